@@ -45,6 +45,25 @@ def test_what_a_job_raises_comes_to_who_waits_and_the_thread_goes_on() -> None:
     event_loop.run(story())
 
 
+def test_the_event_loop_goes_on_while_the_last_job_ends() -> None:
+    """It stood still for as long, up to a minute: a second signal was not heard, which is to end a
+    daemon at once."""
+
+    async def story() -> None:
+        compute, gate = Compute(), threading.Event()
+        last = asyncio.create_task(compute.run(gate.wait, 20))
+        waits = asyncio.create_task(compute.run(time.sleep, 20))
+        await asyncio.sleep(0.05)
+        ending = asyncio.create_task(compute.end())
+        await asyncio.sleep(0.05)
+        assert not ending.done() and waits.cancelled()
+        gate.set()
+        await asyncio.wait_for(ending, 10)
+        assert await last
+
+    event_loop.run(story())
+
+
 def test_a_job_whose_waiter_has_gone_is_not_begun() -> None:
     async def story() -> None:
         compute, gate, begun = Compute(), threading.Event(), []

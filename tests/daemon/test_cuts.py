@@ -175,10 +175,11 @@ def test_a_kept_copy_becomes_a_state_beside_the_event_loop(
     async def scenario() -> None:
         tools, states = trainer_tools(tmp_path), states_at(STEP)
         trainer = Trainer(tools, Outlet())  # type: ignore[arg-type]
-        trainer.cuts = SimpleNamespace(find=lambda n, step: states[n].snapshot())  # type: ignore[assignment]
+        cuts: Any = SimpleNamespace(find=lambda n, step: states[n].snapshot())
+        trainer._restarting._cuts = cuts
         monkeypatch.setattr(LayerSnapshot, "to_bytes", noted)
-        assert await trainer._load(1, STEP)
-        assert trainer.states[1].digest() == states[1].digest()
+        found = await trainer._restarting._load(1, STEP)
+        assert found is not None and found.digest() == states[1].digest()
         tools.compute.close()
 
     asyncio.run(scenario())

@@ -63,8 +63,9 @@ def test_a_run_that_diverges_says_so(tmp_path: Path, value: float) -> None:
         try:
             async with asyncio.timeout(DEADLINE_S):
                 while "diverged" not in tools.status.reason:
-                    assert not running.done(), running
+                    assert not running.done() and not trainer.waits.stands_still, running
                     await asyncio.sleep(0.01)
+                assert trainer.waits.stands_still, "who leaves would wait for a commit"
         finally:
             running.cancel()
             await asyncio.wait({running})

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -196,7 +196,7 @@ def test_what_is_computed_again_is_shared_again(is_lost_while: str) -> None:
 
     async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
         peer = Complete(exit_when_done=False)
-        peer.participant.lineage_at = lambda step: ""
+        peer.participant.lineage_at = lambda step: "lineage"
         peer.participant.checkpoints.save = save
         peer.whole = is_lost_while == "stays"
         peer.trainer.done.set()
@@ -299,6 +299,24 @@ def test_who_ends_with_its_run_waits_for_nobody_for_ever() -> None:
         for _ in range(4 * MODEL_BYTES // FETCH_BYTES_PER_S // 30):
             await passes(30.0)
             peer.blobs.given_bytes[name_of(1)] += 1
+        assert ends.done()
+
+    in_quick_time(scene)
+
+
+def test_who_is_told_to_leave_before_the_last_step_shares_no_longer_than_who_is_told_after() -> (
+    None
+):
+    """The step committed before a view without it took over: it stayed until all others had the
+    whole model, be it on battery."""
+
+    async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
+        peer = Complete(exit_when_done=False)
+        peer.life.leaving.set()
+        ends = peer.ends()
+        await passes(5.0)
+        peer.trainer.done.set()
+        await passes(2.0)
         assert ends.done()
 
     in_quick_time(scene)
@@ -426,7 +444,9 @@ def leaver(view: View) -> Departure:
     participant = SimpleNamespace(
         membership=SimpleNamespace(agreement=SimpleNamespace(view=view)),
         local=SimpleNamespace(life=Life(lambda: None)),
-        trainer=SimpleNamespace(leave_views=lambda: None),
+        trainer=SimpleNamespace(
+            leave_views=lambda: None, waits=SimpleNamespace(stands_still=False)
+        ),
     )
     return Departure(participant)  # type: ignore[arg-type]
 
@@ -457,4 +477,31 @@ def _who_has_the_only_copy_waits(clock: SetClock) -> None:
     agreement.view = stuck
     assert not left_after(10)
     agreement.view = None  # it has gone over to those that want for what it has
+    assert not left_after(10) and left_after(departure.LEAVE_LIMIT_S + 1)
+
+
+def test_who_cannot_end_its_step_waits_for_a_while_before_it_leaves() -> None:
+    """The run has diverged, or nobody gives its data: no step commits with which others would take
+    its layers over, and it was leaving for ever, also where it leaves for its hours."""
+    clock = SetClock(100 * SECOND_NS)
+    contextvars.copy_context().run(_who_cannot_end_its_step_waits, clock)
+
+
+def _who_cannot_end_its_step_waits(clock: SetClock) -> None:
+    now.live_by(clock)
+    peer = leaver(view_of(1, 2))
+    life, waits = peer.participant.local.life, cast(Any, peer.participant.trainer.waits)
+
+    def left_after(seconds: float) -> bool:
+        clock.at_ns += int(seconds * SECOND_NS)
+        peer.leave_at_last()
+        return life.left.is_set()
+
+    life.leaving.set()
+    assert not left_after(0) and not left_after(1000), "steps commit"
+    waits.stands_still = True
+    assert not left_after(0) and not left_after(departure.LEAVE_LIMIT_S - 1)
+    waits.stands_still = False
+    assert not left_after(10), "the data came"
+    waits.stands_still = True
     assert not left_after(10) and left_after(departure.LEAVE_LIMIT_S + 1)

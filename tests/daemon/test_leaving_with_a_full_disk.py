@@ -52,7 +52,7 @@ def leaves_with(checkpoints: FullDisk, members: int) -> Departure:
         trainer=SimpleNamespace(
             states={0: SimpleNamespace(version=140)}, settled=nothing, hand_over=nothing
         ),
-        lineage_at=lambda step: "",
+        lineage_at=lambda step: "lineage",
         checkpoints=checkpoints,
     )
     return Departure(participant)  # type: ignore[arg-type]

@@ -140,6 +140,34 @@ def test_the_fullest_checkpoint_stays_beside_newer_parts(tmp_path: Path) -> None
     assert [path.exists() for path in (whole, *parts)] == [True, False, True, True]
 
 
+def test_a_checkpoint_that_is_fetched_just_now_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What went under its layers read as a disk that does not take the whole model."""
+    steps = [checkpoint(tmp_path, "mine", step, 100 - step, (0, 1)) for step in (10, 20, 30, 40)]
+    steps += [checkpoint(tmp_path, "mine", 5, 200, (0, 1, 2))]
+    in_use, trimmed = [steps[1]], asyncio.Event()
+    really = disk.trim
+
+    def trim_once(*given: Any) -> int:
+        left = really(*given)
+        loop.call_soon_threadsafe(trimmed.set)
+        return left
+
+    async def looks() -> None:
+        keeping = asyncio.create_task(
+            disk.keep_under(tmp_path, tmp_path / "runs" / "mine", 1, lambda: in_use)
+        )
+        await asyncio.wait_for(trimmed.wait(), 20)
+        keeping.cancel()
+
+    monkeypatch.setattr(disk, "trim", trim_once)
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        runner.run(looks())
+    assert [path.exists() for path in steps] == [False, True, True, True, True]
+
+
 def test_models_that_a_run_started_from_are_no_shards(tmp_path: Path) -> None:
     """Its checkpoints of adapters are of no use without them."""
     layers = [blob(tmp_path, "tuned", f"{n:064x}", 2 << 20, 500) for n in range(3)]

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence
 from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.node.coming_and_going.departure import Departure
 from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.peers.held_back import LIMIT as HELD_BACK
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
@@ -137,6 +139,36 @@ def test_who_comes_back_to_a_damaged_checkpoint_goes_on_from_the_one_before(
     compute.close()
     assert resumed == [(5, "lineage 5", [5])] and checkpoints.whole_step == 5
     assert path_is_named(caplog.text, root)
+
+
+def test_who_leaves_again_while_it_arrives_keeps_the_checkpoint_that_it_left_with(
+    tmp_path: Path,
+) -> None:
+    """It was given states of the step at which it had left, and had not taken over: of what
+    lineage they are it does not know. One of none stood in the place of a sound checkpoint."""
+    compute = Compute()
+    checkpoints = Checkpoints(tmp_path, SPEC, NO_BLOBS, compute, lambda files: None, lambda: True)
+    states = {layer: LayerState.genesis(SPEC, layer) for layer in (0, 1)}
+    for state in states.values():
+        state.version = 7
+    knows = RecoveryEvidence()
+    participant: Any = SimpleNamespace(
+        membership=None,
+        local=SimpleNamespace(life=None),
+        trainer=SimpleNamespace(states={0: states[0]}),
+        lineage_at=lambda step: knows.lineage.at(step) or "",
+        checkpoints=checkpoints,
+    )
+
+    async def scenario() -> None:
+        await checkpoints.save(7, states, LINEAGE)
+        assert await Departure(participant)._save() == 7
+        (found,) = list_checkpoints(tmp_path)
+        assert found.manifest.lineage == LINEAGE and set(found.layers) == {0, 1}
+        await checkpoints.close()
+
+    asyncio.run(scenario())
+    compute.close()
 
 
 def test_where_no_checkpoint_can_be_loaded_none_is_touched(tmp_path: Path) -> None:

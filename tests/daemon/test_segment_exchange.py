@@ -16,6 +16,7 @@ from p2p_dtfm.daemon.step.reduction.segment_exchange import exchange, sum_digest
 from p2p_dtfm.net import event_loop
 from p2p_dtfm.net.streams.frames import FrameKind, Payload
 from p2p_dtfm.train.codecs import codec_of
+from p2p_dtfm.train.stage.finite import NotFinite
 from p2p_dtfm.train.stage.segment_reduction import SegmentCut, SegmentReduction
 from tests.core.builders import run_spec
 
@@ -95,3 +96,39 @@ def test_all_have_the_same_sums_whoever_adds_them(
     ]
     assert [list(one) for one in digests] == [stated] * len(HOLDERS)
     assert beside == (0 if is_short else CHUNKS * len(HOLDERS))
+
+
+def test_where_one_chunk_fails_nothing_of_the_others_is_waited_for_any_more() -> None:
+    """Numbers that are none ended it, and what it had waited for beside them was said to be lacking
+    for as long as the step stood."""
+    waits: set[tuple[str, int]] = set()
+
+    class Nobody(Between):
+        async def take(self, peer_id: str, kind: FrameKind, chunk: int) -> bytearray:
+            if chunk == CHUNKS - 1:
+                raise NotFinite("a sum")
+            waits.add((peer_id, chunk))
+            try:
+                return await super().take(peer_id, kind, chunk)
+            finally:
+                waits.remove((peer_id, chunk))
+
+    async def fails() -> None:
+        spec, size, compute = run_spec(), ELEMENTS // CHUNKS, Compute()
+        cut = SegmentCut(1, [(size * n, size * (n + 1)) for n in range(CHUNKS)], [ELEMENTS])
+        side = SegmentReduction(spec, codec_of("fp32", spec.codecs), 0, cut, None)
+        side.fill(1, torch.zeros(ELEMENTS))
+        owners = [HOLDERS[n % len(HOLDERS)] for n in range(CHUNKS)]
+
+        async def final(layer: int) -> None:
+            assert layer == 1
+
+        way = Nobody("a", defaultdict(asyncio.Queue))
+        with pytest.raises(NotFinite):
+            await exchange(side, "a", HOLDERS, owners, way, compute, final)
+        assert waits, "else this test tests nothing"
+        await asyncio.sleep(0)
+        assert not waits
+        compute.close()
+
+    event_loop.run(fails())

@@ -7,19 +7,23 @@ from typing import Any
 
 import pytest
 
+from p2p_dtfm.core.protocol.invited.line import read_line
 from p2p_dtfm.core.protocol.records import Reachability
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.node.daemon import _print_invitation
 from p2p_dtfm.daemon.node.join import leads, measuring
 from p2p_dtfm.daemon.node.join.leads import Leads
 from p2p_dtfm.daemon.node.local import Local
+from p2p_dtfm.daemon.node.status_api import StatusApi
 from p2p_dtfm.daemon.peers import reachability
 from p2p_dtfm.daemon.peers.reachability import ReachabilityService
 from p2p_dtfm.daemon.peers.recall import Past
 from p2p_dtfm.net.errors import NO_ANSWER, P2PD_HAS_ENDED, Unreachable
+from p2p_dtfm.net.nat.dial_back import SeenAddress
 from tests.core.builders import device, run_spec
 from tests.daemon.test_coming_back_parts import acquaintances_of, network_of, settings_of
 
+RELAY = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 OWN = "/ip4/192.0.2.7/tcp/4001"
 
 
@@ -58,6 +62,37 @@ def test_its_ports_are_known_a_moment_later() -> None:
         part.ready = nothing  # type: ignore[assignment, method-assign]
     asyncio.run(service.ready())
     assert service._ports == (4001,)
+
+
+def test_its_relays_are_found_a_moment_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer behind a router did not start: the same words, once others had looked for it."""
+    host, reserved, looks = SlowHost(), list[str](), iter([False, True, True])
+    service = ReachabilityService(host)  # type: ignore[arg-type]
+
+    async def remote_addresses() -> dict[str, list[str]]:
+        if not next(looks):
+            raise Unreachable("me", f"{NO_ANSWER} 5 s")
+        return {RELAY: ["/ip4/192.0.2.8/tcp/4001"]}
+
+    async def see(peer_id: str) -> SeenAddress:
+        return SeenAddress("192.0.2.9", 4001, ())
+
+    async def reserve(host: object, relay: str) -> float:
+        reserved.append(relay)
+        return 3600.0
+
+    async def scene() -> None:
+        found = await service.find([f"/ip4/192.0.2.8/tcp/4001/p2p/{RELAY}"])
+        assert found.reachability is Reachability.UNREACHABLE and not reserved
+        await service._look_after()
+        assert reserved == [RELAY] and service.relays == (RELAY,)
+
+    host.remote_addresses = remote_addresses  # type: ignore[attr-defined]
+    host.calling = SimpleNamespace(trusts=lambda peer_id: True)  # type: ignore[attr-defined]
+    host.relayed_addresses = ()  # type: ignore[attr-defined]
+    monkeypatch.setattr(reachability, "reserve", reserve)
+    monkeypatch.setattr(service, "_see", see)
+    asyncio.run(scene())
 
 
 def test_who_looks_on_its_local_network_for_it_finds_it(tmp_path: Path) -> None:
@@ -127,6 +162,25 @@ def test_a_founder_prints_the_line_for_others(capsys: pytest.CaptureFixture[str]
     )
     asyncio.run(_print_invitation(participant))
     assert f"--initial-peers {OWN}" in capsys.readouterr().out
+
+
+def test_who_invites_others_gets_its_line(tmp_path: Path) -> None:
+    """`p2p-dtfm invite` ended with a traceback in the log of the daemon, and no line."""
+    local = Local(settings_of(tmp_path), DashboardHost())
+    network: Any = SimpleNamespace(
+        me=SimpleNamespace(peer_id="me"), host=SlowHost(), guest_book=None
+    )
+    api = StatusApi(local, network)
+    api.participant = SimpleNamespace(  # type: ignore[assignment]
+        membership=SimpleNamespace(
+            agreement=SimpleNamespace(view=None),
+            acquaintances=SimpleNamespace(memory=None),
+            run=SimpleNamespace(digest="ab" * 32),
+        )
+    )
+    made = asyncio.run(api.invite({}))
+    local.compute.close()
+    assert read_line(made["line"]).addresses == (OWN,)
 
 
 def test_one_that_has_ended_is_not_waited_for_and_no_other_for_ever(

@@ -14,9 +14,10 @@ import torch
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.messages.work import Kind
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
-from p2p_dtfm.core.protocol.snapshot import HeldLayer
-from p2p_dtfm.core.recovery.recovery_evidence import Restart
+from p2p_dtfm.core.protocol.snapshot import HeldLayer, ViewId
+from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence, Restart
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import FollowLayers, LayerOffered
 from p2p_dtfm.daemon.state_transfer import witnesses
@@ -24,6 +25,7 @@ from p2p_dtfm.daemon.state_transfer.following.donor_choice import donors_of
 from p2p_dtfm.daemon.state_transfer.following.rolled_layers import unlike_layers
 from p2p_dtfm.daemon.state_transfer.witnesses import StateVotes
 from p2p_dtfm.daemon.telemetry.run_history import RunHistory
+from p2p_dtfm.daemon.trainer import step_shards
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.place import PlaceInView
@@ -32,6 +34,7 @@ from p2p_dtfm.daemon.trainer.step_shards import StepShards, have_shards
 from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
 from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -211,6 +214,32 @@ def test_data_that_are_fetched_no_more_say_nothing_of_the_next_view(
     play(scenario)
 
 
+def test_who_lacks_data_that_nobody_gives_stands_still_until_they_come(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for its step to end would wait for ever, be it to leave."""
+    monkeypatch.setattr(step_shards, "SHARD_RETRY_S", 0.01)
+
+    class Nobody(QuietOutlet):
+        gives = False
+
+        async def fetch_shards(self, digests: set[str]) -> None:
+            if not self.gives:
+                raise BlobUnavailable(min(digests), {})
+
+    async def scenario(parts: Parts) -> None:
+        state, outlet, shards = parts.state, Nobody(), StepShards(STEP, (0, 1), held_out=False)
+        fetching = asyncio.create_task(have_shards(parts.tools, outlet, state, VIEW, PLAN, shards))
+        while not state.stands_still:
+            await asyncio.sleep(0.01)
+        assert not fetching.done()
+        outlet.gives = True
+        await asyncio.wait_for(fetching, 5)
+        assert not state.stands_still
+
+    play(scenario)
+
+
 async def gives_while(parts: Parts, waits: Coroutine[Any, Any, object]) -> None:
     """Somebody follows then."""
     waiting = asyncio.create_task(waits)
@@ -366,7 +395,7 @@ def test_of_what_is_damaged_on_this_disk_the_others_are_told_that_it_is_not_here
         path.write_bytes(bytes(path.stat().st_size))
         trainer._state.step = STEP
         trainer._state.restarts.append((Restart(load=(0, 1)), STEP))
-        await trainer._do_restart(*trainer._state.restarts[0])
+        await trainer._restarting.do(*trainer._state.restarts[0])
         assert {n: it.version for n, it in trainer.states.items()} == {0: STEP}
         assert outlet.told == ["layers [1] of step 7 are damaged here"]
         assert [it.layers for it in checkpoints.saved] == [(0,)]
@@ -399,6 +428,74 @@ def test_what_one_view_makes_of_the_states_is_done_before_what_the_next_one_does
         running.cancel()
         assert trainer.held == {0: saved, 1: saved}
         await parts.tools.stores.checkpoints.close()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_who_begins_another_life_puts_back_nothing_that_it_still_reads(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+) -> None:
+    """Large layers take many seconds: those of the life before stood over what it got in this one,
+    and a step that was to be rolled forward from there ended the daemon."""
+
+    async def scenario(parts: Parts) -> None:
+        trainer, opens = Trainer(parts.tools, parts.outlet), asyncio.Event()
+        told: list[str] = []
+        monkeypatch.setattr(parts.outlet, "contradiction", told.append)
+
+        async def load(layer: int, step: int) -> LayerState:
+            await opens.wait()
+            if is_damaged:
+                raise UserError("it is damaged")
+            return state_of(layer, step)
+
+        monkeypatch.setattr(parts.tools.stores.checkpoints, "load", load)
+        trainer._state.step = STEP
+        outcome = StepOutcome(STEP - 1, 1.0, 2.0, 64, None, None)
+        restart = Restart((1,), outcome, rolled_view=VIEW.id, load=(0,))
+        trainer._state.restarts.append((restart, STEP))
+        restarting = asyncio.create_task(trainer._restarting.do(*trainer._state.restarts[0]))
+        await asyncio.sleep(0)
+        trainer.view_agreed(view_of(9, 2), True)
+        opens.set()
+        await asyncio.wait_for(restarting, 5)
+        assert trainer.states == {} and trainer.held == {}
+        trainer._state.restarts.append((Restart(), STEP))
+        await trainer._restarting.do(*trainer._state.restarts[0])
+        assert not told, "what was damaged in the life before is no concern of this one's"
+        await trainer.close()
+
+    play(scenario)
+
+
+def test_of_a_step_that_fails_again_and_again_the_last_gradients_are_kept(
+    play: Callable[..., None],
+) -> None:
+    """Those of each view were, until a step committed: four bytes of each parameter in each."""
+    evidence, view = RecoveryEvidence(), [view_of(1, 2)]
+    evidence.lineage.move_to(STEP, "aa")
+
+    class Outlet(QuietOutlet):
+        def reduced(self, step: int, layers: set[int]) -> frozenset[tuple[ViewId, int]]:
+            evidence.reduced(view[0].id, step, layers)
+            return evidence.may_be_rolled
+
+    async def scenario(parts: Parts) -> None:
+        parts.outlet, state, gradient = Outlet(), parts.state, torch.zeros(1)
+        loop, (first, *others) = parts.loop, [view_of(number, 2) for number in range(1, 6)]
+        loop._keep_reduced(first, STEP, {0: gradient})
+        evidence.committed(first.id, StepOutcome(STEP, 1.0, 2.0, 64, None, None), range(0))
+        state.forget_reduced(STEP)
+        for view[0] in others[:3]:
+            loop._keep_reduced(view[0], STEP + 1, {0: gradient})
+            loop._keep_reduced(view[0], STEP + 1, {1: gradient})
+        kept = {(first.id, STEP), (view[0].id, STEP + 1)}
+        assert state.reduced.keys() == kept and set(state.reduced[view[0].id, STEP + 1]) == {0, 1}
+        state.restarts.append((Restart(rolled_view=view[0].id), STEP + 2))
+        view[0] = others[3]
+        loop._keep_reduced(view[0], STEP + 1, {0: gradient})
+        assert state.reduced.keys() > kept, "what is due may still name it"
 
     play(scenario)
 

@@ -66,7 +66,8 @@ class QuietOutlet(Outlet):
 
     def has_cuts(self, cuts: tuple[SavedState, ...]) -> None: ...
 
-    def reduced(self, step: int, layers: set[int]) -> None: ...
+    def reduced(self, step: int, layers: set[int]) -> frozenset[tuple[ViewId, int]]:
+        return frozenset()
 
     def computed(self, step: int, progress: StageProgress | None) -> None: ...
 

@@ -151,6 +151,21 @@ def test_a_machine_that_is_carried_elsewhere_asks_and_answers_there(
     event_loop.run(scenario())
 
 
+def test_networks_that_cannot_be_read_end_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are looked at again before each question."""
+    home = ipaddress.IPv4Interface("192.168.1.7/24")
+
+    def fails(only_loopback: bool) -> list[Any]:
+        raise OSError("netlink")
+
+    monkeypatch.setattr(nearby, "_interfaces", fails)
+    here = Nearby(MEMBER, only_loopback=False)
+    assert not here._is_near("192.168.1.8")
+    monkeypatch.setattr(nearby, "_interfaces", lambda only_loopback: [home])
+    here.look_around()
+    assert here._is_near("192.168.1.8")
+
+
 def test_who_asks_on_the_new_network_is_answered_by_one_that_has_asked_nobody_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.daemon.machine.view_history import FILE_NAME, LIMIT_BYTES, ViewsFile
+from p2p_dtfm.daemon.node.background import data_copies
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from tests.testbed.begun import agreement_of, are_in_views_of, begun
@@ -26,6 +29,28 @@ def test_who_is_alone_lets_in_those_that_are_about_to_come_and_then_leaves(tmp_p
         swarm.end(first)
         await swarm.until(lambda: not first.is_running, "it leaves", 40)
         await swarm.until(lambda: newcomer.step() > step, "the other goes on", 20)
+
+    play(1, tmp_path / "world", scene)
+
+
+def test_who_lacks_data_that_nobody_gives_leaves_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The view without it takes over with a commit, which never came."""
+    monkeypatch.setattr(data_copies, "DATA_KEPT_LIMIT_BYTES", 1)  # large ones are not copied
+    run = make_run(tmp_path, 400, saves_every_steps=1000)
+
+    async def scene(swarm: Swarm) -> None:
+        founder, first, second = await begun(swarm, run, "abc")
+        for peer in (first, second):
+            await swarm.until(lambda peer=peer: peer.has_run, "it takes part", 60)  # type: ignore[misc]
+            swarm.network.links.of(founder.peer_id, peer.peer_id).bytes_per_s = 5_000
+        await swarm.until(lambda: any(it["event"] == "view" for it in first.events()), "a view", 60)
+        swarm.kill(founder)
+        await swarm.until(are_in_views_of([first, second], 2), "they go on", 60)
+        await swarm.until(lambda: "data shard" in first.standing(), "it lacks data", 60)
+        swarm.end(first)
+        await swarm.until(lambda: not first.is_running, "it leaves", 90)
 
     play(1, tmp_path / "world", scene)
 

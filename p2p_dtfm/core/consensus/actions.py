@@ -147,6 +147,8 @@ class Rejoin:
     """This peer's side of a split swarm has trained, and the other side's lineage counts."""
     pause_ns: int = 0
     """Wait so long before asking."""
+    is_needed: bool = False
+    """It has states for which the others may want: it comes back even to leave."""
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,13 @@ class RecoveryEvidence:
             self._reduced = set()
         self._reduced |= layers
 
+    @property
+    def may_be_rolled(self) -> frozenset[tuple[ViewId, int]]:
+        """Of these steps, each in its view, a restart may still name the gradients here."""
+        retained = self.retained
+        last = (retained.view, retained.step) if retained is not None else None
+        return frozenset(filter(None, (last, self._reduced_key)))
+
     def freeze(self, ledger: Ledger | None) -> None:
         """From now on the step under way is decided by what peers bring to the next view."""
         passed_on = ledger.freeze() if ledger is not None else ()
@@ -117,7 +124,8 @@ class RecoveryEvidence:
         """The step under way is committed, by these Prepared; states of `stage_layers` count as
         advanced by it, and what advanced them is not kept: guarded layers alone wait for it."""
         advanced = {n for n in stage_layers if self.held.get(n) == outcome.step}
-        layers = tuple(n for n in self._reduced_now(view) if n not in advanced)
+        self._reduced -= advanced
+        layers = self._reduced_now(view)
         base = self.lineage.digest
         self.retained = RetainedStep(view, outcome.step, base, outcome, layers, prepared)
         self.lineage.committed(outcome.step, extend(base, outcome.step, view, outcome.digest))

@@ -152,3 +152,11 @@ class Compute:
     def close(self) -> None:
         for executor in (self._executor, self._beside):
             executor.shutdown(wait=True, cancel_futures=True)
+
+    async def end(self) -> None:
+        """The same, while the event loop goes on: what is computed now may take a minute, in which
+        signals are to be heard."""
+        for executor in (self._executor, self._beside):
+            executor.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._executor, self._beside):
+            await asyncio.to_thread(executor.shutdown)

@@ -1,9 +1,9 @@
 """Keeping what a daemon stores under its owner's limit: the oldest goes first.
 
-What may go: checkpoints but for the last two and the fullest of each run, shards of runs that are
-not trained now, and the corpora that come along and were prepared for founding. What may not:
-identity, manifests, tokenizers, given and frozen models, whatever somebody else has put there, and
-the shards of the run under way, which are fetched as they are needed.
+What may go: checkpoints but for the last two, the fullest and those in use of each run, shards of
+runs that are not trained now, and the corpora that come along and were prepared for founding. What
+may not: identity, manifests, tokenizers, given and frozen models, whatever somebody else has put
+there, and the shards of the run under way, which are fetched as they are needed.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -57,14 +57,20 @@ class _Removable:
     remove: Callable[[Path], None]
 
 
-async def keep_under(home: Path, run_directory: Path, limit_bytes: int) -> None:
-    """Look now and then, until cancelled, and remove what must go."""
+async def keep_under(
+    home: Path,
+    run_directory: Path,
+    limit_bytes: int,
+    in_use: Callable[[], Collection[Path]] = tuple,
+) -> None:
+    """Look now and then, until cancelled, and remove what must go; not what is `in_use`."""
     told = has_failed = False
     checkpoints = run_directory / "checkpoints"
     while True:
         seen_ns = changed_ns(checkpoints)
         try:
-            used_bytes = await asyncio.to_thread(trim, home, run_directory, limit_bytes)
+            kept = in_use()
+            used_bytes = await asyncio.to_thread(trim, home, run_directory, limit_bytes, kept)
         except OSError as error:  # of another machine's disk, or what is removed in this moment
             level = logging.DEBUG if has_failed else logging.WARNING
             log.log(level, "what %s holds cannot be counted now: %s", home, error)
@@ -91,16 +97,17 @@ def changed_ns(directory: Path) -> int:
         return 0
 
 
-def trim(home: Path, run_directory: Path, limit_bytes: int) -> int:
+def trim(home: Path, run_directory: Path, limit_bytes: int, in_use: Collection[Path] = ()) -> int:
     """Remove the oldest until `home` holds at most `limit_bytes`; how many bytes it then holds,
     without those of this machine's other daemons below it, which have limits of their own.
 
-    `run_directory`: of the run that is trained now.
+    `run_directory`: of the run that is trained now, of which what is `in_use` stays.
     """
     used = _Used(home, home / DEVICES)
     if used.total_bytes <= limit_bytes:
         return used.total_bytes
-    for item in sorted(_removable(home, run_directory), key=lambda item: item.changed_s):
+    removable = (it for it in _removable(home, run_directory) if it.path not in in_use)
+    for item in sorted(removable, key=lambda item: item.changed_s):
         if used.total_bytes <= limit_bytes:
             break
         log.info("removes %s: the disk limit is reached", item.path)

@@ -82,7 +82,7 @@ class Daemon:
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(local.home.release)
             stack.callback(local.observer.close)
-            stack.callback(local.compute.close)
+            stack.push_async_callback(local.compute.end)
             if past is None:
                 past = await asyncio.to_thread(recall, settings)
             life.handle_signals(until_stdin_closes=settings.until_stdin_closes)

@@ -195,6 +195,9 @@ class Effects:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(action.pause_ns / 1e9):
                 await leaving.wait()
+        if leaving.is_set() and not action.is_needed:  # it was told so since
+            self._departure.leave_now()
+            return
         if (life := await self._next_life()) is None:
             self._departure.leave_now()
             return

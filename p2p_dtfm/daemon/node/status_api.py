@@ -24,7 +24,7 @@ from p2p_dtfm.daemon.node.network import Network
 from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.peers.facts.public_status import StatusTeller
 from p2p_dtfm.daemon.peers.guests.desk import addresses_to_tell, new_line, revoke
-from p2p_dtfm.daemon.peers.reachability import relay_of
+from p2p_dtfm.daemon.peers.reachability import own_addresses, relay_of
 from p2p_dtfm.daemon.telemetry.names import PEER_ID
 from p2p_dtfm.daemon.telemetry.trace_collector import STEPS_LIMIT, peer_traces_json
 from p2p_dtfm.net.contacts.addresses import is_relayed
@@ -108,7 +108,7 @@ class StatusApi:
         others = {record.peer_id: network.messenger.where(record.peer_id) for record in records}
         memory = participant.membership.acquaintances.memory
         points = memory.meeting_points if memory is not None else ()
-        own = await network.host.addresses()
+        own = await own_addresses(network.host)
         told = addresses_to_tell(own, {k: v for k, v in others.items() if k != me}, points)
         digest = participant.membership.run.digest
         try:

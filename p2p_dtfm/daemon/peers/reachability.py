@@ -163,7 +163,8 @@ class ReachabilityService:
             return self.finding
         await self._ask(asked)
         if self.is_behind_router:
-            await self._reserve()
+            with contextlib.suppress(Unreachable):  # its own p2pd is busy: `keep` takes them
+                await self._reserve()
         return self.finding
 
     def doubt(self) -> None:

@@ -106,10 +106,31 @@ class InitialStates:
         await self._keep_origin()
 
     async def _keep_all(self) -> None:
-        """All of a frozen model: who ends with adapters wants to use them. One file after
-        another."""
-        for layer in sorted(set(range(layer_count(self._spec))) - self.withheld):
-            await self.keep(layer)
+        """All of a frozen model: who ends with adapters wants to use them. One file after another;
+        one that nobody gives holds up no other."""
+        missing = sorted(set(range(layer_count(self._spec))) - self.withheld)
+        while missing:
+            missing = [layer for layer in missing if not await self._is_kept(layer)]
+
+    async def _is_kept(self, layer: int) -> bool:
+        """After one try, and a rest where it fails."""
+        try:
+            await self._fetched(layer)
+            self._status.troubles.over("initial")
+            return True
+        except BlobUnavailable as error:
+            log.debug("initial weights of layer %d: %s", layer, error)
+        except OSError as error:
+            self._tell_full(error)
+        except PeerFault as fault:
+            raise _unusable(fault) from fault
+        await asyncio.sleep(RETRY_S)
+        return False
+
+    def _tell_full(self, error: OSError) -> str:
+        what = f"initial weights cannot be written: {error.strerror or error}"
+        self._status.troubles.tell("initial", what, "free space on that disk")
+        return what
 
     async def _keep_origin(self) -> None:
         """The small files of the model that the run began from, which whoever exports wants: also
@@ -138,7 +159,6 @@ class InitialStates:
 
     async def _path(self, layer: int, tells: bool = True) -> Path:
         """Where a layer's given weights are, once they are here."""
-        troubles = self._status.troubles
         try:
             while True:
                 try:
@@ -146,15 +166,14 @@ class InitialStates:
                 except BlobUnavailable as error:
                     what = f"initial weights of layer {layer}: {error}"
                 except OSError as error:
-                    what = f"initial weights cannot be written: {error.strerror or error}"
-                    troubles.tell("initial", what, "free space on that disk")
+                    what = self._tell_full(error)
                 if tells:
                     self._status.say(State.WAITING, what)
                 await asyncio.sleep(RETRY_S)
         except PeerFault as fault:
             raise _unusable(fault) from fault
         finally:
-            troubles.over("initial")
+            self._status.troubles.over("initial")
 
     async def _fetched(self, layer: int) -> Path:
         file = (await self._named()).layers[layer]

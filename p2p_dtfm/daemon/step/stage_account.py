@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -30,7 +30,7 @@ from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.step.lent_parameters import BegunWith, begun_with
 from p2p_dtfm.daemon.step.mailbox import Mailbox, segments_of
 from p2p_dtfm.daemon.step.pipeline.open_step_work import OpenStepWork
-from p2p_dtfm.daemon.step.reduction.segment_exchange import sum_digest
+from p2p_dtfm.daemon.step.reduction.segment_exchange import sum_digest, together
 from p2p_dtfm.daemon.step.reduction.step_reduction import Arrived
 from p2p_dtfm.daemon.step.stage_tools import WeighedBatches
 from p2p_dtfm.net.streams.frames import FrameKind
@@ -342,7 +342,7 @@ class Judge:
                 payload = await self._part(holder, number, chunk, elements, claims[holder].share)
                 found[number, chunk, holder] = payload
 
-        await _together(map(from_one, wanted))
+        await together(map(from_one, wanted))
         return found
 
     async def _part(
@@ -387,7 +387,7 @@ class Judge:
             found[number] = ReplayedEdge(activation, gradient, activation_out, gradient_out)
 
         layers, around = self._plan.layers_of(peer_id), beside(self._plan, peer_id, due)
-        await _together([fetched(number, *it) for number, it in around.items()])
+        await together([fetched(number, *it) for number, it in around.items()])
         return {number: found[number] for number in around}
 
     async def _frame(self, turns: asyncio.Semaphore, due: Lack, digest: bytes, codec: str) -> bytes:
@@ -418,13 +418,3 @@ class Judge:
 
 async def _nothing() -> PartsOf:
     return {}
-
-
-async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Until all have ended, or one has failed: then nothing is waited for any more."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()

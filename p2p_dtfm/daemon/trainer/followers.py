@@ -228,8 +228,7 @@ class Followers:
         if guardian is None or self._state.stopped:
             return
         view = guardian.view.id
-        self._state.reduced.setdefault((view, step), {})[layer] = gradient
-        self._outlet.reduced(step, {layer})
+        self._state.keep_reduced(view, step, {layer: gradient}, self._outlet)
         self._tools.net.messenger.tell(holder, LayerReceipt(view, step, (layer,)))
 
     def _is_committed(self, step: int) -> bool:

@@ -186,6 +186,7 @@ class StepLoop:
         self._outlet.computed(step, None)
         text = f"step {step} comes to numbers that are not finite: {cause}"
         if self._diverged_at == step:
+            state.stuck_at = step
             log.error("the run has diverged: %s", text)
             self._tools.status.say(
                 State.WAITING,
@@ -227,9 +228,7 @@ class StepLoop:
             self._tools.stores.donor.reduced(step, {layer: gradient}, stays=True)
 
     def _keep_reduced(self, view: View, step: int, reduced: dict[int, Tensor]) -> None:
-        """Until a later step commits, the next view may have to roll this one forward."""
-        self._state.reduced.setdefault((view.id, step), {}).update(reduced)
-        self._outlet.reduced(step, set(reduced))
+        self._state.keep_reduced(view.id, step, reduced, self._outlet)
 
     async def _guarded(self, view: View, plan: Plan, step: int, reduced: dict[int, Tensor]) -> None:
         """Wait until the guardians of layers held here alone have the step's gradients.

@@ -76,6 +76,7 @@ async def _fetch(
             await outlet.fetch_shards(needed)
             state.fetches = False
             await tools.compute.run(tools.batches.open_shards, needed)
+            state.stuck_at = None
             return
         except ShardDamaged as error:
             log.warning("%s", error.cause)
@@ -83,9 +84,11 @@ async def _fetch(
         except ShardMissing as error:
             log.warning("%s", error)
         except BlobUnavailable as error:
+            state.stuck_at = state.step
             _say_missing(tools, error)
             await asyncio.sleep(SHARD_RETRY_S)
         except OSError as error:
+            state.stuck_at = state.step
             what = f"a data shard cannot be written: {error.strerror or error}"
             tools.status.say(State.WAITING, f"{what}; free space on that disk")
             tools.status.troubles.tell("data", what, "free space on that disk")

@@ -51,6 +51,11 @@ class StepWaits:
             fetches=state.fetches or bool(state.restarts) or self._steps.audits.fetches,
         )
 
+    @property
+    def stands_still(self) -> bool:
+        """No step commits here, for a reason that does not pass by itself."""
+        return self._state.stands_still
+
     def borrowers(self) -> Mapping[str, int]:
         """Who computes works again of which it has not got the layers, and how many."""
         view = self._state.view

@@ -8,13 +8,13 @@ view_mail       what arrives for a view, be it early
 place           the layers of this peer's place in the present view and the next
 followers       states that come here while others train on them
 cuts            copies of states as of one step, for guardians that lag
+restarting      the states brought to where an unplanned view starts
 step_loop       the steps of a stage-holder
 run_history     what has been committed
 """
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable
 
 from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT, Ledger
@@ -23,7 +23,7 @@ from p2p_dtfm.core.messages.message_bounds import require_bounded_part
 from p2p_dtfm.core.messages.prepared import Statement
 from p2p_dtfm.core.messages.work import Work
 from p2p_dtfm.core.planner.explain import spare_in_short
-from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import NoPlan
 from p2p_dtfm.core.protocol.signed import Verify
 from p2p_dtfm.core.protocol.snapshot import ViewId
@@ -36,21 +36,19 @@ from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers, Following
 from p2p_dtfm.daemon.trainer.place import PlaceInView
+from p2p_dtfm.daemon.trainer.restarting import Restarting
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
 from p2p_dtfm.daemon.trainer.step_waits import StepWaits
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
 from p2p_dtfm.daemon.trainer.view_mail import ViewMail
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from p2p_dtfm.train.model.layer_state import LayerState
-from p2p_dtfm.train.model.optimizer import replay_outcome
 
 SETTLE_LIMIT_S = 30.0
 SETTLE_POLL_S = 0.02
 GUARDIAN_POLL_S = 0.2
 TURNS_LIMIT = 64
 """Of the event loop, for a step to commit; then whoever has no stage may skip it."""
-
-log = logging.getLogger("p2p_dtfm")
 
 
 class Trainer:
@@ -71,11 +69,11 @@ class Trainer:
         self._steps = StepLoop(
             tools, outlet, self._state, self._place, self._followers, self.cuts, self.history
         )
+        audits = self._steps.audits
+        self._restarting = Restarting(tools, outlet, self._state, self.cuts, audits, self.history)
         self.waits = StepWaits(tools, self._state, self._steps, self._followers)
         self.seen_paces = self._state.paces
         self._is_closed = False
-        self._damaged = set[int]()
-        """Layers that could not be loaded, until the last restart that is due is done."""
         self._behind: Ledger | None = None
         """Of the view before, whose last step this peer has not seen commit yet."""
 
@@ -131,6 +129,8 @@ class Trainer:
         still be in an attempt that the others end without it: it brings nothing any more."""
         if self._is_closed:
             return
+        if discard:
+            self._restarting.forget()
         self._mail.agreed(view)
         self._tools.stores.donor.agreed(view)
         self._place.agreed(view, discard)
@@ -335,7 +335,7 @@ class Trainer:
             elif state.step <= self._spec.total_steps:
                 self.done.clear()  # a failure has cost the last steps: they are computed again
             if state.restarts:
-                await self._do_restart(*state.restarts[0])
+                await self._restarting.do(*state.restarts[0])
             elif (
                 self.done.is_set() or state.stopped or view is None or isinstance(view.plan, NoPlan)
             ):
@@ -353,52 +353,6 @@ class Trainer:
                         state.fetches = False
                     if state.view is view:
                         await self._steps.run(view, view.plan, self._mail.of_stage(view.id))
-
-    async def _do_restart(self, restart: Restart, step: int) -> None:
-        """Bring the states to where an unplanned view starts, the first that is due; see
-        `core.recovery.recovery_evidence.Restart`."""
-        state, compute = self._state, self._tools.compute
-        self._steps.audits.forget()  # states may change
-        state.memory.forget((*restart.discard, *restart.load))
-        for layer in restart.discard:
-            state.states.pop(layer, None)
-        self._damaged -= set(restart.discard)
-        for layer in restart.load:
-            if not await self._load(layer, step):
-                self._damaged.add(layer)
-        if restart.rolled_view is not None and restart.outcome is not None:
-            kept = state.reduced.get((restart.rolled_view, step - 1), {})
-            norm = restart.outcome.gradient_norm
-            for layer in restart.roll_forward:
-                held = state.states[layer]
-                await compute.run(replay_outcome, self._spec, held, kept[layer], step - 1, norm)
-            state.memory.commit(step - 1)
-            self.history.record(restart.outcome)
-        if state.restarts and state.restarts[0][0] is restart:
-            state.restarts.popleft()
-        self._outlet.states_changed()
-        if self._damaged and not state.restarts:  # the members go on from what there is
-            damaged, self._damaged = sorted(self._damaged), set()
-            self._outlet.contradiction(f"layers {damaged} of step {step} are damaged here")
-
-    async def _load(self, layer: int, step: int) -> bool:
-        """From where it is said to be; whether it is there: a power cut may damage what is saved,
-        and nobody has looked since."""
-        stores, compute = self._tools.stores, self._tools.compute
-        if (copy := self.cuts.find(layer, step)) is not None:
-            found = await compute.run(
-                lambda: LayerState.from_bytes(self._spec, layer, copy.to_bytes())
-            )
-        elif step == 0:
-            found = await stores.initial.state(layer)
-        else:
-            try:
-                found = await stores.checkpoints.load(layer, step)
-            except UserError as error:
-                log.warning("%s: nobody is told any more that it is here", error.cause)
-                return False
-        self._state.states[layer] = found
-        return True
 
     async def _idle(self) -> None:
         """No steps happen: give state to whoever asks, until something changes.

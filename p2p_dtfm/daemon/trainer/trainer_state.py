@@ -48,8 +48,9 @@ class Outlet(Protocol):
     def has_cuts(self, cuts: tuple[SavedState, ...]) -> None:
         """What is here of cuts is something else."""
 
-    def reduced(self, step: int, layers: set[int]) -> None:
-        """The reduced gradients of these layers are here, and are kept."""
+    def reduced(self, step: int, layers: set[int]) -> frozenset[tuple[ViewId, int]]:
+        """The reduced gradients of these layers are here, and are kept. Which of those from before,
+        by view and step, may still be named."""
 
     def computed(self, step: int, progress: StageProgress | None) -> None:
         """So far this peer has come with the microbatches of `step`, and keeps all of it."""
@@ -122,6 +123,8 @@ class TrainerState:
         """A failure has frozen the step under way."""
         self.fetches = False
         """States or data without which the step cannot begin are on their way here."""
+        self.stuck_at: int | None = None
+        """The step that this peer cannot do: nobody gives the data, or the run has diverged."""
         self.memory = ReplicaMemory()
         self.reduced: dict[tuple[ViewId, int], dict[int, Tensor]] = {}
         """Reduced gradients by view, step and layer: the next view may roll them forward."""
@@ -131,6 +134,11 @@ class TrainerState:
     def is_over(self, view: View) -> bool:
         """Whether no step will be ended in this view any more."""
         return self.stopped or self.view is not view
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether no step commits by which others could take over what is here."""
+        return self.stuck_at == self.step
 
     def late(self, layers: Iterable[int]) -> set[int]:
         """Those that are not here at the step that comes."""
@@ -172,6 +180,17 @@ class TrainerState:
         waking = asyncio.create_task(self.wake.wait())
         await asyncio.wait({task, waking}, return_when=asyncio.FIRST_COMPLETED)
         waking.cancel()
+
+    def keep_reduced(
+        self, view: ViewId, step: int, gradients: dict[int, Tensor], outlet: Outlet
+    ) -> None:
+        """Until a later step commits, the next view may have to roll this one forward. Of a step
+        that fails in one view after the other those of the last view do, unless a restart is due,
+        which may name others."""
+        self.reduced.setdefault((view, step), {}).update(gradients)
+        named = outlet.reduced(step, set(gradients)) | {(view, step)}
+        if not self.restarts:
+            self.reduced = {key: held for key, held in self.reduced.items() if key in named}
 
     def forget_reduced(self, committed_step: int) -> None:
         """Gradients before the last committed step are not needed for any recovery."""

@@ -115,11 +115,12 @@ class Nearby:
     def __init__(self, peer_id: str, only_loopback: bool) -> None:
         self._peer_id = peer_id
         self._only_loopback = only_loopback
-        self._interfaces = _interfaces(only_loopback)
+        self._interfaces: list[ipaddress.IPv4Interface] = []
         self._listener: socket.socket | None = None
         self._transport: asyncio.DatagramTransport | None = None
         self._answered_s: list[float] = []
         self._looked_s = -math.inf
+        self.look_around()
 
     async def answer(
         self,

@@ -112,4 +112,5 @@ class Outsiders:
         state.recovery_evidence.freeze(state.ledger)
         brings = may_be_needed and bool(state.recovery_evidence.held)
         leaves = state.intent is Intent.LEAVING and not brings
-        return [StopStep(), Left() if leaves else Rejoin(reason, gives_up_steps, pause_ns)]
+        again = Rejoin(reason, gives_up_steps, pause_ns, is_needed=brings)
+        return [StopStep(), Left() if leaves else again]

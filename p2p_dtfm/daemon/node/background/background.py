@@ -40,7 +40,8 @@ class Background:
         local.life.spawn(acquaintances.ask_nearby_for_the_lost(self._agreement))
         if local.disk_limit_bytes:
             directory = local.home.run_directory(self._run.digest)
-            local.life.spawn(keep_under(local.home.root, directory, local.disk_limit_bytes))
+            limit_bytes, in_use = local.disk_limit_bytes, self._participant.checkpoints.in_use
+            local.life.spawn(keep_under(local.home.root, directory, limit_bytes, in_use))
         if (book := self._network.guest_book) is not None:
             watch = GuestWatch(
                 book, self._agreement, self._network.messenger, membership.actions.do

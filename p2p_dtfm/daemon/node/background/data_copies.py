@@ -13,9 +13,13 @@ DATA_RETRY_S = 5.0
 
 
 async def bring_data(participant: Participant) -> None:
-    """All of it ahead of need. Corpora above the limit stay with those whose steps read them."""
+    """All of it ahead of need. Corpora above the limit stay with those whose steps read them, and
+    those of a run that leaves its ends to some with whom it names. What nobody gives holds up no
+    other."""
     membership, run = participant.membership, participant.membership.run
     me = membership.network.me.peer_id
+    if participant.initial.withheld:  # and so are the data
+        return
     sizes = run.manifest.blobs()
     limits = [DATA_KEPT_LIMIT_BYTES, participant.local.disk_limit_bytes // 2]
     if sum(sizes.values()) > min(filter(None, limits)):
@@ -24,8 +28,9 @@ async def bring_data(participant: Participant) -> None:
     start = sum(me.encode()) % len(order)  # not all fetch the same one first
     while me not in membership.members():  # others do not give it to anybody else
         await asyncio.sleep(DATA_RETRY_S / 5)
-    for digest in [*order[start:], *order[:start]]:
-        while not run.blobs.has(digest):
+    missing = [*order[start:], *order[:start]]
+    while missing := [digest for digest in missing if not run.blobs.has(digest)]:
+        for digest in missing:
             try:
                 await participant.fetch_shards({digest})
             except (BlobUnavailable, OSError) as error:

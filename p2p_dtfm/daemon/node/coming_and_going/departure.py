@@ -16,7 +16,7 @@ from p2p_dtfm.ports import now
 log = logging.getLogger("p2p_dtfm")
 
 LEAVE_LIMIT_S = 60.0
-"""How long a peer with the only copy of a layer waits for others to be enough to train."""
+"""How long a peer whose layers nobody can take over waits for others to be enough to train."""
 DONE_WAIT_S = 60.0
 """How long who ends with its run waits for others to have the model, while none of it travels."""
 SAVE_AGAIN_S = 2.0
@@ -32,7 +32,9 @@ class Departure:
         self.participant = participant
         self._membership = participant.membership
         self._life = participant.local.life
-        self._without_plan_s: float | None = None
+        self._without_steps_s: float | None = None
+        self._takes_along = False
+        """It has left though nobody had taken its layers over."""
 
     def leave_now_or_ask(self) -> None:
         """At once where nobody depends on this peer, or will soon; else ask for a view without."""
@@ -53,14 +55,16 @@ class Departure:
         nobody takes it over: it is on its disk."""
         view = self._membership.agreement.view
         waits = view is None or isinstance(view.plan, NoPlan)
+        waits |= self.participant.trainer.waits.stands_still
         if not self._life.leaving.is_set() or not waits:
-            self._without_plan_s = None
+            self._without_steps_s = None
             return
         now_s = now.monotonic_s()
-        if self._without_plan_s is None:
-            self._without_plan_s = now_s
-        elif now_s - self._without_plan_s > LEAVE_LIMIT_S and not self._life.left.is_set():
-            log.warning("leaves with the only copy of some layers; its checkpoint has them")
+        if self._without_steps_s is None:
+            self._without_steps_s = now_s
+        elif now_s - self._without_steps_s > LEAVE_LIMIT_S and not self._life.left.is_set():
+            log.warning("leaves with layers that nobody has taken over; its checkpoint has them")
+            self._takes_along = True
             self.leave_now()
 
     async def end(self) -> None:
@@ -85,6 +89,9 @@ class Departure:
         """Whether they go on with what this peer has had."""
         if view is None or isinstance(view.plan, NoPlan):
             return False
+        if self._takes_along:  # what others hold beside it is theirs as well
+            me = self._membership.me.peer_id
+            return all({*view.plan.holders(n)} - {me} for n in self.participant.trainer.states)
         return any(it != self._membership.me.peer_id for it in view.member_ids)
 
     async def _until_kept(self, step: int) -> None:
@@ -107,12 +114,13 @@ class Departure:
             log.warning("what was trained from step %d to %d is lost: no disk has it", kept, step)
 
     async def _save(self) -> int:
-        """Of which step it was."""
+        """Of which step it was. Who has not taken over yet does not know of what lineage the states
+        are that it was given: under none they would replace a sound checkpoint."""
         states = self.participant.trainer.states
         step = max((state.version for state in states.values()), default=0)
         newest = {n: state for n, state in states.items() if state.version == step}
-        if step > 0:  # what it guarded for others may be a step behind
-            lineage = self.participant.lineage_at(step)
+        lineage = self.participant.lineage_at(step)
+        if step > 0 and lineage:  # what it guarded for others may be a step behind
             await self.participant.checkpoints.save(step, newest, lineage)
         return step
 
@@ -137,13 +145,15 @@ class Departure:
                     await leaving.wait()
 
     async def _share_model(self) -> None:
-        """For a bounded time, which begins anew while files are on their way."""
+        """For a bounded time, which begins anew while files are on their way. Who is to leave waits
+        for nobody."""
         participant, done = self.participant, self.participant.trainer.done
+        leaving = self._life.leaving
         step, moved = self._membership.run.spec.total_steps, self._moved_bytes()
         tried_s = told_s = now.monotonic_s()
         end_s, longest_s = tried_s + DONE_WAIT_S, tried_s + DONE_WAIT_S + self._sharing_s()
         while done.is_set() and now.monotonic_s() < min(end_s, longest_s):
-            if participant.checkpoints.whole_at(step, self._others()):
+            if leaving.is_set() or participant.checkpoints.whole_at(step, self._others()):
                 return
             await asyncio.sleep(TICK_S)
             if moved != (moved := self._moved_bytes()):

@@ -237,8 +237,9 @@ class Participant:
     def has_cuts(self, cuts: tuple[SavedState, ...]) -> None:
         self._agreement.has_cuts(cuts)
 
-    def reduced(self, step: int, layers: set[int]) -> None:
+    def reduced(self, step: int, layers: set[int]) -> frozenset[tuple[ViewId, int]]:
         self._agreement.reduced(step, layers)
+        return self._agreement.recovery_evidence.may_be_rolled
 
     def computed(self, step: int, progress: StageProgress | None) -> None:
         self._agreement.computed(step, progress)

@@ -413,7 +413,7 @@ class Checkpoints:
         keep, every = self._spec.checkpoint.keep, self._spec.audit.undo_every
         full = 1 if self._room.is_short else keep
         newest = max(keep, SAVED_TOLD)
-        await self._remove(prune_parts, self._root, made, newest, full, every, self._in_use())
+        await self._remove(prune_parts, self._root, made, newest, full, every, self.in_use())
 
     async def _make_room(self, made: int) -> None:
         """For a whole one: of those before it the newest that can be loaded stays, of which others
@@ -421,11 +421,11 @@ class Checkpoints:
         await self._prune_parts(made)
         if (whole := self.safe_step(())) is not None and whole < made:
             every = self._spec.audit.undo_every
-            await self._remove(prune, self._root, 1, whole, every, self._in_use())
+            await self._remove(prune, self._root, 1, whole, every, self.in_use())
         self._here.look()
         self._here.changed()
 
-    def _in_use(self) -> list[Path]:
+    def in_use(self) -> list[Path]:
         """What is fetched here or from here just now."""
         return [*self._here.asked_lately(), *filter(None, [self._under_way])]
 

@@ -7,8 +7,8 @@ below, and the peers that wait for a sum with them. What is short is not worth a
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from blake3 import blake3
 
@@ -25,6 +25,7 @@ SHORT_BYTES = 1 << 22
 itself, in less than a millisecond: to wake other threads and to be woken costs a part of that."""
 
 Tensor = Any
+Result = TypeVar("Result")
 Final = Callable[[int], Awaitable[None]]
 
 
@@ -57,17 +58,25 @@ async def exchange(
     their order."""
     side = _Side(reduction, me, holders, courses, compute, final)
     order = _order(reduction, me, holders, owners)
-    digests = await asyncio.gather(
-        *(
-            side.own(chunk) if owners[chunk] == me else side.others(chunk, owners[chunk])
-            for chunk in order
-        )
+    digests = await together(
+        side.own(chunk) if owners[chunk] == me else side.others(chunk, owners[chunk])
+        for chunk in order
     )
     by_chunk = sorted(zip(order, digests, strict=True))
     return tuple(
         sum_digest(b"".join(digest for chunk, digest in by_chunk if owners[chunk] == holder))
         for holder in holders
     )
+
+
+async def together(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Until all have ended, or one has failed: then nothing is waited for any more."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def sum_digest(payload: Buffer) -> bytes:

@@ -9,7 +9,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Segment
 from p2p_dtfm.core.schedule.tied_ends import tied_ends
 from p2p_dtfm.daemon.step.mailbox import FrameKey, Mailbox, segments_of
-from p2p_dtfm.daemon.step.reduction.segment_exchange import exchange
+from p2p_dtfm.daemon.step.reduction.segment_exchange import exchange, together
 from p2p_dtfm.daemon.step.reduction.tied_sums import TiedSums
 from p2p_dtfm.daemon.step.stage_tools import OnAlone, StageLinks, StagePlace, StageTools
 from p2p_dtfm.daemon.step.step_frames import StepFrames
@@ -191,7 +191,7 @@ class StepReduction:
         """Nobody else holds these layers: what was owed to others once is used here."""
         counts = [state.parameter_count for state in states]
         parts = [None] * len(states) if owed is None else owed.split(counts)
-        await asyncio.gather(*map(self._keep_layer, states, parts))
+        await together(map(self._keep_layer, states, parts))
         if owed is not None:
             self._memory.propose_owed(self._step, states, owed * 0.0)
 

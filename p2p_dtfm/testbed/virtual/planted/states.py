@@ -9,8 +9,8 @@ from p2p_dtfm.daemon.state_transfer.cut_store import CutStore
 from p2p_dtfm.daemon.step.pipeline.open_step_work import OpenStepWork
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
+from p2p_dtfm.daemon.trainer.restarting import Restarting
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
-from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.net.streams.frames import FrameReader
 from p2p_dtfm.testbed.virtual.patches import Patches
 from p2p_dtfm.testbed.virtual.planted.bug import Planted
@@ -79,29 +79,29 @@ def _follower_takes_a_step_twice(patches: Patches) -> None:
         optimizer.apply_outcome(spec, state, gradient, step, norm)
 
     from p2p_dtfm.daemon.state_transfer.following import replaying
-    from p2p_dtfm.daemon.trainer import trainer
+    from p2p_dtfm.daemon.trainer import restarting
 
     patches.put(replaying, "replay_outcome", replay_outcome)
-    patches.put(trainer, "replay_outcome", replay_outcome)
+    patches.put(restarting, "replay_outcome", replay_outcome)
 
 
 def _rolled_forward_only_in_words(patches: Patches) -> None:
-    async def do_restart(trainer: Any, restart: Any, step: int) -> None:
+    async def do(restarting: Any, restart: Any, step: int) -> None:
         for layer in restart.roll_forward:
-            trainer._state.states[layer].version = step
-        await right(trainer, dataclasses.replace(restart, roll_forward=()), step)
+            restarting._state.states[layer].version = step
+        await right(restarting, dataclasses.replace(restart, roll_forward=()), step)
 
-    right = patches.put(Trainer, "_do_restart", do_restart)
+    right = patches.put(Restarting, "do", do)
 
 
 def _nothing_is_discarded(patches: Patches) -> None:
-    async def do_restart(trainer: Any, restart: Any, step: int) -> None:
+    async def do(restarting: Any, restart: Any, step: int) -> None:
         for layer in restart.discard:
-            if layer in trainer._state.states:
-                trainer._state.states[layer].version = step
-        await right(trainer, dataclasses.replace(restart, discard=()), step)
+            if layer in restarting._state.states:
+                restarting._state.states[layer].version = step
+        await right(restarting, dataclasses.replace(restart, discard=()), step)
 
-    right = patches.put(Trainer, "_do_restart", do_restart)
+    right = patches.put(Restarting, "do", do)
 
 
 def _receipts_are_not_waited_for(patches: Patches) -> None:

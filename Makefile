@@ -43,7 +43,8 @@ NIGHTLY_PARTS := \
   "$(SEEDS) 600000-600199" \
   "$(SEEDS) 700000-700499" \
   "$(SEEDS) 800000-800499" \
-  "$(SEEDS) 900000-900199"
+  "$(SEEDS) 900000-900199" \
+  "$(SEEDS) 950000-950099"
 
 nightly: lint
 	@red=; for part in $(NIGHTLY_PARTS); do \

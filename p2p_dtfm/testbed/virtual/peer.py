@@ -61,6 +61,13 @@ class Peer:
         """It takes part in a run, and answers others who ask for it."""
         return self.daemon is not None and bool(self.daemon.run_digest)
 
+    @property
+    def is_in_a_view(self) -> bool:
+        """Of a run, as it sees it."""
+        api = self.daemon.status_api if self.daemon is not None else None
+        participant = api.participant if api is not None else None
+        return participant is not None and participant.membership.agreement.view is not None
+
     def was_in_a_view(self) -> bool:
         """Since it was started."""
         views = (event for event in self.events() if event["event"] == "view")

@@ -57,6 +57,7 @@ LOOK_S = 0.05
 MEMORY_GIB = 1.0
 FLOPS_PER_S = (20_000_000, 80_000_000)
 """A device has something between them."""
+SLOWER = 10
 ENDINGS_LIMIT = 64
 """So many waits, one in another, may a coroutine have to its end."""
 
@@ -75,6 +76,8 @@ class Swarm:
         """Of each machine."""
         self.are_equal = False
         """All machines are as fast as the fastest: each has the whole model in all plans."""
+        self.are_slow = False
+        """They compute a step in some seconds."""
         self.stays_resident = False
         """Who is paused by its owner stays, and comes back in the same process."""
         self.plans: dict[bytes, Plan | NoPlan] = {}
@@ -106,6 +109,8 @@ class Swarm:
         flops_per_s = random.Random(f"{self._seed} {name}").randrange(*FLOPS_PER_S)
         if self.are_equal:
             flops_per_s = FLOPS_PER_S[1]
+        if self.are_slow:
+            flops_per_s //= SLOWER
         disk = VirtualDisk(self.loop)
         peer = Peer(name, home, made, identity.peer_id, flops_per_s, disk)
         self.peers.append(peer)

@@ -12,7 +12,7 @@ from p2p_dtfm.daemon.telemetry.event_log import EventLog
 from p2p_dtfm.ports import disk, now
 from p2p_dtfm.testbed.virtual.patches import Patches
 from p2p_dtfm.testbed.virtual.planted.bug import Planted
-from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import MOMENTS, QUICK_LIES
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import ABSENCES, QUICK_LIES
 from p2p_dtfm.train.model import checkpoint
 
 
@@ -89,7 +89,7 @@ DISKS = (
     Planted("full-ends-training", "a full disk ends training", _a_full_disk_ends_training),
     Planted("full-ends-history", "a full disk ends the daemon", _a_full_disk_ends_the_history),
     Planted(
-        "life-by-clock", "a clock put back is an earlier life", _lives_follow_the_clock, MOMENTS
+        "life-by-clock", "a clock put back is an earlier life", _lives_follow_the_clock, ABSENCES
     ),
     Planted("views-forgotten", "who comes back knows no view", _views_are_forgotten, QUICK_LIES),
     Planted("torn-memory", "half a file of its memory ends a daemon", _half_a_memory_ends_it),

@@ -13,7 +13,7 @@ from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.step.mailbox import Mailbox
 from p2p_dtfm.testbed.virtual.patches import Patches
 from p2p_dtfm.testbed.virtual.planted.bug import Planted
-from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import MOMENTS
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import ABSENCES, MOMENTS
 
 FOR_EVER_S = 1e9
 
@@ -114,7 +114,7 @@ LIVES = (
         _who_cannot_show_the_end_is_asked,
     ),
     Planted(
-        "founds-once", "a founder whom others have left waits for ever", _founds_once, first=500
+        "founds-once", "a founder whom others have left waits for ever", _founds_once, ABSENCES
     ),
     Planted("looks-for-nobody", "who knows nobody any more does not look", _looks_for_nobody),
     Planted("home-stays-locked", "a daemon that has ended keeps its home", _home_stays_locked),

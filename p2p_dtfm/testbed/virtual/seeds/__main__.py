@@ -12,7 +12,8 @@ lies, none of which has room for the whole model. From 500000 on the faults of t
 sooner one after the other, most of them with steps, in short runs: of these there can be thousands,
 and from 600000 on of those from 200000 on. From 700000 on a few machines crash in short runs, and
 after the last step as well, and lanes have no order among each other. From 800000 on faults begin
-when something is said, and from 900000 on a word is late while somebody dies.
+when something is said, from 900000 on a word is late while somebody dies, and from 950000 on
+somebody is away for long on slow machines.
 
 Then all is mended, and these must hold: each daemon comes to the end of the run within a bound;
 loss, gradient norm and held-out loss of each step are those of a single process on the same data,

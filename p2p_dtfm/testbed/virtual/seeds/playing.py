@@ -19,6 +19,7 @@ from p2p_dtfm.testbed.virtual.seeds.judge import Broken, Reference
 from p2p_dtfm.testbed.virtual.seeds.run import layer_count_of, steps_of, with_named_ends
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.tight_rooms import tight_rooms
+from p2p_dtfm.testbed.virtual.seeds.watching.kept_out import KeptOut
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import PATIENCE_S as MOMENT_S
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import Moments
 from p2p_dtfm.testbed.virtual.seeds.watching.nudges import Nudges
@@ -98,6 +99,7 @@ class Play:
         self.mended_s = 0.0
         self._nudges = Nudges(swarm.loop, self.honest)
         self._waits = Waits(schedule.liars)
+        self._kept_out = KeptOut(self.honest)
         self.suspicions = Suspicions(swarm)
 
     def honest(self) -> list[Peer]:
@@ -115,7 +117,7 @@ class Play:
         swarm.network.links.are_apart = schedule.lanes_are_apart
         if schedule.liars:
             swarm.are_equal = swarm.network.links.are_near = True
-        swarm.stays_resident = schedule.stays_resident
+        swarm.stays_resident, swarm.are_slow = schedule.stays_resident, schedule.is_slow
         run = self._run
         if schedule.stays_resident:
             stays["hours"] = HOURS
@@ -129,6 +131,8 @@ class Play:
         known = [swarm.address(founder)]
         swarm.start(founder)
         await swarm.until(lambda: founder.has_run, "the run is founded", 60)
+        if schedule.is_slow:  # who starts it again expects nobody
+            founder.settings = founder.settings.model_copy(update={"expect_peers": 1})
         if schedule.is_invited:
             stays |= line_of(founder, swarm.identity_of(founder.name), known[0])
         for name in schedule.begun[1:] + schedule.joiners:  # each is given all that begin before it
@@ -216,6 +220,8 @@ class Play:
             raise Broken(self.suspicions.problem)
         if self._schedule.is_calm:
             self._require_steps()
+        if self._schedule.is_slow:
+            self._require_nobody_outside()
 
     def _hasten(self) -> None:
         """What waits for a step that is committed by now, and its end, come so much sooner; and
@@ -268,6 +274,12 @@ class Play:
             self._stood, self._stands_since_s = stands, self._swarm.now_s
         if self._swarm.now_s - self._stands_since_s > CALM_S:
             raise Broken(f"no step for {CALM_S:.0f} s, though nothing was done to anybody")
+
+    def _require_nobody_outside(self) -> None:
+        if not self._is_mended() or self._is_complete():
+            self._kept_out.disturb()
+        elif problem := self._kept_out.look(self._swarm.now_s):
+            raise Broken(problem)
 
     def _is_mended(self) -> bool:
         """No fault is under way, and none will begin."""

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 
+from p2p_dtfm.testbed.virtual.seeds.schedules.absences import absences
 from p2p_dtfm.testbed.virtual.seeds.schedules.crashes import quick_storm, storm
 from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
+    ABSENCES,
     LATE_WORDS,
     LIES,
     LIES_IN_STAGES,
@@ -21,6 +23,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.ordinary import ordinary, otherwis
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 
 FAMILIES: tuple[tuple[int, Callable[[int], Schedule]], ...] = (
+    (ABSENCES, absences),
     (LATE_WORDS, late_words),
     (MOMENTS, moments),
     (QUICK_STORMS, quick_storm),

@@ -24,3 +24,6 @@ is said."""
 LATE_WORDS = 900_000
 """From this seed on: a word comes so late that others go on without it, and somebody dies
 meanwhile."""
+ABSENCES = 950_000
+"""From this seed on: somebody is away for long, or lives by a clock that is ahead, on slow
+machines."""

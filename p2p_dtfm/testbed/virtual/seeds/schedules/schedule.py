@@ -117,6 +117,9 @@ class Schedule:
     is_calm: bool = False
     """Each fault, or two at a time, waits until the one before is over, and a step is committed
     since: who is stuck is not helped by the next one."""
+    is_slow: bool = False
+    """Machines compute so slowly that whoever is away for a minute misses a part of the run alone;
+    and once all is mended nobody stays out of the others' view."""
     goes_on_after_the_end: bool = False
     """Faults that are not over with the last step begin all the same."""
     stays_resident: bool = False

@@ -5,4 +5,5 @@ nudges       whoever waits and was not woken
 suspicions   who is held to be stuck
 words        what nobody may log, and the last words of each
 moments      what is said, at which faults begin
+kept_out     who is in no view while others are
 """

@@ -1,0 +1,65 @@
+"""Somebody is away for long, and the others go on, or come back in another order.
+
+Who begins a run waits for its fellows for a quarter of a minute, and for those that it was told to
+expect for a minute; who has died is let in after some ten seconds. In most seeds a run is over by
+then.
+"""
+
+import random
+
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import NAMES, Fault, Schedule
+
+WITHIN_S = (0.5, 4.0)
+"""Of the first step."""
+LEFT_ALONE_S = (30.0, 45.0)
+SOON_S, LATER_S = (0.5, 2.0), (8.0, 14.0)
+OTHERS_DIE_S = (24.0, 36.0)
+AHEAD_FOR_S = (16.0, 24.0)
+SHORT_S = (0.2, 1.2)
+BRIEF = {"pause": 2, "cut": 3, "one-way cut": 2, "slow link": 1}
+"""None of which ends a life."""
+
+
+def absences(seed: int) -> Schedule:
+    draws = random.Random(f"absences {seed}")
+    faults = _a_founder_is_left(draws) if seed % 2 else _a_life_is_ahead(draws)
+    return Schedule(
+        tuple(NAMES[:3]),
+        (),
+        tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        is_quick=True,
+        is_slow=True,
+        waits_for_a_step=True,
+    )
+
+
+def _a_founder_is_left(draws: random.Random) -> list[Fault]:
+    """It and a fellow die, and one goes on, out of the founder's reach; the fellow is back when the
+    founder waits, asks it, and is let in elsewhere. Then those two die."""
+    founder, fellow, alone = NAMES[0], *draws.sample(NAMES[1:3], 2)
+    at_s, dies_s = draws.uniform(*WITHIN_S), draws.uniform(*OTHERS_DIE_S)
+    return [
+        Fault(at_s, draws.uniform(*LEFT_ALONE_S), "cut", (founder, alone), 0.0),
+        Fault(at_s, draws.uniform(*SOON_S), "kill", (founder,), 0.0),
+        Fault(at_s, draws.uniform(*LATER_S), "kill", (fellow,), 0.0),
+        Fault(at_s + dies_s, draws.uniform(*SOON_S), "kill", (fellow,), 0.0),
+        Fault(at_s + dies_s, draws.uniform(*SOON_S), "kill", (alone,), 0.0),
+    ]
+
+
+def _a_life_is_ahead(draws: random.Random) -> list[Fault]:
+    """A member dies, comes back by a clock that is ahead, and, let in, by a right one."""
+    names = NAMES[:3]
+    at_s, whom = draws.uniform(*WITHIN_S), draws.choice(names[1:])
+    ahead = Fault(at_s, draws.uniform(*AHEAD_FOR_S), "life ahead", (whom,), draws.random())
+    brief = [
+        Fault(
+            draws.uniform(at_s, at_s + ahead.lasts_s),
+            draws.uniform(*SHORT_S),
+            draws.choices(list(BRIEF), list(BRIEF.values()))[0],
+            tuple(draws.sample(names, 2)),
+            draws.random(),
+        )
+        for _ in range(draws.randint(0, 2))
+    ]
+    return [ahead, *brief]

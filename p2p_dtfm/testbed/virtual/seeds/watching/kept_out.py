@@ -1,0 +1,34 @@
+"""Who runs and is in no view, while others are: once nothing is done to anybody it is let in.
+
+Who is kept out hears at the end that the run is complete, as if it had never been there.
+"""
+
+from collections.abc import Callable, Sequence
+
+from p2p_dtfm.testbed.virtual.peer import Peer
+
+OUTSIDE_S = 30.0
+"""Who has died, and lost its place, is back after some twelve."""
+
+
+class KeptOut:
+    """Of one seed. `peers`: those of whom it is asked."""
+
+    def __init__(self, peers: Callable[[], Sequence[Peer]]) -> None:
+        self._peers = peers
+        self._since_s: dict[str, float] = {}
+
+    def look(self, now_s: float) -> str:
+        """Who is out for too long, if somebody is."""
+        peers = [peer for peer in self._peers() if peer.is_running]
+        others = {peer.name for peer in peers if peer.is_in_a_view}
+        outside = {peer.name for peer in peers} - others if others else set()
+        self._since_s = {name: self._since_s.get(name, now_s) for name in outside}
+        late = [name for name, since_s in self._since_s.items() if now_s - since_s > OUTSIDE_S]
+        if not late:
+            return ""
+        return f"{min(late)} is in no view for {OUTSIDE_S:.0f} s, though nothing is done to anybody"
+
+    def disturb(self) -> None:
+        """Something is done to somebody."""
+        self._since_s.clear()

@@ -44,7 +44,8 @@ NIGHTLY_PARTS := \
   "$(SEEDS) 700000-700499" \
   "$(SEEDS) 800000-800499" \
   "$(SEEDS) 900000-900199" \
-  "$(SEEDS) 950000-950099"
+  "$(SEEDS) 950000-950099" \
+  "$(SEEDS) 970000-970199"
 
 nightly: lint
 	@red=; for part in $(NIGHTLY_PARTS); do \

@@ -17,6 +17,7 @@ import pytest
 from p2p_dtfm.daemon.step.neighbours import held_out_indices, neighbours_of
 from p2p_dtfm.daemon.trainer import step_loop
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
+from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.streams.probing import FIRST_PROBE_BYTES, LONG_ENOUGH_S
 from p2p_dtfm.testbed.virtual.links import ALL_LANES, Links
 from p2p_dtfm.testbed.virtual.loop import VirtualLoop
@@ -35,6 +36,7 @@ from p2p_dtfm.testbed.virtual.seeds.reached import LinesReached
 from p2p_dtfm.testbed.virtual.seeds.run import RECIPES, make_run, steps_of
 from p2p_dtfm.testbed.virtual.seeds.schedules.draw import draw
 from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
+    DUMB,
     LIES,
     QUICK,
     QUICK_LIES,
@@ -122,7 +124,8 @@ def test_each_seed_draws_its_own_and_at_least_ten_faults_on_three_to_eight_daemo
         assert len(schedule.faults) >= 10
         assert 3 <= len(schedule.begun + schedule.joiners) <= 8
     drawn = {fault.kind for it in schedules for fault in it.faults}
-    assert drawn | {"lost layer", "life ahead", "late word"} == set(KINDS), "these come with words"
+    others = {"lost layer", "life ahead", "late word", "dumb p2pd"}
+    assert drawn | others == set(KINDS), "these are of other families"
 
 
 def test_a_failing_seed_shrinks_to_the_faults_that_it_takes() -> None:
@@ -489,6 +492,38 @@ def test_faults_of_a_quick_seed_come_by_their_time_where_no_step_does(tmp_path: 
         swarm.now_s = now_s
         one.do_what_is_due()
     assert begun == [100.0 + FIRST_STEP_WITHIN_S + 2.0]
+
+
+def test_from_970000_on_p2pd_does_not_answer_for_a_while_beside_the_faults_from_500000_on() -> None:
+    for place in range(20):
+        plain, silent = draw(QUICK + place), draw(DUMB + place)
+        kinds = [fault.kind for fault in silent.faults]
+        assert kinds.count("dumb p2pd") == 4 and plain.begun == silent.begun
+        assert [it for it in silent.faults if it.kind != "dumb p2pd"] == list(plain.faults)
+
+
+def test_who_starts_while_its_p2pd_does_not_answer_has_one_that_does_not_either(
+    tmp_path: Path,
+) -> None:
+    async def scene(swarm: Swarm) -> None:
+        peer = swarm.peer("a", run=str(make_run(tmp_path, 16)))
+        deeds, fault = Deeds(swarm), Fault(0.0, 1.0, "dumb p2pd", ("a",), 0.0)
+        assert not deeds.begin(fault), "it has not joined yet"
+        swarm.start(peer)
+        await swarm.until(lambda: peer.host is not None, "p2pd runs", 5)
+        assert deeds.begin(fault)
+        swarm.kill(peer)
+        before = peer.host
+        swarm.start(peer)
+        await swarm.until(lambda: peer.host is not before, "another one", 5)
+        assert peer.host is not None
+        with pytest.raises(Unreachable):
+            await peer.host.addresses()
+        deeds.end(fault)
+        assert await peer.host.addresses()
+        await swarm.until(lambda: peer.told_step() == 16, "it trains", 60)
+
+    play(1, tmp_path / "world", scene)
 
 
 def test_from_600000_on_the_same_lies_are_told_on_links_that_take_few_probes() -> None:

@@ -9,6 +9,7 @@ from p2p_dtfm.net.contacts.calling import NO_WAY, Calling
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.door import Door, OpenDoor
 from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.net.libp2p.p2pd import CLOSE_DEADLINE_S
 from p2p_dtfm.net.shaping import Shaper
 from p2p_dtfm.testbed.virtual.process import Process
 from p2p_dtfm.testbed.virtual.streams import VirtualWriter
@@ -58,6 +59,8 @@ class VirtualHost:
         self.found_addresses: tuple[str, ...] = ()
         self.is_only_local = True
         self.is_closed = False
+        self.is_dumb = False
+        """What is asked of p2pd itself is not answered, as on a machine that swaps."""
         self.linked: dict[str, None] = {}
         self.calls: dict[str, UnaryHandler] = {}
         self.streams: dict[str, tuple[StreamHandler, str]] = {}
@@ -76,7 +79,14 @@ class VirtualHost:
     def is_gone(self) -> bool:
         return self.is_closed or self.process.is_dead
 
+    async def _ask(self) -> None:
+        """Something of p2pd itself. Raises `Unreachable`."""
+        if self.is_dumb:
+            await asyncio.sleep(CLOSE_DEADLINE_S)
+            raise Unreachable(self.peer_id, f"no answer within {CLOSE_DEADLINE_S:g} s")
+
     async def addresses(self) -> tuple[str, ...]:
+        await self._ask()
         return (f"{self.address}/p2p/{self.peer_id}",)
 
     # connections ---------------------------------------------------------------------------------
@@ -102,12 +112,15 @@ class VirtualHost:
         self._network.part(self.peer_id, peer_id)
 
     async def connected_peers(self) -> tuple[str, ...]:
+        await self._ask()
         return tuple(sorted(self.linked))
 
     async def remote_addresses(self) -> dict[str, tuple[str, ...]]:
+        await self._ask()
         return {peer: (self._network.address_of(peer),) for peer in sorted(self.linked)}
 
     async def direct_address(self, peer_id: str) -> str | None:
+        await self._ask()
         return self._network.address_of(peer_id) if peer_id in self.linked else None
 
     async def _ensure_linked(self, peer_id: str, deadline_s: float) -> None:

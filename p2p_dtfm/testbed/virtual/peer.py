@@ -44,6 +44,8 @@ class Peer:
     """When that began."""
     daemon: Daemon | None = None
     host: VirtualHost | None = None
+    has_dumb_p2pd: bool = False
+    """Also one that is started now."""
     resident: Resident | None = None
     """What stays while its owner has paused it, where it was started so."""
     ended: asyncio.Task[int] | None = None

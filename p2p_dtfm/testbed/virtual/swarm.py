@@ -305,7 +305,7 @@ class _WorldOf:
     ) -> HostPort:
         assert self._peer.process is not None
         host = self._swarm.network.join(self._peer.process, Identity.load_or_create(identity))
-        self._peer.host = host
+        self._peer.host, host.is_dumb = host, self._peer.has_dumb_p2pd
         return host
 
     async def start_directory(

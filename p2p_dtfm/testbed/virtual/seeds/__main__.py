@@ -13,7 +13,8 @@ sooner one after the other, most of them with steps, in short runs: of these the
 and from 600000 on of those from 200000 on. From 700000 on a few machines crash in short runs, and
 after the last step as well, and lanes have no order among each other. From 800000 on faults begin
 when something is said, from 900000 on a word is late while somebody dies, and from 950000 on
-somebody is away for long on slow machines.
+somebody is away for long on slow machines. From 970000 on are those from 500000 on, with p2pd that
+do not answer.
 
 Then all is mended, and these must hold: each daemon comes to the end of the run within a bound;
 loss, gradient norm and held-out loss of each step are those of a single process on the same data,

@@ -67,6 +67,7 @@ class Deeds:
             "lost layer": self._lose_layer,
             "life ahead": lambda fault: self._live_again(fault, fault.draw * AHEAD_S),
             "late word": lambda fault: True,
+            "dumb p2pd": lambda fault: self._silence_p2pd(fault, is_so=True),
             "swizzle": self._cut_off,
             "lie": self._lie,
         }
@@ -94,6 +95,7 @@ class Deeds:
             "lost layer": self._bring_back,
             "life ahead": lambda fault: self._live_again(fault, 0.0),
             "late word": lambda fault: None,
+            "dumb p2pd": lambda fault: self._silence_p2pd(fault, is_so=False),
             "swizzle": self._take_back,
             "lie": self._be_honest,
         }
@@ -336,6 +338,13 @@ class Deeds:
         if process is not None:
             process.is_busy = is_so
         return process is not None and not process.is_dead
+
+    def _silence_p2pd(self, fault: Fault, is_so: bool) -> bool:
+        peer = self._one(fault)
+        if peer.host is None:  # it has not joined yet
+            return False
+        peer.has_dumb_p2pd = peer.host.is_dumb = is_so
+        return True
 
     def _end_of_lies(self, fault: Fault) -> None:
         """Whoever believed them loses power."""

@@ -6,6 +6,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.absences import absences
 from p2p_dtfm.testbed.virtual.seeds.schedules.crashes import quick_storm, storm
 from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
     ABSENCES,
+    DUMB,
     LATE_WORDS,
     LIES,
     LIES_IN_STAGES,
@@ -19,10 +20,11 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
 from p2p_dtfm.testbed.virtual.seeds.schedules.late_words import late_words
 from p2p_dtfm.testbed.virtual.seeds.schedules.liars import lies, lies_in_stages, quick_lies
 from p2p_dtfm.testbed.virtual.seeds.schedules.moments import moments
-from p2p_dtfm.testbed.virtual.seeds.schedules.ordinary import ordinary, otherwise, quick
+from p2p_dtfm.testbed.virtual.seeds.schedules.ordinary import dumb, ordinary, otherwise, quick
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 
 FAMILIES: tuple[tuple[int, Callable[[int], Schedule]], ...] = (
+    (DUMB, dumb),
     (ABSENCES, absences),
     (LATE_WORDS, late_words),
     (MOMENTS, moments),

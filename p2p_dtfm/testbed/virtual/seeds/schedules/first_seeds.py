@@ -27,3 +27,6 @@ meanwhile."""
 ABSENCES = 950_000
 """From this seed on: somebody is away for long, or lives by a clock that is ahead, on slow
 machines."""
+DUMB = 970_000
+"""From this seed on: the schedules of those from 500000 on, and p2pd that do not answer, some
+of them as a daemon begins."""

@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import QUICK, RECIPES
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import DUMB, QUICK, RECIPES
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import (
     CRASHES,
     FIRST_S,
@@ -65,6 +65,9 @@ QUICK_LASTS = 0.5
 """So much of the time that it would: a seed costs nearly as much for each second as for a step."""
 BESIDES_QUICK = 4
 """More faults: of some nothing comes, as whom they are done to is dead, or the run at its end."""
+DUMB_TIMES = 4
+DUMB_FOR_S = (1.0, 12.0)
+"""What is asked of p2pd is given up after five."""
 QUICK_SAMPLES_EVERY = 64
 """What the model writes takes long: not one of eight seeds, but one of so many."""
 
@@ -163,6 +166,27 @@ def quick(seed: int) -> Schedule:
         waits_for_a_step=waits,
         writes_samples=writes_samples,
     )
+
+
+def dumb(seed: int) -> Schedule:
+    """p2pd answers nothing for a while, as where a machine swaps or measures with all its cores.
+    Whoever starts again meanwhile finds its own so."""
+    draws = random.Random(f"dumb {seed}")
+    plain = quick(seed - DUMB + QUICK)
+    names = [*plain.begun, *plain.joiners]
+    silent = [
+        Fault(
+            draws.uniform(QUICK_FIRST_S, QUICK_LAST_S),
+            draws.uniform(*DUMB_FOR_S),
+            "dumb p2pd",
+            (draws.choice(names),),
+            draws.random(),
+            at_step=draws.randint(1, QUICK_LAST_STEP),
+        )
+        for _ in range(DUMB_TIMES)
+    ]
+    faults = sorted((*plain.faults, *silent), key=lambda fault: fault.at_s)
+    return replace(plain, faults=tuple(faults))
 
 
 def sooner(fault: Fault) -> Fault:

@@ -38,8 +38,9 @@ KINDS = {
     "lost layer": 0,
     "life ahead": 0,
     "late word": 0,
+    "dumb p2pd": 0,
 }
-"""How often each is drawn; each newcomer joins once, and some seeds have the last eight."""
+"""How often each is drawn; each newcomer joins once, and some seeds have the last nine."""
 CRASHES = {
     "kill": 6,
     "power cut": 3,

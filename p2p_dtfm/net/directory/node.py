@@ -26,6 +26,7 @@ from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.ports import now
 
 KIND = "directory"
+ANSWER_KIND = "directory answer"
 WRITTEN_KEPT = 16
 """Dictionaries, as they are sent."""
 REPLY_LIMIT_BYTES = 3 << 20
@@ -83,6 +84,9 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
             result = self._found(key, asker, left_bytes)
             left_bytes -= result.ByteSize()
             response.results.append(result)
+        if self.host is not None:
+            answered_kib = (REPLY_LIMIT_BYTES - left_bytes) >> 10
+            self.host.door.spend(context.remote_id.to_base58(), ANSWER_KIND, answered_kib)
         return response
 
     def _found(self, key: DHTID, asker: DHTID, left_bytes: int) -> dht_pb2.FindResult:
@@ -113,12 +117,17 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
         return written
 
     def _lets_in(self, sender: str, request_type: type, size_bytes: int) -> bool:
+        """Of who asks what is known here, each KiB that it is answered counts as well: 256 keys in
+        6 KB are answered with 320 KB of neighbours."""
         if self.host is None:
             return True
-        leave = self.host.door.enter(sender, KIND, size_bytes)
-        if isinstance(leave, str):
-            return False
-        leave()
+        asked = [(KIND, size_bytes)]
+        asked += [(ANSWER_KIND, 0)] if request_type is dht_pb2.FindRequest else []
+        for kind, asked_bytes in asked:
+            leave = self.host.door.enter(sender, kind, asked_bytes)
+            if isinstance(leave, str):
+                return False
+            leave()
         return True
 
     def _blame(self, sender: str) -> None:

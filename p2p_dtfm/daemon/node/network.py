@@ -132,7 +132,9 @@ class Network:
         """When the log said last that a peer had done what no correct one does."""
         self.refusal = ""
         """Why nobody lets this peer in to a run that may not be the one that its user wants."""
-        self.reachability = ReachabilityService(host, settings.relay)
+        self.reachability = ReachabilityService(
+            host, settings.relay, settings.listen, settings.announce
+        )
         self.control = ControlPlane(host, self._serve)
         self.messenger = Messenger(
             host,

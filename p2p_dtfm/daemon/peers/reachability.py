@@ -23,6 +23,7 @@ from p2p_dtfm.net.contacts.addresses import (
     parse_address,
 )
 from p2p_dtfm.net.contacts.calling import put_newest
+from p2p_dtfm.net.contacts.ports import port_listened_at
 from p2p_dtfm.net.errors import P2PD_HAS_ENDED, Refused, Unreachable
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.net.nat.dial_back import CallBacks, SeenAddress
@@ -89,8 +90,16 @@ class _Reservation:
 class ReachabilityService:
     """Of one host. `await ready()`, then `find`, then `keep` runs until the end."""
 
-    def __init__(self, host: HostPort, relays: bool = True) -> None:
+    def __init__(
+        self,
+        host: HostPort,
+        relays: bool = True,
+        listen: Sequence[str] = (),
+        announce: Sequence[str] = (),
+    ) -> None:
+        """`listen`, `announce`: as the host was started with."""
         self._host = host
+        self._listen, self._announce = tuple(listen), tuple(announce)
         self.finding = ReachabilityFinding(Reachability.UNKNOWN, "nobody was asked yet")
         self.changed = asyncio.Event()
         """Set when this peer's addresses have become others; whoever tells others clears it."""
@@ -120,9 +129,10 @@ class ReachabilityService:
 
     async def _note_ports(self) -> None:
         """A router that starts again may forward another one."""
-        own = [end for at in await own_addresses(self._host) if (end := far_end(at)) is not None]
-        self._listen_port = next((port for _, port in own), 0)
-        self._ports = tuple(dict.fromkeys(port for _, port in own))
+        own = await own_addresses(self._host)
+        self._listen_port = port_listened_at(self._listen, self._announce, own)
+        ends = [end for at in own if (end := far_end(at)) is not None]
+        self._ports = tuple(dict.fromkeys(port for _, port in ends))
 
     @property
     def relays(self) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ from p2p_dtfm.net.libp2p.around_hivemind import (
 )
 from p2p_dtfm.net.libp2p.descriptors import allow_many_descriptors
 from p2p_dtfm.net.libp2p.ended_streams import EndedStreams
+from p2p_dtfm.net.libp2p.kept_connections import keep_known
 from p2p_dtfm.net.libp2p.p2pd import P2pd, flags_of, start_p2pd
 from p2p_dtfm.net.shaping import ShapedWriter, Shaper
 
@@ -112,6 +113,8 @@ class Host:
         control._handler_tasks = HandlerTasks(control._handler_tasks)
         self._peer_ids: dict[str, PeerID] = {}
         self._watcher = asyncio.create_task(self._watch(), name="p2pd watcher")
+        keeping = keep_known(p2p, self.connected_peers, lambda peer: self.calling.trusts(peer))
+        self._keeping = asyncio.create_task(keeping, name="kept connections")
 
     @classmethod
     async def start(
@@ -369,6 +372,7 @@ class Host:
         """End p2pd and wait until it is gone. May be called twice."""
         self._closing = True
         self._watcher.cancel()
+        self._keeping.cancel()
         self._fail_pending("this host was closed")
         await self.p2p.shutdown()
         await self._p2pd.stop()

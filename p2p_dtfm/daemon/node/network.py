@@ -10,7 +10,7 @@ from typing import Protocol
 
 from p2p_dtfm.core.liveness.liveness import LAN_LIVENESS, WAN_LIVENESS, Liveness
 from p2p_dtfm.core.messages.on_the_wire import Unreadable
-from p2p_dtfm.core.protocol.errors import UNREACHABLE, PeerFault, UserError
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, P2pdLost, PeerFault, UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.invited.chains import NOT_INVITED
 from p2p_dtfm.core.protocol.invited.line import read_line
@@ -331,11 +331,10 @@ async def _until_lost(host: HostPort) -> None:
     raise p2pd_has_ended()
 
 
-def p2pd_has_ended() -> UserError:
-    return UserError(
+def p2pd_has_ended() -> P2pdLost:
+    return P2pdLost(
         "the libp2p daemon of this peer has ended by itself",
         "start p2p-dtfm again; it takes up where the swarm is",
-        exit_code=1,
     )
 
 

@@ -9,14 +9,21 @@ from typing import Any
 import base58
 import pytest
 
-from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.net import event_loop
 from p2p_dtfm.net.contacts.identity import effort_spent, identity_of_seed
 from p2p_dtfm.net.directory.flat_values import FlatSerializer
 from p2p_dtfm.net.directory.node import KEYS_LIMIT, DHTProtocol
 from p2p_dtfm.net.directory.table import LOOKED_AT_ONCE, RENAMED_S, Entrances
 from p2p_dtfm.net.directory.validator import DirectoryValidator
-from p2p_dtfm.net.directory.values import Presence, presence_key, shard_of, sign_presence
+from p2p_dtfm.net.directory.values import (
+    Presence,
+    presence_key,
+    run_key,
+    shard_of,
+    sign_presence,
+    sign_run,
+)
 from p2p_dtfm.net.hivemind_parts import (
     DHTID,
     DictionaryDHTValue,
@@ -24,6 +31,7 @@ from p2p_dtfm.net.hivemind_parts import (
     dht_pb2,
     get_dht_time,
 )
+from tests.core.builders import run_spec
 
 P2PD_LIMIT_BYTES = 4 << 20
 KEY = DHTID.generate(source="a key")
@@ -281,5 +289,38 @@ def test_a_new_node_is_given_the_runs_that_it_should_keep(monkeypatch: pytest.Mo
         await node.update_routing_table(DHTID.generate(), new_peer())
         await asyncio.sleep(0)
         assert given == [(run_key, b"spec")]
+
+    event_loop.run(scenario())
+
+
+def test_who_brings_a_run_spec_again_for_a_moment_removes_it_from_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its time is no part of what was signed, so anybody may give it one: what was there was gone
+    a moment later, at every node, and newcomers were told of no run."""
+
+    async def scenario() -> None:
+        node, expires_s = await _node(monkeypatch), get_dht_time() + 100
+        maker = identity_of_seed(bytes(32))
+        signed = sign_run(run_spec().canonical_bytes(), maker.peer_id, maker.sign)
+        key = DHTID.generate(source=run_key(digest_bytes(signed.payload)))
+
+        async def brought(until_s: float) -> bool:
+            request = dht_pb2.StoreRequest(
+                keys=[key.to_bytes()],
+                subkeys=[node.IS_REGULAR_VALUE],
+                values=[FlatSerializer.dumps(encode(signed))],
+                expiration_time=[until_s],
+                in_cache=[False],
+                peer=dht_pb2.NodeInfo(),
+            )
+            reply = await node.rpc_store(request, SimpleNamespace(remote_id=new_peer()))
+            return list(reply.store_ok) == [True]
+
+        assert await brought(expires_s)
+        assert not await brought(get_dht_time() + 0.1)
+        await asyncio.sleep(0.2)
+        assert node.storage.get(key) is not None
+        assert await brought(expires_s + 1), "a later time counts"
 
     event_loop.run(scenario())

@@ -9,7 +9,13 @@ from typing import Any
 from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.directory.doorway import KEYS_LIMIT, Doorway
 from p2p_dtfm.net.directory.flat_values import FlatSerializer
-from p2p_dtfm.net.directory.table import BoundedStub, Entrances, bound_replacements, due_to
+from p2p_dtfm.net.directory.table import (
+    BoundedStub,
+    Entrances,
+    Storage,
+    bound_replacements,
+    due_to,
+)
 from p2p_dtfm.net.directory.whereabouts import Whereabouts
 from p2p_dtfm.net.errors import one_line
 from p2p_dtfm.net.hivemind_parts import (
@@ -51,6 +57,13 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
         self._entrances = Entrances()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._written: dict[DHTID, tuple[int, bytes]] = {}
+
+    @classmethod
+    async def create(cls, *arguments: Any, **options: Any) -> "DHTProtocol":
+        protocol = await super().create(*arguments, **options)
+        assert isinstance(protocol, DHTProtocol)
+        protocol.storage = Storage()
+        return protocol
 
     def get_stub(self, peer: PeerID) -> BoundedStub:
         return BoundedStub(super().get_stub(peer), self.bucket_size, self.record_validator)

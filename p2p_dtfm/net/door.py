@@ -15,6 +15,10 @@ class Door(Protocol):
         """What to call once it is served, or why it is not."""
         ...
 
+    def spend(self, sender: str, kind: str, amount: int) -> None:
+        """What it was let in for has cost so much."""
+        ...
+
     def blame(self, sender: str, kind: str) -> None:
         """What it was let in with was wrong."""
         ...
@@ -34,6 +38,9 @@ class OpenDoor:
 
     def enter(self, sender: str, kind: str, size_bytes: int) -> Leave | str:
         return _nothing
+
+    def spend(self, sender: str, kind: str, amount: int) -> None:
+        return
 
     def blame(self, sender: str, kind: str) -> None:
         return

@@ -45,9 +45,10 @@ from hivemind.dht.node import DHTNode  # noqa: E402
 from hivemind.dht.protocol import DHTProtocol  # noqa: E402
 from hivemind.dht.protocol import ValidationError as DHTRefusal  # noqa: E402
 from hivemind.dht.routing import DHTID  # noqa: E402
-from hivemind.dht.storage import DictionaryDHTValue  # noqa: E402
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue  # noqa: E402
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # noqa: E402
 from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID  # noqa: E402
+from hivemind.p2p.p2p_daemon_bindings import utils as p2pd_wire  # noqa: E402
 from hivemind.proto import dht_pb2, p2pd_pb2  # noqa: E402
 from hivemind.utils import MSGPackSerializer, get_dht_time  # noqa: E402
 from hivemind.utils.logging import use_hivemind_log_handler  # noqa: E402
@@ -56,6 +57,7 @@ from hivemind.utils.multiaddr import Multiaddr  # noqa: E402
 __all__ = [
     "DHTID",
     "P2P",
+    "DHTLocalStorage",
     "DHTNode",
     "DHTProtocol",
     "DHTRecord",
@@ -71,6 +73,7 @@ __all__ = [
     "dht_pb2",
     "get_dht_time",
     "p2pd_pb2",
+    "p2pd_wire",
 ]
 
 # stderr is ours: hivemind's lines go through the root logger like everybody else's

@@ -44,7 +44,7 @@ def readable(template: str) -> str:
     return template.replace(_WILD, "…")
 
 
-_RAISED = ("UserError", "DeviceFault")
+_RAISED = ("UserError", "DeviceFault", "P2pdLost")
 _SAYS_ITSELF = ("AnotherRun", "NoTextField", "NobodyTrains", "RunComplete")
 """Classes whose own text becomes an error's."""
 

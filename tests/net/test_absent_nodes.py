@@ -17,7 +17,7 @@ from p2p_dtfm.net.directory.values import Presence, sign_run
 from p2p_dtfm.net.hivemind_parts import dht_pb2, get_dht_time
 from p2p_dtfm.net.libp2p.host import Host
 from tests.core.builders import run_spec
-from tests.net.net_support import LOOPBACK, hosts, run
+from tests.net.net_support import LOOPBACK, hosts, run, until
 
 SPEC = run_spec().canonical_bytes()
 RUN = digest_bytes(SPEC)
@@ -123,5 +123,23 @@ def test_where_all_refuse_each_is_told_of_and_no_clock_blamed_for_it(
             assert f"{wrong.peer_id}: its {CLOCK}" in said.cause
             assert f"{closed.peer_id}: it cannot connect back" in said.cause
             assert "this machine's clock" not in " ".join(said.fixes)
+
+    run(scenario())
+
+
+def test_members_that_have_lost_all_nodes_meet_one_another_again(tmp_path: Path) -> None:
+    """Where their first node was gone for good, and they had no network for half a minute, each
+    was a directory of its own from then on."""
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 3, all_met=True) as (first, one, two):
+            stranger = first.peer_id
+            for host in (one, two):
+                host.calling.trusts = lambda peer_id: peer_id != stranger
+            directories = [await Directory.start(host, ()) for host in (one, two)]
+            assert not directories[0].nodes
+            assert not await directories[0].meet_again(), "no initial peer answers"
+            for directory, other in zip(directories, (two, one), strict=True):
+                await until(lambda it=directory, at=other: it.nodes == (at.peer_id,), "they meet")
 
     run(scenario())

@@ -38,6 +38,9 @@ class _Door:
         self.asked.append((kind, size_bytes))
         return (lambda: None) if kind in self.kinds else "not its place to say"
 
+    def is_near(self, sender: str) -> bool:
+        return False
+
 
 def _header(view: int = 1, payload_bytes: int = 4 * MIB) -> FrameHeader:
     shape = (payload_bytes // 4,)

@@ -9,14 +9,21 @@ from typing import Any
 import base58
 import pytest
 
-from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.net import event_loop
 from p2p_dtfm.net.contacts.identity import effort_spent, identity_of_seed
 from p2p_dtfm.net.directory.flat_values import FlatSerializer
 from p2p_dtfm.net.directory.node import KEYS_LIMIT, DHTProtocol
 from p2p_dtfm.net.directory.table import LOOKED_AT_ONCE, RENAMED_S, Entrances
 from p2p_dtfm.net.directory.validator import DirectoryValidator
-from p2p_dtfm.net.directory.values import Presence, presence_key, shard_of, sign_presence
+from p2p_dtfm.net.directory.values import (
+    Presence,
+    presence_key,
+    run_key,
+    shard_of,
+    sign_presence,
+    sign_run,
+)
 from p2p_dtfm.net.hivemind_parts import (
     DHTID,
     DictionaryDHTValue,
@@ -24,6 +31,7 @@ from p2p_dtfm.net.hivemind_parts import (
     dht_pb2,
     get_dht_time,
 )
+from tests.core.builders import run_spec
 
 P2PD_LIMIT_BYTES = 4 << 20
 KEY = DHTID.generate(source="a key")
@@ -51,7 +59,7 @@ async def _node(monkeypatch: pytest.MonkeyPatch, answers: Any = None) -> Any:
     return protocol
 
 
-def _peer() -> PeerID:
+def new_peer() -> PeerID:
     return PeerID(b"\x00\x24\x08\x01\x12\x20" + secrets.token_bytes(32))
 
 
@@ -71,7 +79,7 @@ def test_a_neighbour_with_an_endless_id_holds_up_nobody(monkeypatch: pytest.Monk
     async def scenario() -> None:
         node = await _node(monkeypatch, SimpleNamespace(rpc_find=told))
         began_s = time.perf_counter()
-        assert await node.call_find(_peer(), [KEY]) is None
+        assert await node.call_find(new_peer(), [KEY]) is None
         assert time.perf_counter() - began_s < 0.5
 
     event_loop.run(scenario())
@@ -82,12 +90,12 @@ def test_of_very_many_neighbours_a_few_are_read(monkeypatch: pytest.MonkeyPatch)
         found = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
         for number in range(2_000):
             found.nearest_node_ids.append(DHTID(number).to_bytes())
-            found.nearest_peer_ids.append(bytes(_peer().to_bytes()))
+            found.nearest_peer_ids.append(bytes(new_peer().to_bytes()))
         return dht_pb2.FindResponse(results=[found], peer=dht_pb2.NodeInfo())
 
     async def scenario() -> None:
         node = await _node(monkeypatch, SimpleNamespace(rpc_find=told))
-        ((_, nearest),) = (await node.call_find(_peer(), [KEY])).values()
+        ((_, nearest),) = (await node.call_find(new_peer(), [KEY])).values()
         assert len(nearest) == node.bucket_size
 
     event_loop.run(scenario())
@@ -120,7 +128,7 @@ def test_very_many_signatures_in_one_answer_hold_up_nobody(
     async def scenario() -> None:
         node = await _node(monkeypatch, SimpleNamespace(rpc_find=told))
         longest, before = 0, effort_spent()
-        finding = asyncio.create_task(node.call_find(_peer(), [key]))
+        finding = asyncio.create_task(node.call_find(new_peer(), [key]))
         while not finding.done():
             await asyncio.sleep(0)
             longest, before = max(longest, effort_spent() - before), effort_spent()
@@ -139,7 +147,7 @@ def test_who_answers_with_an_impossible_id_has_not_answered(
 
     async def scenario() -> None:
         node = await _node(monkeypatch, SimpleNamespace(rpc_ping=told))
-        assert await node.call_ping(_peer()) is None
+        assert await node.call_ping(new_peer()) is None
 
     event_loop.run(scenario())
 
@@ -154,7 +162,7 @@ def test_no_answer_is_longer_than_libp2p_passes_on(monkeypatch: pytest.MonkeyPat
         for key in keys:
             for number in range(900):
                 node.storage.store_subkey(key, str(number), b"v" * 400, expires_s)
-        asker = SimpleNamespace(remote_id=_peer())
+        asker = SimpleNamespace(remote_id=new_peer())
         same = [keys[0].to_bytes()] * KEYS_LIMIT
         for asked in (same, [key.to_bytes() for key in keys]):
             request = dht_pb2.FindRequest(keys=asked, peer=dht_pb2.NodeInfo())
@@ -180,7 +188,8 @@ def test_what_many_ask_for_is_written_once(monkeypatch: pytest.MonkeyPatch) -> N
 
         async def ask() -> Any:
             request = dht_pb2.FindRequest(keys=[KEY.to_bytes()], peer=dht_pb2.NodeInfo())
-            (result,) = (await node.rpc_find(request, SimpleNamespace(remote_id=_peer()))).results
+            asker = SimpleNamespace(remote_id=new_peer())
+            (result,) = (await node.rpc_find(request, asker)).results
             return {k: bytes(v.value) for k, v in FlatSerializer.loads(result.value).data.items()}
 
         node.storage.store_subkey(KEY, b"one", b"value", expires_s)
@@ -196,7 +205,7 @@ def test_what_many_ask_for_is_written_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_who_gives_itself_many_ids_is_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        node, peer = await _node(monkeypatch), _peer()
+        node, peer = await _node(monkeypatch), new_peer()
         expires_s, looked = get_dht_time() + 100, 0
         for number in range(1_000):
             node.storage.store(DHTID.generate(source=number), b"value", expires_s)
@@ -226,7 +235,7 @@ def test_a_crowd_of_nodes_takes_bounded_room(monkeypatch: pytest.MonkeyPatch) ->
         node = await _node(monkeypatch, SimpleNamespace(rpc_ping=slow, rpc_store=slow))
         for _ in range(3_000):
             request = _ping(secrets.token_bytes(20))
-            await node.rpc_ping(request, SimpleNamespace(remote_id=_peer()))
+            await node.rpc_ping(request, SimpleNamespace(remote_id=new_peer()))
             await asyncio.sleep(0)
         await asyncio.sleep(0.01)
         table = node.routing_table
@@ -238,8 +247,8 @@ def test_a_crowd_of_nodes_takes_bounded_room(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_nobody_takes_the_id_of_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        node, honest, node_id = await _node(monkeypatch), _peer(), DHTID.generate()
-        for peer in (honest, _peer()):
+        node, honest, node_id = await _node(monkeypatch), new_peer(), DHTID.generate()
+        for peer in (honest, new_peer()):
             await node.rpc_ping(_ping(node_id.to_bytes()), SimpleNamespace(remote_id=peer))
             await asyncio.sleep(0)
         await asyncio.sleep(0.01)
@@ -252,7 +261,7 @@ def test_a_node_that_was_started_again_has_its_new_id_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
-        node, peer, entrances = await _node(monkeypatch), _peer(), Entrances()
+        node, peer, entrances = await _node(monkeypatch), new_peer(), Entrances()
         table = node.routing_table
         assert entrances.enter(table, peer, 0.0)
         table.add_or_update_node(KEY, peer)
@@ -277,8 +286,41 @@ def test_a_new_node_is_given_the_runs_that_it_should_keep(monkeypatch: pytest.Mo
             given.extend(zip(keys, values, strict=True))
 
         monkeypatch.setattr(node, "call_store", call_store)
-        await node.update_routing_table(DHTID.generate(), _peer())
+        await node.update_routing_table(DHTID.generate(), new_peer())
         await asyncio.sleep(0)
         assert given == [(run_key, b"spec")]
+
+    event_loop.run(scenario())
+
+
+def test_who_brings_a_run_spec_again_for_a_moment_removes_it_from_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its time is no part of what was signed, so anybody may give it one: what was there was gone
+    a moment later, at every node, and newcomers were told of no run."""
+
+    async def scenario() -> None:
+        node, expires_s = await _node(monkeypatch), get_dht_time() + 100
+        maker = identity_of_seed(bytes(32))
+        signed = sign_run(run_spec().canonical_bytes(), maker.peer_id, maker.sign)
+        key = DHTID.generate(source=run_key(digest_bytes(signed.payload)))
+
+        async def brought(until_s: float) -> bool:
+            request = dht_pb2.StoreRequest(
+                keys=[key.to_bytes()],
+                subkeys=[node.IS_REGULAR_VALUE],
+                values=[FlatSerializer.dumps(encode(signed))],
+                expiration_time=[until_s],
+                in_cache=[False],
+                peer=dht_pb2.NodeInfo(),
+            )
+            reply = await node.rpc_store(request, SimpleNamespace(remote_id=new_peer()))
+            return list(reply.store_ok) == [True]
+
+        assert await brought(expires_s)
+        assert not await brought(get_dht_time() + 0.1)
+        await asyncio.sleep(0.2)
+        assert node.storage.get(key) is not None
+        assert await brought(expires_s + 1), "a later time counts"
 
     event_loop.run(scenario())

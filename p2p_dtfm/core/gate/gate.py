@@ -132,6 +132,7 @@ class Gate:
         role = self._role_of(sender)
         row = row_of(kind, self._is_open(), self._is_closed())
         held = self._sender(sender)
+        pays = kind if row.is_paid_later else pays
         reason = self._owes(held, role, pays, now_ns) if pays else None
         reason = reason or self._reason(held, role, row, kind, size_bytes, now_ns)
         if reason is None and stays and self._is_full(held, role, row, kind):

@@ -63,6 +63,8 @@ class Row(msgspec.Struct, frozen=True):
     """Who may while this peer is in no view, and so cannot know who is a member; None: `roles`."""
     stranger_bytes: int | None = None
     """What a stranger may send, where that is less."""
+    is_paid_later: bool = False
+    """What it has cost is known once it is done (`Gate.spend`): who owes of it gets no more."""
 
 
 STANDING_BYTES = 320 * KIB
@@ -123,6 +125,8 @@ TABLE: dict[str, Row] = {
     "blob": Row(EVERYBODY, KIB, Rate(50, 200), Rate(200, 400), at_once=8),
     "echo": Row(EVERYBODY, KIB, Rate(5, 24), Rate(100, 300)),
     "directory": Row(EVERYBODY, MIB, Rate(10, 100), Rate(60, 600)),
+    # of what is found there: each KiB that is answered. Who looks for a run of a thousand reads 600
+    "directory answer": Row(EVERYBODY, MIB, Rate(32, 1024), Rate(512, 16384), is_paid_later=True),
     # of what is to be stored: each value whose signature has to be looked at
     "directory value": Row(EVERYBODY, 8 * KIB, Rate(2, 16), Rate(60, 600), near=Rate(20, 200)),
     "whereabouts": Row(EVERYBODY, 2 * KIB + 64, Rate(2, 24), Rate(20, 100), at_once=4),

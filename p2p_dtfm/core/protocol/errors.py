@@ -34,6 +34,13 @@ class DeviceFault(UserError):
         super().__init__(cause, fixes, exit_code=1)
 
 
+class P2pdLost(UserError):
+    """What a daemon speaks to others through has ended by itself. Another one does as well."""
+
+    def __init__(self, cause: str, fixes: tuple[str, ...] | str) -> None:
+        super().__init__(cause, fixes, exit_code=1)
+
+
 class PeerFault(Exception):
     """Another peer sent what no correct peer sends. It costs that peer its connection."""
 

@@ -26,9 +26,10 @@ from p2p_dtfm.daemon.peers.reachability import own_addresses
 from p2p_dtfm.daemon.peers.recall import Past
 from p2p_dtfm.daemon.peers.run_source import Run
 from p2p_dtfm.daemon.telemetry.status import State
-from p2p_dtfm.net.contacts.addresses import far_end, parse_address, peer_ids_of
+from p2p_dtfm.net.contacts.addresses import parse_address, peer_ids_of
 from p2p_dtfm.net.contacts.first_contacts import reach_any
 from p2p_dtfm.net.contacts.nearby import Nearby, Neighbour
+from p2p_dtfm.net.contacts.ports import port_listened_at
 from p2p_dtfm.net.directory.port import DirectoryPort
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.ports import now
@@ -247,10 +248,10 @@ class Acquaintances:
         """Tell those on the local network that ask for members of this run where this peer is."""
         if self._nearby is None:
             return
+        settings = self._local.settings
         own = await own_addresses(self._network.host)
-        ports = [end[1] for address in own if (end := far_end(address)) is not None]
-        if ports:
-            await self._nearby.answer(run_digest, ports[0], self._has_met, only_known=only_known)
+        if port := port_listened_at(settings.listen, settings.announce, own):
+            await self._nearby.answer(run_digest, port, self._has_met, only_known=only_known)
 
     def tell_whom_it_follows(self, agreement: Agreement, run_digest: str) -> None:
         """Those that the user named, and those that were met, or that such have named: a swarm of

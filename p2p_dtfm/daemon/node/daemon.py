@@ -240,6 +240,7 @@ async def _until_end(departure: Departure) -> int:
             pending = [task for task in waits.values() if not task.done()]
             await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             if waits["lost"].done():  # first, for it makes everything else fail
+                await departure.save_alone()
                 raise p2pd_has_ended()
             if life.error is not None:
                 raise explained(life.error)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from p2p_dtfm.core.liveness.liveness import LAN_LIVENESS, WAN_LIVENESS, Liveness
 from p2p_dtfm.core.messages.on_the_wire import Unreadable
-from p2p_dtfm.core.protocol.errors import UNREACHABLE, PeerFault, UserError
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, P2pdLost, PeerFault, UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.invited.chains import NOT_INVITED
 from p2p_dtfm.core.protocol.invited.line import read_line
@@ -132,7 +132,9 @@ class Network:
         """When the log said last that a peer had done what no correct one does."""
         self.refusal = ""
         """Why nobody lets this peer in to a run that may not be the one that its user wants."""
-        self.reachability = ReachabilityService(host, settings.relay, bool(settings.announce))
+        self.reachability = ReachabilityService(
+            host, settings.relay, settings.listen, settings.announce
+        )
         self.control = ControlPlane(host, self._serve)
         self.messenger = Messenger(
             host,
@@ -329,11 +331,10 @@ async def _until_lost(host: HostPort) -> None:
     raise p2pd_has_ended()
 
 
-def p2pd_has_ended() -> UserError:
-    return UserError(
+def p2pd_has_ended() -> P2pdLost:
+    return P2pdLost(
         "the libp2p daemon of this peer has ended by itself",
         "start p2p-dtfm again; it takes up where the swarm is",
-        exit_code=1,
     )
 
 

@@ -34,13 +34,7 @@ from p2p_dtfm.daemon.machine.life import (
 )
 from p2p_dtfm.daemon.machine.owner.yields import REASONS, yields_of
 from p2p_dtfm.daemon.machine.settings import Settings
-from p2p_dtfm.daemon.node.returning import (
-    IN_VAIN,
-    TRY_AGAIN_S,
-    in_vain,
-    shown_while_away,
-    to_come_back,
-)
+from p2p_dtfm.daemon.node.returning import IN_VAIN, away_s, in_vain, shown_while_away, to_come_back
 from p2p_dtfm.daemon.telemetry.attention.attention import Attention
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.ports import now
@@ -101,6 +95,8 @@ class Resident:
         """It has been away: what it begins now it begins by itself, and nobody watches."""
         self._is_held_up = away is not None and away.reason.startswith(IN_VAIN)
         """It was to take part when it was last away, and could not: this was told."""
+        self._began_s = 0.0
+        """When it took part last."""
         self._told_to_leave = asyncio.Event()
         """After it was decided that it takes part again: what has been told before there is a
         daemon that hears of it."""
@@ -186,19 +182,20 @@ class Resident:
             log.warning("those met before are gone: %s", error.cause)
             return pauses
         is_watched = not (self._comes_back or daemon.has_begun or is_a_service())
-        if not (reason := in_vain(error, self._settings.home, daemon.has_begun, is_watched)):
+        pause_s, home = away_s(error, now.monotonic_s() - self._began_s), self._settings.home
+        if not (reason := in_vain(error, home, daemon.has_begun, is_watched, pause_s)):
             raise error
         if is_to_leave:  # with code 0: a service starts again what ends with that of a fault
             log.warning("leaves after a fault: %s", getattr(error, "cause", error))
             return None, None
-        is_explained = isinstance(error, UserError) or fault_of_disk(error, self._settings.home)
+        is_explained = isinstance(error, UserError) or fault_of_disk(error, home)
         log.warning("%s", reason, exc_info=None if is_explained else error)
         if daemon.pause_reason is not None:
             return pauses
         if not self._is_held_up:
             self._attention.held_up(self.state(), reason)
         self._is_held_up = True
-        return reason, now.wall_s() + TRY_AGAIN_S
+        return reason, now.wall_s() + pause_s
 
     def _is_to_leave(self, daemon: "Daemon") -> bool:
         return daemon.is_to_leave or self._told_to_leave.is_set()
@@ -265,6 +262,7 @@ class Resident:
             ),
             asyncio.create_task(self._leave_once_told(daemon)),
         ]
+        self._began_s = now.monotonic_s()
         try:
             return await daemon.run(past)
         finally:

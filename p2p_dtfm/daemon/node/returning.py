@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from p2p_dtfm.core.protocol.errors import UNREACHABLE, DeviceFault, UserError
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, DeviceFault, P2pdLost, UserError
 from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.machine.home import Home, fault_of_disk
 from p2p_dtfm.daemon.machine.settings import Settings
@@ -15,6 +15,9 @@ from p2p_dtfm.web.state import DashboardState, Live
 
 TRY_AGAIN_S = 300.0
 """To load the program and to come to the others' view costs both: not all the time."""
+AT_ONCE_S = 3.0
+TOOK_PART_S = 600.0
+"""Whose p2pd has ended after less did not gain by coming back at once."""
 IN_VAIN = "cannot take part now: "
 _OF_NO_USE = (5, UNREACHABLE)
 """Exit codes: another run is trained there, or none any more; or nobody answers, which its service
@@ -44,17 +47,27 @@ def shown_while_away(shown: DashboardState, status: Status, seen: Seen) -> Dashb
     return msgspec.structs.replace(shown, live=live, contribution=seen.given())
 
 
-def in_vain(error: UserError | OSError, home: Path, has_begun: bool, is_watched: bool) -> str:
+def away_s(error: UserError | OSError, took_part_s: float) -> float:
+    """For how long it stays away."""
+    is_at_once = isinstance(error, P2pdLost) and took_part_s >= TOOK_PART_S
+    return AT_ONCE_S if is_at_once else TRY_AGAIN_S
+
+
+def in_vain(
+    error: UserError | OSError, home: Path, has_begun: bool, is_watched: bool, pause_s: float
+) -> str:
     """Why it stays away once more, where what was in the way may pass: memory that others have, a
     full disk, a port or a device in use. Empty where another try would come to the same, or
-    somebody watches; and for who has begun, perhaps hours ago, unless its device makes way."""
-    if is_watched or (has_begun and not isinstance(error, DeviceFault)):
+    somebody watches; and for who has begun, perhaps hours ago, unless its device makes way, or its
+    p2pd has ended, which is a matter of a new one."""
+    if is_watched or (has_begun and not isinstance(error, DeviceFault | P2pdLost)):
         return ""
     if isinstance(error, OSError):
         cause = fault_of_disk(error, home) or str(error)
     else:
         cause = "" if error.exit_code in _OF_NO_USE else error.cause
-    return cause and f"{IN_VAIN}{cause}; tries again in 5 minutes, or with p2p-dtfm resume"
+    when = "at once" if pause_s == AT_ONCE_S else "in 5 minutes, or with p2p-dtfm resume"
+    return cause and f"{IN_VAIN}{cause}; tries again {when}"
 
 
 def to_come_back(settings: Settings, met: tuple[str, ...], run_digest: str) -> Settings:

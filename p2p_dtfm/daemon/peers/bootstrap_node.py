@@ -100,7 +100,9 @@ class Bootstrap:
                 host.calling.vouch(parse_address(address)[0])
             control = await ControlPlane(host, _refuse).ready()
             stack.push_async_callback(control.close)
-            reachability = await ReachabilityService(host, self._relays).ready()
+            reachability = await ReachabilityService(
+                host, self._relays, self._listen, self._announce
+            ).ready()
             stack.push_async_callback(reachability.close)
             directory = await Directory.start(host, self._initial_peers)
             stack.push_async_callback(directory.close)

@@ -149,6 +149,10 @@ class GateKeeper:
             return self._told(sender, kind, answer)
         return _Leaving(self._gate, sender, answer, kind)
 
+    def spend(self, sender: str, kind: str, amount: int) -> None:
+        """See `net.door.Door`."""
+        self._gate.spend(sender, kind, amount, now.monotonic_ns())
+
     def require(self, sender: str, kind: str, size_bytes: int = 0, pays: str = "") -> None:
         """Raises `PeerFault` unless `sender` may say this now, and owes nothing of what it
         `pays`."""

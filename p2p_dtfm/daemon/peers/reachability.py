@@ -25,6 +25,7 @@ from p2p_dtfm.net.contacts.addresses import (
     whole,
 )
 from p2p_dtfm.net.contacts.calling import put_newest
+from p2p_dtfm.net.contacts.ports import port_listened_at
 from p2p_dtfm.net.errors import P2PD_HAS_ENDED, Refused, Unreachable
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.net.nat.dial_back import CallBacks, SeenAddress
@@ -91,10 +92,17 @@ class _Reservation:
 class ReachabilityService:
     """Of one host. `await ready()`, then `find`, then `keep` runs until the end."""
 
-    def __init__(self, host: HostPort, relays: bool = True, has_announced: bool = False) -> None:
-        """`has_announced`: its user says where it is reached, and nothing is added to that."""
+    def __init__(
+        self,
+        host: HostPort,
+        relays: bool = True,
+        listen: Sequence[str] = (),
+        announce: Sequence[str] = (),
+    ) -> None:
+        """`listen`, `announce`: as the host was started with. Where its user says where it is
+        reached nothing is added to that."""
         self._host = host
-        self._has_announced = has_announced
+        self._listen, self._announce = tuple(listen), tuple(announce)
         self.finding = ReachabilityFinding(Reachability.UNKNOWN, "nobody was asked yet")
         self.changed = asyncio.Event()
         """Set when this peer's addresses have become others; whoever tells others clears it."""
@@ -131,7 +139,7 @@ class ReachabilityService:
         stated = [it for it in await own_addresses(self._host) if it not in self._found]
         own = [end for at in stated if (end := far_end(at)) is not None]
         self._own_ends = frozenset(own)
-        self._listen_port = next((port for _, port in own), 0)
+        self._listen_port = port_listened_at(self._listen, self._announce, stated)
         self._ports = tuple(dict.fromkeys(port for _, port in own))
 
     @property
@@ -222,7 +230,7 @@ class ReachabilityService:
         ]
         hosts = Counter(it.host for it in elsewhere)
         for it in elsewhere:
-            if it.open_ports and 2 * hosts[it.host] > len(elsewhere) and not self._has_announced:
+            if it.open_ports and 2 * hosts[it.host] > len(elsewhere) and not self._announce:
                 kind = "ip6" if ":" in it.host else "ip4"
                 return whole(f"/{kind}/{it.host}/tcp/{it.open_ports[0]}", self._host.peer_id)
         return ""

@@ -1,4 +1,4 @@
-"""Whether the ports to listen on are free, and who has them if not.
+"""At which port p2pd listens; whether the ports to listen on are free, and who has them if not.
 
 p2pd listens with SO_REUSEPORT: two of them share one port without a word, and each gets some of the
 other's calls. So it is tried first without.
@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.net.contacts.addresses import far_end
 from p2p_dtfm.net.errors import one_line
 from p2p_dtfm.ports import now
 
@@ -31,6 +32,16 @@ class _Endpoint:
     kind: socket.SocketKind
     host: str
     port: int
+
+
+def port_listened_at(listen: Sequence[str], announce: Sequence[str], own: Sequence[str]) -> int:
+    """The TCP port of this machine at which its p2pd listens; 0: that is not known. What it is told
+    to announce stands in place of all its `own` addresses, and may be a router's, which forwards
+    another port."""
+    chosen = [it.port for at in listen if (it := _endpoint(at)) and it.kind == _KINDS["tcp"]]
+    if chosen or announce:
+        return chosen[0] if chosen else 0
+    return next((end[1] for at in own if (end := far_end(at)) is not None), 0)
 
 
 async def refuse_taken_ports(listen: Sequence[str], patience_s: float = PATIENCE_S) -> None:

@@ -58,7 +58,7 @@ from p2p_dtfm.net.hivemind_parts import (
     get_dht_time,
 )
 from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS, Host
-from p2p_dtfm.ports import now
+from p2p_dtfm.ports import chance, now
 
 Result = TypeVar("Result")
 
@@ -376,10 +376,17 @@ class Directory:
 
     async def meet_again(self) -> bool:
         """Call initial peers of whom the node knows nothing any more: one that was started again
-        knows nobody, and newcomers come through it. Whether one of them answers."""
+        knows nobody, and newcomers come through it. Whether one of them answers. After half a
+        minute without a network no node is known any more: members are nodes as well."""
         absent = self._initial.keys() - set(self.nodes)
         due = self._lost.due(sorted(absent), now.monotonic_s())
-        return any(await asyncio.gather(*(self._call_again(it, self._initial[it]) for it in due)))
+        called = await asyncio.gather(*(self._call_again(it, self._initial[it]) for it in due))
+        if not self.nodes:
+            with contextlib.suppress(Unreachable):
+                connected = await self._host.connected_peers()
+                known = [it for it in connected if self._host.calling.trusts(it)]
+                await self.meet(chance.sample(known, min(len(known), ASKED_NODES)))
+        return any(called)
 
     async def _meet_anybody(self) -> None:
         for peer_id, addresses in list(self._acquaintances.items()):

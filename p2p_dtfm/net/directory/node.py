@@ -7,8 +7,15 @@ from collections.abc import Coroutine
 from typing import Any
 
 from p2p_dtfm.net.contacts.calling import put_newest
+from p2p_dtfm.net.directory.doorway import KEYS_LIMIT, Doorway
 from p2p_dtfm.net.directory.flat_values import FlatSerializer
-from p2p_dtfm.net.directory.table import BoundedStub, Entrances, bound_replacements, due_to
+from p2p_dtfm.net.directory.table import (
+    BoundedStub,
+    Entrances,
+    Storage,
+    bound_replacements,
+    due_to,
+)
 from p2p_dtfm.net.directory.whereabouts import Whereabouts
 from p2p_dtfm.net.errors import one_line
 from p2p_dtfm.net.hivemind_parts import (
@@ -25,8 +32,7 @@ from p2p_dtfm.net.libp2p.host import Host
 from p2p_dtfm.ports import now
 
 KIND = "directory"
-KEYS_LIMIT = 256
-"""Of one request."""
+ANSWER_KIND = "directory answer"
 WRITTEN_KEPT = 16
 """Dictionaries, as they are sent."""
 REPLY_LIMIT_BYTES = 3 << 20
@@ -52,18 +58,21 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
         self._tasks: set[asyncio.Task[Any]] = set()
         self._written: dict[DHTID, tuple[int, bytes]] = {}
 
+    @classmethod
+    async def create(cls, *arguments: Any, **options: Any) -> "DHTProtocol":
+        protocol = await super().create(*arguments, **options)
+        assert isinstance(protocol, DHTProtocol)
+        protocol.storage = Storage()
+        return protocol
+
     def get_stub(self, peer: PeerID) -> BoundedStub:
         return BoundedStub(super().get_stub(peer), self.bucket_size, self.record_validator)
 
-    async def rpc_ping(self, request: dht_pb2.PingRequest, context: Any) -> dht_pb2.PingResponse:
-        if not self._lets_in(context, 0, 0):
-            return dht_pb2.PingResponse(peer=self.node_info, dht_time=get_dht_time())
-        return await super().rpc_ping(request, context)
+    async def add_p2p_handlers(self, p2p: Any, *arguments: Any, **options: Any) -> None:
+        doorway = Doorway(p2p, self._lets_in, self._blame, self._refusal)
+        await super().add_p2p_handlers(doorway, *arguments, **options)
 
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: Any) -> dht_pb2.StoreResponse:
-        count = len(request.keys)
-        if not self._lets_in(context, count, request.ByteSize()):
-            return dht_pb2.StoreResponse(store_ok=[False] * count, peer=self.node_info)
         request.in_cache[:] = [False] * len(request.in_cache)
         validator = self.record_validator
         if validator is None:
@@ -77,12 +86,8 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
             validator.sender = None
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: Any) -> dht_pb2.FindResponse:
-        count = len(request.keys)
-        is_plain = len(set(request.keys)) == count  # what is asked for once is read once
-        if not self._lets_in(context, count, request.ByteSize()) or not is_plain:
-            nothing = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
-            results = [nothing] * min(count, KEYS_LIMIT)
-            return dht_pb2.FindResponse(results=results, peer=self.node_info)
+        if len(set(request.keys)) != len(request.keys):  # what is asked for once is read once
+            return self._refusal(request)
         asker = DHTID.from_bytes(request.peer.node_id)
         keys = list(map(DHTID.from_bytes, request.keys))
         self._spawn(self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context))
@@ -92,6 +97,9 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
             result = self._found(key, asker, left_bytes)
             left_bytes -= result.ByteSize()
             response.results.append(result)
+        if self.host is not None:
+            answered_kib = (REPLY_LIMIT_BYTES - left_bytes) >> 10
+            self.host.door.spend(context.remote_id.to_base58(), ANSWER_KIND, answered_kib)
         return response
 
     def _found(self, key: DHTID, asker: DHTID, left_bytes: int) -> dht_pb2.FindResult:
@@ -121,16 +129,33 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
             put_newest(self._written, key, (form, written), WRITTEN_KEPT)
         return written
 
-    def _lets_in(self, context: Any, count: int, size_bytes: int) -> bool:
-        if count > KEYS_LIMIT:
-            return False
+    def _lets_in(self, sender: str, request_type: type, size_bytes: int) -> bool:
+        """Of who asks what is known here, each KiB that it is answered counts as well: 256 keys in
+        6 KB are answered with 320 KB of neighbours."""
         if self.host is None:
             return True
-        leave = self.host.door.enter(context.remote_id.to_base58(), KIND, size_bytes)
-        if isinstance(leave, str):
-            return False
-        leave()
+        asked = [(KIND, size_bytes)]
+        asked += [(ANSWER_KIND, 0)] if request_type is dht_pb2.FindRequest else []
+        for kind, asked_bytes in asked:
+            leave = self.host.door.enter(sender, kind, asked_bytes)
+            if isinstance(leave, str):
+                return False
+            leave()
         return True
+
+    def _blame(self, sender: str) -> None:
+        if self.host is not None:
+            self.host.door.blame(sender, KIND)
+
+    def _refusal(self, request: Any) -> Any:
+        """Nothing is known here, and nothing is stored."""
+        if isinstance(request, dht_pb2.PingRequest):
+            return dht_pb2.PingResponse(peer=self.node_info, dht_time=get_dht_time())
+        count = min(len(request.keys), KEYS_LIMIT)
+        if isinstance(request, dht_pb2.StoreRequest):
+            return dht_pb2.StoreResponse(store_ok=[False] * count, peer=self.node_info)
+        nothing = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
+        return dht_pb2.FindResponse(results=[nothing] * count, peer=self.node_info)
 
     async def call_ping(
         self, peer: PeerID, validate: bool = False, strict: bool = True

@@ -7,7 +7,14 @@ from typing import Any
 
 from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.directory.flat_values import FlatSerializer
-from p2p_dtfm.net.hivemind_parts import DHTID, DHTRecord, DictionaryDHTValue, PeerID, dht_pb2
+from p2p_dtfm.net.hivemind_parts import (
+    DHTID,
+    DHTLocalStorage,
+    DHTRecord,
+    DictionaryDHTValue,
+    PeerID,
+    dht_pb2,
+)
 
 PEER_ID_LIMIT_BYTES = 64
 """hivemind writes each as text: 4 KiB take 26 ms, and 1 MiB take half an hour."""
@@ -62,6 +69,17 @@ class BoundedStub:
         del result.nearest_peer_ids[self._neighbours_limit :]
         if any(len(peer) > PEER_ID_LIMIT_BYTES for peer in result.nearest_peer_ids):
             raise ValueError("a neighbour whose peer id is too long")
+
+
+class Storage(DHTLocalStorage):  # type: ignore[misc]
+    """hivemind's own refuses what ends earlier than what it holds, but drops what it holds when
+    that would have ended: anybody could bring a run spec again, for a moment."""
+
+    def store(self, key: Any, value: Any, expiration_time: float, subkey: Any = None) -> bool:
+        held = self.data.get(key)
+        if subkey is None and held is not None and held.expiration_time >= expiration_time:
+            return False
+        return bool(super().store(key, value, expiration_time, subkey))
 
 
 class Entrances:

@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import time
-from functools import partial
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ _FOLDER = Path("/tmp")  # hivemind's own choice, whatever TMPDIR says
 _PATTERN = "hivemind-p2p*-*.sock"
 _AT_MOST = 4096
 _MINIMUM_AGE_S = 60
+
+STREAMS_WAITING = 4096
+"""As many as Linux has wait at most, unless it is told otherwise."""
 
 UNREADABLE = "/unreadable"
 """Stands for an address of a connection of which hivemind does not know a part."""
@@ -35,24 +38,13 @@ class PendingCalls(dict[Any, asyncio.Future[Any]]):
         return future is not None and not future.done()
 
 
-class HandlerTasks(dict[Any, asyncio.Task[Any]]):
-    """hivemind's handlers that run, each until it ends.
-
-    hivemind takes out only what has ended by itself, and by the name that its caller has given the
-    call: what was cancelled stayed for good, and two calls of one name ended one another.
-    """
-
-    def __setitem__(self, call_id: Any, task: asyncio.Task[Any]) -> None:
-        super().__setitem__(call_id, task)
-        task.add_done_callback(partial(self._ended, call_id))
-
-    def _ended(self, call_id: Any, task: asyncio.Task[Any]) -> None:
-        if self.get(call_id) is task:
-            del self[call_id]
-
-    def pop(self, call_id: Any, *default: Any) -> Any:
-        """hivemind's own way to end one, in its last moment."""
-        return self.get(call_id)
+@contextlib.asynccontextmanager
+async def listen_with_room(control: Any) -> AsyncIterator[Any]:
+    """Where p2pd brings streams, calls among them. hivemind lets a hundred wait, and p2pd ends what
+    comes while an event loop has no time for these."""
+    where = control.listen_maddr["unix"]
+    async with await asyncio.start_unix_server(control._handler, where, backlog=STREAMS_WAITING):
+        yield control
 
 
 def expect_broken_streams(loop: asyncio.AbstractEventLoop) -> None:

@@ -97,7 +97,7 @@ class ControlPlane:
 
     async def _serve(self, sender: str, request: bytes) -> bytes:
         begun = self.begin(sender, request)
-        # p2pd cancels us when the caller gives up; what the handler began, it finishes
+        # this may be cancelled; what the handler began, it finishes
         return begun if isinstance(begun, bytes) else await asyncio.shield(begun)
 
     def begin(self, sender: str, request: bytes) -> "bytes | asyncio.Task[bytes]":

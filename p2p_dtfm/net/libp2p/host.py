@@ -6,6 +6,7 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,15 +33,17 @@ from p2p_dtfm.net.hivemind_parts import (
 )
 from p2p_dtfm.net.libp2p.around_hivemind import (
     UNREADABLE,
-    HandlerTasks,
     PendingCalls,
     expect_broken_streams,
+    listen_with_room,
     readable,
     remove_stale_sockets,
 )
 from p2p_dtfm.net.libp2p.descriptors import allow_many_descriptors
 from p2p_dtfm.net.libp2p.ended_streams import EndedStreams
+from p2p_dtfm.net.libp2p.kept_connections import keep_known
 from p2p_dtfm.net.libp2p.p2pd import P2pd, flags_of, start_p2pd
+from p2p_dtfm.net.libp2p.served_calls import ServedCalls
 from p2p_dtfm.net.shaping import ShapedWriter, Shaper
 
 Result = TypeVar("Result")
@@ -110,9 +113,12 @@ class Host:
         self._ended = EndedStreams()
         control = p2p._client.control
         control._pending_calls = PendingCalls(control._pending_calls)
-        control._handler_tasks = HandlerTasks(control._handler_tasks)
+        control.listen = partial(listen_with_room, control)
+        self.calls = ServedCalls(p2p, lambda sender: self.door.is_near(sender))
         self._peer_ids: dict[str, PeerID] = {}
         self._watcher = asyncio.create_task(self._watch(), name="p2pd watcher")
+        keeping = keep_known(p2p, self.connected_peers, lambda peer: self.calling.trusts(peer))
+        self._keeping = asyncio.create_task(keeping, name="kept connections")
 
     @classmethod
     async def start(
@@ -318,7 +324,7 @@ class Host:
             self.calling.heard(sender.to_base58())
             return await handler(sender.to_base58(), request)
 
-        await self._ask(self.p2p._client.add_unary_handler(name, serve), CLOSE_DEADLINE_S)
+        await self._ask(self.calls.add_unary_handler(name, serve), CLOSE_DEADLINE_S)
 
     async def call(self, peer_id: str, name: str, body: bytes, deadline_s: float) -> bytes:
         """One unary call. Raises `Unreachable`."""
@@ -370,6 +376,7 @@ class Host:
         """End p2pd and wait until it is gone. May be called twice."""
         self._closing = True
         self._watcher.cancel()
+        self._keeping.cancel()
         self._fail_pending("this host was closed")
         await self.p2p.shutdown()
         await self._p2pd.stop()

@@ -58,7 +58,7 @@ class Punching:
     """Makes relayed links direct. `await ready()` before others may ask.
 
     `endpoint()` is where the world sees this peer, None if that is not known; `is_open()` whether
-    anybody can call it there; `listen_port()` the port at which its p2pd listens.
+    anybody can call it there; `listen_port()` the port at which its p2pd listens, 0 if not known.
     """
 
     def __init__(
@@ -139,11 +139,15 @@ class Punching:
         if request.is_open:
             self._spawn(sender, self._call_back(sender, request))
             return encode(CalledAt("", 0))
-        endpoint = self._endpoint()
+        endpoint = self._end_to_join()
         if endpoint is None:
             raise PeerFault("this peer does not know where the world sees it", sender)
         self._spawn(sender, self._open_and_bridge(request))
         return encode(CalledAt(*endpoint))
+
+    def _end_to_join(self) -> Endpoint | None:
+        """Where the world sees this peer; None as well where its own p2pd is not found."""
+        return self._endpoint() if self._listen_port() else None
 
     def _spawn(self, peer_id: str, work: Coroutine[Any, Any, None]) -> None:
         task = self._tasks[peer_id] = asyncio.create_task(work)

@@ -80,6 +80,13 @@ class Departure:
         log.info("left the swarm")
         participant.local.status.say(State.STOPPED, "left")
 
+    async def save_alone(self) -> None:
+        """Nobody is to be reached any more: what it holds is on its disk when it comes back."""
+        log.warning("nothing reaches the others any more: saves what it holds")
+        self.participant.trainer.leave_views()
+        await self.participant.trainer.settled()
+        await self._save()
+
     async def keep_the_model(self) -> None:
         """After the last step, as `end` does before it: this peer may be alone with the model."""
         if not self._is_held_by_others(self._membership.agreement.view):

@@ -1,0 +1,70 @@
+"""Where p2pd has too many connections, those of strangers go."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.net.hivemind_parts import p2pd_pb2, p2pd_wire
+from p2p_dtfm.net.libp2p import host as host_module
+from p2p_dtfm.net.libp2p import kept_connections
+from p2p_dtfm.net.libp2p.host import Host
+from tests.net.net_support import LOOPBACK, run
+
+STRANGERS = 6
+
+
+async def _trim(host: Host) -> None:
+    """As p2pd does by itself, every ten seconds where it has too many."""
+    reader, writer = await host.p2p._client.control.daemon_connector.open_connection()
+    trim = p2pd_pb2.ConnManagerRequest(type=p2pd_pb2.ConnManagerRequest.TRIM)
+    request = p2pd_pb2.Request(type=p2pd_pb2.Request.CONNMANAGER, connManager=trim)
+    await p2pd_wire.write_pbmsg(writer, request)
+    await p2pd_wire.read_pbmsg_safe(reader, p2pd_pb2.Response())
+    writer.close()
+
+
+def test_strangers_that_hold_streams_push_no_idle_member_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags_of = host_module.flags_of
+
+    def with_low_marks(*arguments: Any) -> list[str]:
+        return [*flags_of(*arguments), "-connLo=2", "-connHi=4", "-connGrace=1s"]
+
+    async def scenario() -> None:
+        monkeypatch.setattr(kept_connections, "FEW", 2)
+        monkeypatch.setattr(kept_connections, "LOOK_EVERY_S", 0.2)
+        async with contextlib.AsyncExitStack() as stack:
+
+            async def started(name: str) -> Host:
+                host = await Host.start(tmp_path / name, LOOPBACK)
+                stack.push_async_callback(host.close)
+                return host
+
+            monkeypatch.setattr(host_module, "flags_of", with_low_marks)
+            one = await started("one")
+            monkeypatch.setattr(host_module, "flags_of", flags_of)
+            member = await started("member")
+            one.calling.trusts = lambda peer_id: peer_id == member.peer_id
+
+            async def hold(sender: str, reader: asyncio.StreamReader, writer: Any) -> None:
+                await reader.read()
+
+            await one.serve_streams("held", hold)
+            where = await one.addresses()
+            await member.connect(one.peer_id, where, 5, is_chosen=True)
+            for number in range(STRANGERS):
+                stranger = await started(f"stranger-{number}")
+                await stranger.connect(one.peer_id, where, 5, is_chosen=True)
+                await stranger.open_stream(one.peer_id, "held", 5)
+            assert len(await one.connected_peers()) == STRANGERS + 1
+            await asyncio.sleep(1.5)
+            await _trim(one)
+            await asyncio.sleep(0.5)
+            left = await one.connected_peers()
+            assert member.peer_id in left and len(left) < STRANGERS
+
+    run(scenario())

@@ -22,6 +22,7 @@ class Host:
     peer_id = "me"
     is_only_local = False
     shaper = None
+    found_addresses: tuple[str, ...] = ()
 
     async def addresses(self) -> tuple[str, ...]:
         return ANNOUNCED

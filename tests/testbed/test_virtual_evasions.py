@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from p2p_dtfm.daemon.trainer.audited.audits import Audits
-from p2p_dtfm.testbed.lies import evasions
+from p2p_dtfm.testbed.lies import evasions, late_claims
 from p2p_dtfm.testbed.lies.daemon import INSTALLED
 from p2p_dtfm.testbed.virtual.lies.putting import put_in
 from p2p_dtfm.testbed.virtual.process import PROCESS
@@ -29,6 +29,7 @@ RATE = 0.5
 CONVICTED = (
     "claims another work of the step than it did before",
     "works otherwise than those who computed it again",
+    "has sent most of the others other gradients or losses than it claims",
 )
 """The second one where it says no Prepared any more."""
 GONE = "was gone when its work was to be computed again"
@@ -60,6 +61,52 @@ def test_who_stops_the_step_in_which_it_is_drawn_is_convicted_when_that_is_done_
     assert played.problem == "" and played.lies
     told = "\n".join(played.reports)
     assert any(reason in told for reason in CONVICTED), told
+
+
+@pytest.mark.parametrize(
+    ("members", "liars", "seed"),
+    [
+        ("abcd", "d", 0),
+        pytest.param("abcd", "d", 1, marks=pytest.mark.nightly),
+        pytest.param("abcdefgh", "gh", 0, marks=pytest.mark.nightly),
+    ],
+)
+def test_who_claims_the_truth_where_it_is_drawn_is_convicted_by_what_it_has_sent(
+    tmp_path: Path, members: str, liars: str, seed: int
+) -> None:
+    """Its audit found nothing wrong, it said no Prepared and had all agree anew: nobody held it to
+    what had come from it, and of 15 lying steps 6 stayed, at a rate of a half."""
+    schedule = lying_to_the_end("late-part", members, liars, RATE)
+    played = Player(tmp_path, STEPS).play(LIES + seed, schedule)
+    told = "\n".join(played.reports)
+    assert any(reason in told for reason in CONVICTED), (played, told)
+    assert played.problem == "" and played.stayed < played.lies
+
+
+def stop_before_an_audit(lie: Any) -> None:
+    """As soon as it has claimed the truth: nobody has said a Prepared by then."""
+    liar = evasions._known_where(lie, in_first=False)
+    late_claims.claim_what_was_due_if_drawn(lie)
+    honest = Audits._audited
+
+    async def audited(self: Any, here: Any) -> Any:
+        if liar.lies and self._tools.me in here.book.drawn():
+            await evasions._have_all_agree_anew(self, here.view)
+        return await honest(self, here)
+
+    late_claims.put(Audits, "_audited", audited)
+
+
+def test_nor_does_it_help_to_stop_the_step_before_anybody_has_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What had come from it then is held against what it claimed then, when the step is done
+    again."""
+    monkeypatch.setitem(INSTALLED, "late-part", stop_before_an_audit)
+    played = Player(tmp_path, STEPS).play(LIES, lying_to_the_end("late-part", "abcd", "d", RATE))
+    told = "\n".join(played.reports)
+    assert CONVICTED[2] in told, (played.problem, told)
+    assert played.problem == "" and played.stayed < played.lies
 
 
 def test_of_who_is_gone_when_it_is_drawn_the_others_compute_the_work_again(

@@ -388,6 +388,12 @@ class ClaimBook:
         segments = self._segments if self._open.trains else ()
         return {owner for owner, _ in unlike_edges(self._shares(), segments)}
 
+    def unlike_to(self, me: str) -> list[str]:
+        """Whose claim is not of what has come from it to this peer, or of what it has told it."""
+        segments, shares = self._segments if self._open.trains else (), self._shares()
+        unlike = unlike_edges(shares, segments) | unlike_losses(shares)
+        return sorted(sender for receiver, sender in unlike if receiver == me)
+
     @property
     def _open(self) -> Due:
         return self._due(self._step) or TRAINING

@@ -7,7 +7,8 @@ again, rightly, since the first step of a view is audited whole, and it lied in 
 it was drawn again. At any rate below one nobody ever convicted it.
 
 But what is computed from the same states, by the same plan and as many threads is the same bits. So
-who has claimed, or sent, two things for one work lies in one of them; and of who is gone, or
+who has claimed, or sent, two things for one work lies in one of them, also where it has sent one
+thing and claimed another before the step was stopped; and of who is gone, or
 computes in another way now, the others compute the work again that it did. Where only chunks are
 others, as records tell of other links, what does not depend on them is compared. Each goes by what
 it has heard and got itself: it may be that a few alone were told. So whom more than half of all
@@ -151,6 +152,15 @@ class StoppedStep:
             if came and not fit(came, parts.get(number, ())):
                 return True
         return False
+
+    def sent_other(self) -> list[str]:
+        """Who has claimed something else than it had sent: it knew that it was drawn, and its work
+        is right by its claim."""
+        others = sorted(self.claims.keys() - {self.me})
+        return [it for it in others if self._has_claimed_other(it, self.claims[it].share)]
+
+    def _has_claimed_other(self, peer_id: str, share: Share) -> bool:
+        return self.has_sent_other(peer_id, share.parts, share.losses.get(peer_id, b""))
 
     def unjudged(self, plan: Plan, barred: Collection[str], view: str = "") -> list[str]:
         """Who was to be audited, and cannot be held to what it claims now: who has no stage any

@@ -33,6 +33,10 @@ CLAIM_BYTES = 16
 OPENINGS_BYTES = 16
 GONE_WORK = bytes(WORK_BYTES)
 """In an account, of who has no stage any more: its work was another than it had claimed."""
+SENT_OTHER = b"\xff" * WORK_BYTES
+"""In an account, in place of what a work comes to: its maker has sent this account's something else
+than it claims, or had when the step was done before. Whatever the work is: to those that have not
+computed it again as well."""
 MANY = 1 << 30
 """Microbatches whose inputs are kept, where there is no limit."""
 PART_BYTES = 32

@@ -198,6 +198,13 @@ _WORK = {
         rate=OFTEN,
         steps_after=EVADES_FOR,
     ),
+    "late-part": LieKind(
+        "sends gradients the other way to be added up, and claims last: these, or, where it is "
+        "drawn, what it should have sent; then it has all agree anew",
+        ONCE_DRAWN,
+        rate=OFTEN,
+        steps_after=EVADES_FOR,
+    ),
     "held-out-sent": LieKind(
         "sends the next stage other activations to be evaluated",
         BARRED,

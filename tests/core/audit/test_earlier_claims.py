@@ -10,7 +10,7 @@ import pytest
 from p2p_dtfm.core.audit.accounts import fault_of_account, findings
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
 from p2p_dtfm.core.audit.earlier_claims import STAYING_LIMIT, Alike, StoppedStep, way_of
-from p2p_dtfm.core.audit.work import GONE_WORK, OWN_BYTES, changed_work
+from p2p_dtfm.core.audit.work import GONE_WORK, OWN_BYTES, SENT_OTHER, changed_work
 from p2p_dtfm.core.messages.audit_messages import Audited, Boundary, Claimed, Share
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
@@ -234,6 +234,24 @@ def test_what_came_into_a_stage_is_gone_with_its_view() -> None:
     assert there.unjudged(PLAN, ()) == []
 
 
+def test_who_has_claimed_what_it_had_not_sent_is_seen_though_its_work_is_right() -> None:
+    """It knew from the others' claims that it is drawn."""
+    said = claims(a=that_got("a", "flipped"))
+    before = stopped(said, audited=NAMES)
+    assert before.not_audited == frozenset() and before.changed(claims()) == []
+    assert before.sent_other() == [LIAR] and stopped(claims()).sent_other() == []
+    assert stopped(claims(a=that_got("a", "flipped"), d=FLIPPED)).sent_other() == []
+    assert stopped(claims(b=that_got("b", "flipped"))).sent_other() == [], "b tells it of itself"
+    book = ClaimBook(VIEW, PLAN, ALL)
+    book.step_begins(STEP)
+    for name, each in said.items():
+        book.record(name, each)
+    assert [book.unlike_to(name) for name in NAMES] == [[LIAR], [], [], []]
+    other = dict(HONEST["a"].losses) | {LIAR: b"l" * len(LOSSES)}
+    told = claims(a=msgspec.structs.replace(HONEST["a"], losses=other))
+    assert stopped(told).sent_other() == [LIAR], "it had told of another loss"
+
+
 def said_by(names: str, peer: str, work: bytes) -> dict[str, Prepared]:
     """Each of these denies that work, and says it comes to `work`."""
     said = step_of(HONEST, {name: {peer: work} for name in names}, told="")
@@ -248,7 +266,12 @@ def said_by(names: str, peer: str, work: bytes) -> dict[str, Prepared]:
 
 @pytest.mark.parametrize(
     ("peer", "work"),
-    [(LIAR, changed_work(work_of_share(HONEST[LIAR], LIAR))), ("gone", GONE_WORK)],
+    [
+        (LIAR, changed_work(work_of_share(HONEST[LIAR], LIAR))),
+        (LIAR, SENT_OTHER),
+        ("gone", GONE_WORK),
+        ("gone", SENT_OTHER),
+    ],
 )
 def test_more_than_half_of_all_convict_it_and_of_fewer_nothing_follows(
     peer: str, work: bytes
@@ -262,6 +285,16 @@ def test_more_than_half_of_all_convict_it_and_of_fewer_nothing_follows(
         del said[silent]
         convicted = {peer} if silent == LIAR else set()
         assert findings(said, PLAN, SEGMENTS).convicted == convicted, "it may say no Prepared"
+
+
+def test_who_has_got_something_else_counts_beside_those_that_have_computed_it_again() -> None:
+    """Else whoever lies to some in what it sends, and to all in its work, would have too few
+    against it in either."""
+    computed, sent = said_by("ab", LIAR, bytes(32)), said_by("c", LIAR, SENT_OTHER)
+    said = {name: (sent if name == "c" else computed)[name] for name in "abc"}
+    assert findings(said, PLAN, SEGMENTS).convicted == {LIAR}
+    unlike = {name: said_by(name, LIAR, name.encode() * 32)[name] for name in "abc"}
+    assert findings(unlike, PLAN, SEGMENTS) == ({}, {}, set(), {}), "none of these says what it is"
 
 
 def test_an_account_names_few_that_are_gone() -> None:

@@ -1,0 +1,90 @@
+"""Lies of who claims last, so that it knows whether it is drawn, and claims accordingly."""
+
+import dataclasses
+from typing import Any
+
+import numpy
+
+from p2p_dtfm.daemon.step.reduction.step_reduction import _Courses
+from p2p_dtfm.daemon.trainer.audited.audits import Audits
+from p2p_dtfm.net.streams.frames import FrameKind
+from p2p_dtfm.testbed.lies.evasions import (
+    _drawn_by,
+    _have_all_agree_anew,
+    _known_where,
+    _until_others_have_claimed,
+)
+from p2p_dtfm.testbed.lies.lie import Lie, put
+from p2p_dtfm.train.stage.replay.work import chunk_digest
+
+_FLOAT = "<f4"
+
+
+def _turned_round(payload: Any) -> bytes:
+    turned: bytes = (-numpy.frombuffer(bytes(payload), dtype=_FLOAT)).tobytes()
+    return turned
+
+
+async def _knows_that_it_is_drawn(audits: Any, here: Any, said: Any, lie: Lie) -> bool:
+    """Of fellows the last one waits for all others' claims; the rest never know."""
+    me = audits._tools.me
+    if me != max(lie.fellows, default=me):
+        return False
+    await _until_others_have_claimed(audits, here)
+    return me in _drawn_by(here.book, me, said)
+
+
+def _with_turned_parts(audits: Any, here: Any) -> Any:
+    """But for those that it sums itself."""
+    me, wire, parts = audits._tools.me, here.engine.mailbox.wire, dict(here.mine.parts)
+    for number, cut in here.mine.cut.items():
+        owners = wire.chunks[here.plan.segments()[number].first_layer].owners
+        parts[number] = tuple(
+            part if owners[chunk] == me else chunk_digest(_turned_round(cut.payload(chunk)))
+            for chunk, part in enumerate(parts[number])
+        )
+    return dataclasses.replace(here, mine=dataclasses.replace(here.mine, parts=parts))
+
+
+def claim_what_was_due_if_drawn(lie: Lie) -> None:
+    """All parts that it sends are turned round. Nobody says so of a work that is right, and once it
+    is audited all agree anew."""
+    liar, send, honest, audited = (
+        _known_where(lie, in_first=False),
+        _Courses.send,
+        Audits._claim,
+        Audits._audited,
+    )
+    drawn = set[int]()
+
+    async def send_turned(
+        self: Any, peer_id: str, kind: Any, chunk: int, elements: int, payload: Any
+    ) -> None:
+        if kind is FrameKind.GRADIENT_PART and liar.lies:
+            payload = _turned_round(payload)
+        await send(self, peer_id, kind, chunk, elements, payload)
+
+    async def claim(self: Any, here: Any, local: Any) -> Any:
+        right = await honest(self, here, local)
+        if not liar.lies:
+            return right
+        if await _knows_that_it_is_drawn(self, here, right, lie):
+            drawn.add(here.step)
+            return right
+        self._next_opening = right.opening  # once more
+        return await honest(self, _with_turned_parts(self, here), local)
+
+    async def until_audited(self: Any, here: Any) -> Any:
+        found = await audited(self, here)
+        if liar.lies and here.step in drawn:
+            await _have_all_agree_anew(self, here.view)
+        return found
+
+    put(_Courses, "send", send_turned)
+    put(Audits, "_claim", claim)
+    put(Audits, "_audited", until_audited)
+
+
+LATE_CLAIMS = {
+    "late-part": claim_what_was_due_if_drawn,
+}

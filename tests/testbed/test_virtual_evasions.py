@@ -109,6 +109,59 @@ def test_nor_does_it_help_to_stop_the_step_before_anybody_has_said_so(
     assert played.problem == "" and played.stayed < played.lies
 
 
+@pytest.mark.parametrize(
+    ("what", "members", "liars"),
+    [
+        ("late-opening", "abcd", "d"),
+        ("late-alien", "abcd", "d"),
+        pytest.param("late-opening", "abcdefgh", "gh", marks=pytest.mark.nightly),
+        pytest.param("late-alien", "abcdefgh", "gh", marks=pytest.mark.nightly),
+    ],
+)
+def test_who_has_nobody_drawn_by_what_cannot_be_true_is_convicted_when_the_step_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, members: str, liars: str
+) -> None:
+    """A false opening, or an arithmetic that nobody else has, costs a place for ten seconds, and
+    nothing was computed again for it."""
+    monkeypatch.setattr(players, "make_run", lambda *it: of_single_sequences(make_run(*it)))
+    schedule = lying_to_the_end(what, members, liars, RATE)
+    played = Player(tmp_path, STEPS).play(LIES, schedule)
+    told = "\n".join(played.reports)
+    assert any(reason in told for reason in (GONE, *CONVICTED)), (played, told)
+    assert len({it.partition(":")[0] for it in played.reports}) == len(liars), told
+    assert played.problem == "" and played.stayed < played.lies
+
+
+def withhold_a_claim_for_a_fellow(lie: Any) -> None:
+    """The last of the fellows, where one of them is drawn: it is out for that, and its own work is
+    right."""
+    liar, honest = evasions._flip_where(lie, in_first=False), Audits._claim
+
+    async def claim(self: Any, here: Any, local: Any) -> Any:
+        said, me = await honest(self, here, local), self._tools.me
+        if liar.lies and me == max(lie.fellows):
+            await evasions._until_others_have_claimed(self, here)
+            if not {*lie.fellows}.isdisjoint(evasions._drawn_by(here.book, me, said)):
+                await self._state.until_over(here.view)
+        return said
+
+    evasions.put(Audits, "_claim", claim)
+
+
+@pytest.mark.nightly
+def test_where_a_fellow_withholds_its_claim_the_works_of_all_are_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It alone knew the draw; of the one that stayed nobody computed the work again."""
+    monkeypatch.setitem(INSTALLED, "evade-early", withhold_a_claim_for_a_fellow)
+    monkeypatch.setattr(players, "make_run", lambda *it: of_single_sequences(make_run(*it)))
+    schedule = lying_to_the_end("evade-early", "abcdefgh", "gh", RATE)
+    played = Player(tmp_path, STEPS).play(LIES, schedule)
+    told = "\n".join(played.reports)
+    assert CONVICTED[0] in told and GONE in told, (played, told)
+    assert played.problem == "" and played.stayed < played.lies
+
+
 def test_of_who_is_gone_when_it_is_drawn_the_others_compute_the_work_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

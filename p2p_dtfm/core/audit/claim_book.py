@@ -371,17 +371,31 @@ class ClaimBook:
         return sorted({peer for peer, work in found if work not in alike.get(peer, (work,))})
 
     def stopped(self, me: str, base: str) -> StoppedStep:
-        """The open step, once the view is over. Of whose claim alone is missing, that one knew the
-        draw, and nobody else does."""
-        missing, audited = self.not_claimed(), self._at(self._step).audited
-        waiting = {*missing} if len(missing) == 1 else set[str]()
-        if not missing:
-            drawn = [it for each in self.rounds() for it in each.items()]
-            claims = self.claims
-            waiting = {it for it, by in drawn if audited.get((by, it)) != claims[it].work}
+        """The open step, once the view is over."""
+        waiting = self._not_judged() | self._named_others()
         ways = self._ways | {peer: way_of(claim.share) for peer, claim in self.claims.items()}
         step, plan, claims, earlier = self._step, self._plan, dict(self.claims), dict(self._ways)
         return StoppedStep(me, step, base, plan, claims, frozenset(waiting), ways, earlier)
+
+    def _not_judged(self) -> set[str]:
+        """Of the open step, whose work was to be computed again, and nobody has said that it comes
+        to what was claimed. All, where one claim alone is missing, whose maker knew the draw, or an
+        opening is false, by which anything may be drawn, or nobody: it may be for a fellow."""
+        missing, audited, claims = self.not_claimed(), self._at(self._step).audited, self.claims
+        if len(missing) == 1 or self.false_openings():
+            return {*self._holders}
+        if missing:
+            return set()
+        drawn = (it for each in self.rounds() for it in each.items())
+        return {it for it, by in drawn if audited.get((by, it)) != claims[it].work}
+
+    def _named_others(self) -> set[str]:
+        """Whose arithmetic is another than in the step before: nobody could be drawn for it."""
+        return {
+            it
+            for it, claim in self.claims.items()
+            if it in self._ways and claim.share.arithmetic != self._ways[it].arithmetic
+        }
 
     def misled(self) -> set[str]:
         """Who says that something else came to it than its sender has claimed."""

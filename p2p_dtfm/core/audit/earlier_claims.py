@@ -64,7 +64,8 @@ class StoppedStep:
     claims: Mapping[str, Claimed]
     not_audited: frozenset[str]
     """Of whom a work was to be computed again, as far as it is known here, and nobody has said that
-    it comes to what was claimed."""
+    it comes to what was claimed: of all where somebody has opened what is not so, and of who names
+    another arithmetic than in the step before."""
     ways: Mapping[str, WayOfWork]
     """In which each computed last."""
     earlier_ways: Mapping[str, WayOfWork] = field(default_factory=dict)
@@ -177,10 +178,12 @@ class StoppedStep:
         return [*sorted(missing - stay), *chosen]
 
     def _can_judge(self, peer_id: str) -> bool:
-        theirs, here = self.ways.get(peer_id), self._arithmetic_here
+        """By the arithmetic that it had in the steps before, if there were any: in a view nobody's
+        is another all of a sudden."""
+        theirs = self.earlier_ways.get(peer_id) or self.ways.get(peer_id)
         if theirs is None or beside(self.plan, peer_id):
             return False
-        return bool(here) and here == theirs.arithmetic
+        return bool(self._arithmetic_here) and self._arithmetic_here == theirs.arithmetic
 
     def denies(self, peer_id: str, own: bytes, parts: Parts, losses: bytes) -> bool:
         """Whether what its work comes to here, `own`, `parts` and `losses`, is not what it has

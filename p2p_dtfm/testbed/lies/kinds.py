@@ -205,6 +205,20 @@ _WORK = {
         rate=OFTEN,
         steps_after=EVADES_FOR,
     ),
+    "late-opening": LieKind(
+        "flips its gradients, and claims last: where it, or a fellow, is drawn it opens what draws "
+        "nobody, which is not what it was committed to",
+        ONCE_DRAWN,
+        rate=OFTEN,
+        steps_after=EVADES_FOR,
+    ),
+    "late-alien": LieKind(
+        "flips its gradients, and claims last: where it is drawn an arithmetic of its own, so that "
+        "nobody audits it",
+        ONCE_DRAWN,
+        rate=OFTEN,
+        steps_after=EVADES_FOR,
+    ),
     "held-out-sent": LieKind(
         "sends the next stage other activations to be evaluated",
         BARRED,
@@ -247,7 +261,7 @@ _WORDS = {
     "digest": LieKind("says that its states are others than they are", LEFT_OUT, from_step=20),
     "lineage": LieKind("says that it starts the step from another state", LEFT_OUT),
     "opening": LieKind("opens something else than it was committed to", LEFT_OUT),
-    "alien": LieKind("flips its gradients, and calls its arithmetic one of its own", LEFT_OUT),
+    "alien": LieKind("flips its gradients, and calls its arithmetic one of its own", BARRED),
     "false-witness": LieKind(
         "says that it has heard another claim of one of the others than that one has signed",
         LEFT_OUT,

@@ -3,13 +3,17 @@
 import dataclasses
 from typing import Any
 
+import msgspec
 import numpy
 
+from p2p_dtfm.core.audit.claim_book import OPENING_BYTES
 from p2p_dtfm.daemon.step.reduction.step_reduction import _Courses
 from p2p_dtfm.daemon.trainer.audited.audits import Audits
 from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.testbed.lies.evasions import (
+    TRIED,
     _drawn_by,
+    _flip_where,
     _have_all_agree_anew,
     _known_where,
     _until_others_have_claimed,
@@ -85,6 +89,42 @@ def claim_what_was_due_if_drawn(lie: Lie) -> None:
     put(Audits, "_audited", until_audited)
 
 
+def open_what_draws_nobody(lie: Lie) -> None:
+    """Not what it has committed itself to, if a fellow is drawn, or itself: nothing is audited, and
+    who is found out by its opening is not barred."""
+    liar, honest = _flip_where(lie, in_first=False), Audits._claim
+
+    async def claim(self: Any, here: Any, local: Any) -> Any:
+        said, me = await honest(self, here, local), self._tools.me
+        if not liar.lies or me != max(lie.fellows, default=me):
+            return said
+        await _until_others_have_claimed(self, here)
+        fellows = {me, *lie.fellows}
+        for number in range(TRIED):
+            if fellows.isdisjoint(_drawn_by(here.book, me, said)):
+                break
+            said = msgspec.structs.replace(said, opening=number.to_bytes(OPENING_BYTES))
+        return said
+
+    put(Audits, "_claim", claim)
+
+
+def compute_like_nobody_if_drawn(lie: Lie) -> None:
+    """As it claims: so nobody is drawn for it."""
+    liar, honest = _flip_where(lie, in_first=False), Audits._claim
+
+    async def claim(self: Any, here: Any, local: Any) -> Any:
+        said = await honest(self, here, local)
+        if not liar.lies or not await _knows_that_it_is_drawn(self, here, said, lie):
+            return said
+        share = msgspec.structs.replace(said.share, arithmetic="cpu-of-its-own")
+        return msgspec.structs.replace(said, share=share)
+
+    put(Audits, "_claim", claim)
+
+
 LATE_CLAIMS = {
     "late-part": claim_what_was_due_if_drawn,
+    "late-opening": open_what_draws_nobody,
+    "late-alien": compute_like_nobody_if_drawn,
 }

@@ -104,6 +104,39 @@ def test_who_names_another_arithmetic_where_it_is_drawn_is_held_to_that_of_befor
     assert before.in_other_ways(claims(), ()) == [], "how it computed before nobody knows"
 
 
+def begun_before(said: dict[str, Claimed]) -> ClaimBook:
+    """In which all have committed themselves in the step before; nothing is drawn."""
+    book = ClaimBook(VIEW, PLAN, 0)
+    book.step_begins(STEP - 1)
+    for name, each in claims().items():
+        book.record(name, msgspec.structs.replace(each, step=STEP - 1))
+    book.step_begins(STEP)
+    for name, each in said.items():
+        book.record(name, each)
+    return book
+
+
+WITHOUT_LIAR = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 2, 2) for n in "abc"), (), 1)
+
+
+def test_where_an_opening_is_false_all_are_to_be_computed_again() -> None:
+    """It may have been chosen so that nobody is drawn, for its maker or for a fellow."""
+    said = claims()
+    assert begun_before(said).stopped("a", BASE).not_audited == frozenset()
+    said[LIAR] = msgspec.structs.replace(said[LIAR], opening=bytes(32))
+    before = dataclasses.replace(begun_before(said).stopped("a", BASE), was_drawn=True)
+    assert before.not_audited == {*NAMES}
+    assert set(before.unjudged(WITHOUT_LIAR, ())) == {"b", "c", LIAR}
+
+
+@pytest.mark.parametrize("name", ["gpu-1", ""])
+def test_who_names_another_arithmetic_and_is_gone_is_judged_by_that_of_before(name: str) -> None:
+    """Nobody was drawn for it, and it was out for that alone."""
+    said = claims(d=msgspec.structs.replace(FLIPPED, arithmetic=name))
+    before = begun_before(said).stopped("a", BASE)
+    assert before.not_audited == {LIAR} and before.unjudged(WITHOUT_LIAR, ()) == [LIAR]
+
+
 def that_kept_its_claim() -> dict[str, Claimed]:
     said = claims(**{name: that_got(name, "flipped") for name in "abc"})
     del said[LIAR]
@@ -130,7 +163,7 @@ def test_nor_is_it_held_against_who_has_kept_its_claim(change: dict[str, object]
 def test_who_has_kept_its_claim_to_itself_is_held_to_what_it_sent() -> None:
     said = that_kept_its_claim()
     before = in_known_ways(stopped(said))
-    assert before.not_audited == {LIAR}, "it alone knew the draw"
+    assert before.not_audited == {*NAMES}, "it alone knew the draw: its own, and its fellow's"
     assert before.changed(claims()) == [LIAR]
     assert before.changed(claims(d=FLIPPED)) == []
     del said["b"]

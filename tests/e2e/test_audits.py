@@ -18,7 +18,7 @@ AUDIT = {"audit": {"rate": 1.0}}
 STEPS = 30
 LIED_AT = 5
 HONEST_STEPS = 150
-UNLIKE_SENT = "has sent most of the others other gradients or losses than it claims"
+UNLIKE_SENT = "has sent most of the others other gradients, sums or losses than it claims"
 FOUND = "works otherwise than those who computed it again"
 TOLD = {
     "flip": FOUND,

@@ -29,7 +29,7 @@ RATE = 0.5
 CONVICTED = (
     "claims another work of the step than it did before",
     "works otherwise than those who computed it again",
-    "has sent most of the others other gradients or losses than it claims",
+    "has sent most of the others other gradients, sums or losses than it claims",
 )
 """The second one where it says no Prepared any more."""
 GONE = "was gone when its work was to be computed again"
@@ -106,6 +106,34 @@ def test_nor_does_it_help_to_stop_the_step_before_anybody_has_said_so(
     played = Player(tmp_path, STEPS).play(LIES, lying_to_the_end("late-part", "abcd", "d", RATE))
     told = "\n".join(played.reports)
     assert CONVICTED[2] in told, (played.problem, told)
+    assert played.problem == "" and played.stayed < played.lies
+
+
+@pytest.mark.parametrize(
+    ("what", "members", "liars", "seed"),
+    [
+        ("evade-sum", "abcd", "d", 0),
+        ("late-sum", "abcd", "d", 0),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in (
+                ("evade-sum", "abcd", "d", 1),
+                ("late-sum", "abcd", "d", 1),
+                ("evade-sum", "abcdefgh", "gh", 0),
+                ("late-sum", "abcdefgh", "gh", 0),
+            )
+        ),
+    ],
+)
+def test_whose_sums_are_false_is_convicted_when_the_step_is_done_again(
+    tmp_path: Path, what: str, members: str, liars: str, seed: int
+) -> None:
+    """In the step done again only what a member makes by itself was held against what it had
+    claimed; and what it adds up, as it had come to the others, against nothing."""
+    schedule = lying_to_the_end(what, members, liars, RATE)
+    played = Player(tmp_path, STEPS).play(LIES + seed, schedule)
+    told = "\n".join(played.reports)
+    assert any(reason in told for reason in CONVICTED), (played, told)
     assert played.problem == "" and played.stayed < played.lies
 
 

@@ -34,7 +34,7 @@ FEWEST_JUDGES = 3
 """With the one that is judged: of two nobody knows who is wrong."""
 THREADS_LIMIT = 1024
 ARITHMETIC_LIMIT = 64
-UNLIKE_SENT = "has sent most of the others other gradients or losses than it claims"
+UNLIKE_SENT = "has sent most of the others other gradients, sums or losses than it claims"
 GONE_LIMIT = 8
 """Peers without a stage of which an account may say something: they had one when the step began
 before."""
@@ -159,7 +159,8 @@ def findings(
     shares = {peer: account.share for peer, account in accounts.items()}
     unlike = unlike_edges(shares, segments if due.trains else ())
     misled = _doubt_edges(unlike, found)
-    _convict_by_receivers(unlike | _doubt_losses(shares, found), len(accounts), found)
+    unlike |= _doubt_losses(shares, found) | _unlike_sums(said, segments)
+    _convict_by_receivers(unlike, len(accounts), found)
     _convict_changed(accounts, works, found)
     without_input = _doubt_boundaries(shares, plan, due, found)
     arithmetics = {peer: share.arithmetic for peer, share in shares.items()}
@@ -246,10 +247,26 @@ def _other_losses(said: Mapping[str, Prepared], accounts: Mapping[str, Account])
     return found
 
 
+def _unlike_sums(said: Mapping[str, Prepared], segments: Sequence[Segment]) -> set[tuple[str, str]]:
+    """(who has got them, who has made them) where these are not the ones that their maker states:
+    such pairs are in doubt whether there are audits or not (`core.commit.judgement`)."""
+    return {
+        (peer, owner)
+        for peer, prepared in said.items()
+        for number, digests in prepared.sums.items()
+        for owner, digest in zip(segments[number].holders, digests, strict=True)
+        if said[owner].sums.get(number, ()) and digest != _own_sum(said[owner], number, segments)
+    }
+
+
+def _own_sum(prepared: Prepared, number: int, segments: Sequence[Segment]) -> bytes:
+    return prepared.sums[number][segments[number].holders.index(prepared.peer_id)]
+
+
 def _convict_by_receivers(
     unlike: Collection[tuple[str, str]], holders: int, found: Findings
 ) -> None:
-    """More than half of all say in their claims that something else came from it than it claims. It
+    """More than half of all say that something else came from it than it claims. It
     would be in doubt with each of them, and back soon: who sees that it is drawn claims what it
     should have sent."""
     receivers = Counter(sender for _, sender in set(unlike))

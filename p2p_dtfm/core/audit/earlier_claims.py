@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from p2p_dtfm.core.audit.boundaries import beside
-from p2p_dtfm.core.audit.work import OWN_BYTES, fit
+from p2p_dtfm.core.audit.work import OWN_BYTES, WORK_BYTES, fit
 from p2p_dtfm.core.messages.audit_messages import Claimed, Parts, Share
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.plan import Plan
@@ -73,6 +73,8 @@ class StoppedStep:
     was_drawn: bool = False
     """It was not its view's first one, in which all is audited: whoever lies there has to do it
     rightly before anything commits."""
+    sums: Mapping[str, bytes] = field(default_factory=dict)
+    """`work.sums_of_others`, as they had come here."""
 
     def is_done_again(self, step: int, base: str) -> bool:
         return (self.step, self.base) == (step, base)
@@ -87,8 +89,9 @@ class StoppedStep:
         if before is not None:
             if _given(before.share) != _given(said.share) or not said.share.arithmetic:
                 return False
-            if alike == ALL_ALIKE:
-                return before.work[:OWN_BYTES] != said.work[:OWN_BYTES]
+            if alike == ALL_ALIKE:  # of the same parts it makes the same sums
+                length = WORK_BYTES if before.share.got == said.share.got else OWN_BYTES
+                return before.work[:length] != said.work[:length]
             then, now = (self._made(peer_id, it.share, alike) for it in (before, said))
             return then != now
         # it knew the draw from the others' claims, and has kept its own to itself; as far as is
@@ -158,9 +161,12 @@ class StoppedStep:
         """Who has claimed something else than it had sent: it knew that it was drawn, and its work
         is right by its claim."""
         others = sorted(self.claims.keys() - {self.me})
-        return [it for it in others if self._has_claimed_other(it, self.claims[it].share)]
+        return [it for it in others if self._has_claimed_other(it, self.claims[it])]
 
-    def _has_claimed_other(self, peer_id: str, share: Share) -> bool:
+    def _has_claimed_other(self, peer_id: str, said: Claimed) -> bool:
+        sums, share = said.work[OWN_BYTES:], said.share
+        if self.sums.get(peer_id, sums) != sums:
+            return True
         return self.has_sent_other(peer_id, share.parts, share.losses.get(peer_id, b""))
 
     def unjudged(self, plan: Plan, barred: Collection[str], view: str = "") -> list[str]:

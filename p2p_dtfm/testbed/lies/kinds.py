@@ -231,7 +231,23 @@ _WORK = {
 _SUMS = {
     "sum": LieKind("makes its sums larger by so many times, and tells all the same", BARRED, 1.0),
     "part": LieKind("sends other gradients than it claims", BARRED),
-    "unlike-sums": LieKind("gives each other holder another sum", LEFT_OUT),
+    "evade-sum": LieKind(
+        "makes its sums larger by so many times, tells all the same, and has all agree anew where "
+        "it is drawn",
+        ONCE_DRAWN,
+        1.0,
+        rate=OFTEN,
+        steps_after=EVADES_FOR,
+    ),
+    "late-sum": LieKind(
+        "makes its sums larger by so many times, tells all the same, and claims last: these, or, "
+        "where it is drawn, the right ones; then it has all agree anew",
+        ONCE_DRAWN,
+        1.0,
+        rate=OFTEN,
+        steps_after=EVADES_FOR,
+    ),
+    "unlike-sums": LieKind("gives each other holder another sum", BARRED),
     "nan": LieKind("sends gradients that are no numbers", LEFT_OUT),
     "withheld": LieKind(
         "withholds its gradients from so large a part of the others, and says that it has sent "

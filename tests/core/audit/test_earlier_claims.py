@@ -10,7 +10,14 @@ import pytest
 from p2p_dtfm.core.audit.accounts import fault_of_account, findings
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
 from p2p_dtfm.core.audit.earlier_claims import STAYING_LIMIT, Alike, StoppedStep, way_of
-from p2p_dtfm.core.audit.work import GONE_WORK, OWN_BYTES, SENT_OTHER, changed_work
+from p2p_dtfm.core.audit.work import (
+    GONE_WORK,
+    OWN_BYTES,
+    SENT_OTHER,
+    changed_work,
+    sums_of_others,
+)
+from p2p_dtfm.core.commit.judgement import SUM_DIGEST_BYTES, conflict_of
 from p2p_dtfm.core.messages.audit_messages import Audited, Boundary, Claimed, Share
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
@@ -18,6 +25,7 @@ from tests.core.audit.parts import (
     LOSSES,
     NAMES,
     PLAN,
+    SUMS,
     VIEW,
     part,
     share_of,
@@ -283,6 +291,61 @@ def test_who_has_claimed_what_it_had_not_sent_is_seen_though_its_work_is_right()
     other = dict(HONEST["a"].losses) | {LIAR: b"l" * len(LOSSES)}
     told = claims(a=msgspec.structs.replace(HONEST["a"], losses=other))
     assert stopped(told).sent_other() == [LIAR], "it had told of another loss"
+
+
+OTHER_SUMS = b"o" * SUM_DIGEST_BYTES
+
+
+def that_adds_up_otherwise(share: Share = HONEST[LIAR]) -> Claimed:
+    return msgspec.structs.replace(
+        claim(LIAR, share), work=work_of_share(share, LIAR, sums=OTHER_SUMS)
+    )
+
+
+def test_who_claims_other_sums_of_the_same_parts_is_seen_when_the_step_is_done_again() -> None:
+    before = stopped(claims() | {LIAR: that_adds_up_otherwise()})
+    assert before.changed(claims()) == [LIAR]
+    misled = msgspec.structs.replace(HONEST[LIAR], got={0: ((), (), (), ())})
+    got_other = stopped(claims() | {LIAR: that_adds_up_otherwise(misled)})
+    assert got_other.changed(claims()) == [], "one of the others may have sent it something else"
+    assert before.changed(claims(), Alike(chunks=False)) == []
+
+
+def test_whose_sums_are_not_those_that_came_from_it_is_seen_in_that_step_and_afterwards() -> None:
+    came = sums_of_others("a", SEGMENTS, {0: (*SUMS[:3], OTHER_SUMS)})
+    before = dataclasses.replace(stopped(claims(), audited=NAMES), sums=came)
+    assert before.sent_other() == [LIAR] and before.changed(claims()) == []
+    book = begun_before(claims())
+    book.sums = came
+    assert book.unlike_to("a") == [LIAR] and book.stopped("a", BASE).sent_other() == [LIAR]
+    book.step_begins(STEP + 1)
+    assert book.sums == {}
+    book = begun_before(claims() | {LIAR: that_adds_up_otherwise()})
+    book.sums = came
+    assert book.unlike_to("a") == [], "it claims what it has sent"
+
+
+def test_the_sums_of_who_adds_up_elsewhere_as_well_are_not_known_whole() -> None:
+    three = (Stage("a", 0, 1, 1), Stage("b", 1, 3, 1)), (Stage("c", 0, 3, 1),)
+    plan = Plan(tuple(Pipeline(it, 2 * n, 2) for n, it in enumerate(three)), (), 1)
+    mine = next(n for n, it in enumerate(plan.segments()) if it.holders == ("a", "c"))
+    assert sums_of_others("a", plan.segments(), {mine: SUMS[:2]}) == {}
+    assert set(sums_of_others("c", plan.segments(), {0: SUMS[:2], 1: SUMS[:2]})) == {"a", "b"}
+    assert sums_of_others("a", SEGMENTS, {}) == {}, "nothing was trained"
+
+
+@pytest.mark.parametrize(("receivers", "convicted"), [("abc", {LIAR}), ("ab", set())])
+def test_whose_sums_most_have_got_otherwise_than_it_states_is_convicted(
+    receivers: str, convicted: set[str]
+) -> None:
+    """It was in doubt with each of them, and back in ten seconds."""
+    said = step_of(HONEST, {})
+    for name in receivers:
+        said[name] = msgspec.structs.replace(said[name], sums={0: (*SUMS[:3], OTHER_SUMS)})
+    assert findings(said, PLAN, SEGMENTS).convicted == convicted
+    found = conflict_of(said, PLAN)
+    assert set(found.convicted) == convicted
+    assert {pair for pair in found.doubts if LIAR in pair} == {(it, LIAR) for it in receivers}
 
 
 def said_by(names: str, peer: str, work: bytes) -> dict[str, Prepared]:

@@ -25,6 +25,7 @@ from p2p_dtfm.core.audit.work import (
     signed_audit,
     signed_claim,
     stated_work,
+    sums_of_others,
 )
 from p2p_dtfm.core.commit.step_terms import StepTerms, terms_of
 from p2p_dtfm.core.membership.bars import barred_at
@@ -175,6 +176,7 @@ class Audits:
             words = LateWords(me, view.id, step, plan, book, tell, secret)
             self._here = here = OpenStep(view, plan, step, engine, book, mine, words)
             claim = signed_claim(await self._claim(here, local), me, self._tools.net.sign)
+            book.sums = sums_of_others(me, plan.segments(), local.sums)
             self._say(here, claim)
             self._given.add((Kind.CLAIM, step))
             await self._until(view, Kind.CLAIM, book.not_claimed)

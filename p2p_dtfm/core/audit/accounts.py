@@ -161,8 +161,8 @@ def findings(
     misled = _doubt_edges(unlike, found)
     unlike |= _doubt_losses(shares, found) | _unlike_sums(said, segments)
     _convict_by_receivers(unlike, len(accounts), found)
-    _convict_changed(accounts, works, found)
     without_input = _doubt_boundaries(shares, plan, due, found)
+    _convict_changed(accounts, works, without_input, found)
     arithmetics = {peer: share.arithmetic for peer, share in shares.items()}
     if one_arithmetic:
         _judge_arithmetics(arithmetics, found)
@@ -391,15 +391,19 @@ def _convict_denied(
 
 
 def _convict_changed(
-    accounts: Mapping[str, Account], works: Mapping[str, bytes], found: Findings
+    accounts: Mapping[str, Account],
+    works: Mapping[str, bytes],
+    without_input: Collection[str],
+    found: Findings,
 ) -> None:
     """More than half of all have heard another work of it when the step was done before
-    (`earlier_claims`), or had got something else from it than it claimed then. Of fewer nothing
-    follows: it may have told a few alone."""
+    (`earlier_claims`), or have got something else from it than it claims, now or then, or come to
+    another work. Of fewer nothing follows: it may have told a few alone."""
     for peer_id, work in works.items():
-        named = Counter(it.found.get(peer_id, b"") for it in accounts.values())
-        changed, sent = named[changed_work(work)], named[SENT_OTHER]
-        if 2 * (changed + sent) > len(accounts):
+        named = Counter(it.found[peer_id] for it in accounts.values() if it.disputed.get(peer_id))
+        changed, sent = named.pop(changed_work(work), 0), named.pop(SENT_OTHER, 0)
+        computed = 0 if peer_id in without_input else max(named.values(), default=0)
+        if changed + sent and 2 * (changed + sent + computed) > len(accounts):
             why = "claims another work of the step than it did before"
             found.liars.setdefault(peer_id, UNLIKE_SENT if sent > changed else why)
             found.convicted.add(peer_id)

@@ -389,6 +389,10 @@ def test_who_has_got_something_else_counts_beside_those_that_have_computed_it_ag
     computed, sent = said_by("ab", LIAR, bytes(32)), said_by("c", LIAR, SENT_OTHER)
     said = {name: (sent if name == "c" else computed)[name] for name in "abc"}
     assert findings(said, PLAN, SEGMENTS).convicted == {LIAR}
+    said = step_of(
+        HONEST, {"a": {LIAR: bytes(32)}, "b": {LIAR: bytes(32)}, "c": {LIAR: SENT_OTHER}}
+    )
+    assert findings(said, PLAN, SEGMENTS).convicted == {LIAR}, "all have spoken"
     unlike = {name: said_by(name, LIAR, name.encode() * 32)[name] for name in "abc"}
     assert findings(unlike, PLAN, SEGMENTS) == ({}, {}, set(), {}), "none of these says what it is"
 

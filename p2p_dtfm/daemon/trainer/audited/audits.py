@@ -222,12 +222,14 @@ class Audits:
         claims = here.book.claims
         told = {it: work for it, work in found.items() if work != COULD_NOT}
         denied = {it: told.get(it, claims[it].work) != claims[it].work for it in disputed}
-        for it in here.book.unlike_to(self._tools.me):
+        unlike = here.book.unlike_to(self._tools.me)
+        for it in unlike:
             log.warning("%s has sent something else than it claims", it)
-            if not denied.get(it):
-                told[it], denied[it] = SENT_OTHER, True
-        otherwise = await self._otherwise_before(here)
-        return told | otherwise, denied | dict.fromkeys(otherwise, True)
+        otherwise = dict.fromkeys(unlike, SENT_OTHER) | await self._otherwise_before(here)
+        for it, work in otherwise.items():
+            if work != SENT_OTHER or not denied.get(it):  # what it comes to says more
+                told[it], denied[it] = work, True
+        return told, denied
 
     async def _otherwise_before(self, here: OpenStep) -> dict[str, bytes]:
         """Whose work of this step was another, or false, in a view that had ended before it was

@@ -61,7 +61,9 @@ def test_of_very_many_that_are_gone_some_are_told_of_the_next_time(
     async def denied(*what: Any) -> bytes:
         return DENIED
 
-    audits._stopped = SimpleNamespace(changed=lambda *_: [], unjudged=lambda *_: gone)
+    audits._stopped = SimpleNamespace(
+        changed=lambda *_: [], sent_other=set, unjudged=lambda *_: gone
+    )
     monkeypatch.setattr(audits._recomputing, "of_before", denied)
     snapshot = SimpleNamespace(bars=())
     here = SimpleNamespace(

@@ -18,16 +18,17 @@ AUDIT = {"audit": {"rate": 1.0}}
 STEPS = 30
 LIED_AT = 5
 HONEST_STEPS = 150
+UNLIKE_SENT = "has sent most of the others other gradients, sums or losses than it claims"
 FOUND = "works otherwise than those who computed it again"
 TOLD = {
     "flip": FOUND,
     "zeros": FOUND,
     "bend": FOUND,
     "sum": FOUND,
-    "loss": "has sent most of the others other gradients or losses than it claims",
+    "loss": UNLIKE_SENT,
     "tokens": FOUND,
     "skipped": FOUND,
-    "part": "are not those that",
+    "part": UNLIKE_SENT,
     "alien": "computes by another arithmetic than most",
     "accuse": "otherwise than those who computed it again",
     "opening": "not what its claim before was committed to",

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from p2p_dtfm.daemon.trainer.audited.audits import Audits
-from p2p_dtfm.testbed.lies import evasions
+from p2p_dtfm.testbed.lies import evasions, late_claims
 from p2p_dtfm.testbed.lies.daemon import INSTALLED
 from p2p_dtfm.testbed.virtual.lies.putting import put_in
 from p2p_dtfm.testbed.virtual.process import PROCESS
@@ -29,6 +29,7 @@ RATE = 0.5
 CONVICTED = (
     "claims another work of the step than it did before",
     "works otherwise than those who computed it again",
+    "has sent most of the others other gradients, sums or losses than it claims",
 )
 """The second one where it says no Prepared any more."""
 GONE = "was gone when its work was to be computed again"
@@ -60,6 +61,133 @@ def test_who_stops_the_step_in_which_it_is_drawn_is_convicted_when_that_is_done_
     assert played.problem == "" and played.lies
     told = "\n".join(played.reports)
     assert any(reason in told for reason in CONVICTED), told
+
+
+@pytest.mark.parametrize(
+    ("members", "liars", "seed"),
+    [
+        ("abcd", "d", 0),
+        pytest.param("abcd", "d", 1, marks=pytest.mark.nightly),
+        pytest.param("abcdefgh", "gh", 0, marks=pytest.mark.nightly),
+    ],
+)
+def test_who_claims_the_truth_where_it_is_drawn_is_convicted_by_what_it_has_sent(
+    tmp_path: Path, members: str, liars: str, seed: int
+) -> None:
+    """Its audit found nothing wrong, it said no Prepared and had all agree anew: nobody held it to
+    what had come from it, and of 15 lying steps 6 stayed, at a rate of a half."""
+    schedule = lying_to_the_end("late-part", members, liars, RATE)
+    played = Player(tmp_path, STEPS).play(LIES + seed, schedule)
+    told = "\n".join(played.reports)
+    assert any(reason in told for reason in CONVICTED), (played, told)
+    assert played.problem == "" and played.stayed < played.lies
+
+
+def stop_before_an_audit(lie: Any) -> None:
+    """As soon as it has claimed the truth: nobody has said a Prepared by then."""
+    liar = evasions._known_where(lie, in_first=False)
+    late_claims.claim_what_was_due_if_drawn(lie)
+    honest = Audits._audited
+
+    async def audited(self: Any, here: Any) -> Any:
+        if liar.lies and self._tools.me in here.book.drawn():
+            await evasions._have_all_agree_anew(self, here.view)
+        return await honest(self, here)
+
+    late_claims.put(Audits, "_audited", audited)
+
+
+def test_nor_does_it_help_to_stop_the_step_before_anybody_has_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What had come from it then is held against what it claimed then, when the step is done
+    again."""
+    monkeypatch.setitem(INSTALLED, "late-part", stop_before_an_audit)
+    played = Player(tmp_path, STEPS).play(LIES, lying_to_the_end("late-part", "abcd", "d", RATE))
+    told = "\n".join(played.reports)
+    assert CONVICTED[2] in told, (played.problem, told)
+    assert played.problem == "" and played.stayed < played.lies
+
+
+@pytest.mark.parametrize(
+    ("what", "members", "liars", "seed"),
+    [
+        ("evade-sum", "abcd", "d", 0),
+        ("late-sum", "abcd", "d", 0),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in (
+                ("evade-sum", "abcd", "d", 1),
+                ("late-sum", "abcd", "d", 1),
+                ("evade-sum", "abcdefgh", "gh", 0),
+                ("late-sum", "abcdefgh", "gh", 0),
+            )
+        ),
+    ],
+)
+def test_whose_sums_are_false_is_convicted_when_the_step_is_done_again(
+    tmp_path: Path, what: str, members: str, liars: str, seed: int
+) -> None:
+    """In the step done again only what a member makes by itself was held against what it had
+    claimed; and what it adds up, as it had come to the others, against nothing."""
+    schedule = lying_to_the_end(what, members, liars, RATE)
+    played = Player(tmp_path, STEPS).play(LIES + seed, schedule)
+    told = "\n".join(played.reports)
+    assert any(reason in told for reason in CONVICTED), (played, told)
+    assert played.problem == "" and played.stayed < played.lies
+
+
+@pytest.mark.parametrize(
+    ("what", "members", "liars"),
+    [
+        ("late-opening", "abcd", "d"),
+        ("late-alien", "abcd", "d"),
+        pytest.param("late-opening", "abcdefgh", "gh", marks=pytest.mark.nightly),
+        pytest.param("late-alien", "abcdefgh", "gh", marks=pytest.mark.nightly),
+    ],
+)
+def test_who_has_nobody_drawn_by_what_cannot_be_true_is_convicted_when_the_step_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, members: str, liars: str
+) -> None:
+    """A false opening, or an arithmetic that nobody else has, costs a place for ten seconds, and
+    nothing was computed again for it."""
+    monkeypatch.setattr(players, "make_run", lambda *it: of_single_sequences(make_run(*it)))
+    schedule = lying_to_the_end(what, members, liars, RATE)
+    played = Player(tmp_path, STEPS).play(LIES, schedule)
+    told = "\n".join(played.reports)
+    assert any(reason in told for reason in (GONE, *CONVICTED)), (played, told)
+    assert len({it.partition(":")[0] for it in played.reports}) == len(liars), told
+    assert played.problem == "" and played.stayed < played.lies
+
+
+def withhold_a_claim_for_a_fellow(lie: Any) -> None:
+    """The last of the fellows, where one of them is drawn: it is out for that, and its own work is
+    right."""
+    liar, honest = evasions._flip_where(lie, in_first=False), Audits._claim
+
+    async def claim(self: Any, here: Any, local: Any) -> Any:
+        said, me = await honest(self, here, local), self._tools.me
+        if liar.lies and me == max(lie.fellows):
+            await evasions._until_others_have_claimed(self, here)
+            if not {*lie.fellows}.isdisjoint(evasions._drawn_by(here.book, me, said)):
+                await self._state.until_over(here.view)
+        return said
+
+    evasions.put(Audits, "_claim", claim)
+
+
+@pytest.mark.nightly
+def test_where_a_fellow_withholds_its_claim_the_works_of_all_are_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It alone knew the draw; of the one that stayed nobody computed the work again."""
+    monkeypatch.setitem(INSTALLED, "evade-early", withhold_a_claim_for_a_fellow)
+    monkeypatch.setattr(players, "make_run", lambda *it: of_single_sequences(make_run(*it)))
+    schedule = lying_to_the_end("evade-early", "abcdefgh", "gh", RATE)
+    played = Player(tmp_path, STEPS).play(LIES, schedule)
+    told = "\n".join(played.reports)
+    assert CONVICTED[0] in told and GONE in told, (played, told)
+    assert played.problem == "" and played.stayed < played.lies
 
 
 def test_of_who_is_gone_when_it_is_drawn_the_others_compute_the_work_again(

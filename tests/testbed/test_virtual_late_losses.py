@@ -18,7 +18,7 @@ from tests.testbed.test_virtual_lies_in_pipelines import FOUND, fellows_play
 STEPS = 16
 RATE = 0.5
 NIGHTLY = pytest.mark.nightly
-TOLD_OTHERWISE = "has sent most of the others other gradients or losses than it claims"
+TOLD_OTHERWISE = "has sent most of the others other gradients, sums or losses than it claims"
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from p2p_dtfm.core.audit.work import (
     OPENINGS_BYTES,
     OWN_BYTES,
     PART_BYTES,
+    SENT_OTHER,
     WORK_BYTES,
     changed_work,
     claim_digest,
@@ -33,6 +34,7 @@ FEWEST_JUDGES = 3
 """With the one that is judged: of two nobody knows who is wrong."""
 THREADS_LIMIT = 1024
 ARITHMETIC_LIMIT = 64
+UNLIKE_SENT = "has sent most of the others other gradients, sums or losses than it claims"
 GONE_LIMIT = 8
 """Peers without a stage of which an account may say something: they had one when the step began
 before."""
@@ -154,12 +156,13 @@ def findings(
     if set(plan.stage_holders()) != set(accounts):
         _convict_denied(accounts, plan.stage_holders(), found)
         return found
-    _convict_changed(accounts, works, found)
     shares = {peer: account.share for peer, account in accounts.items()}
     unlike = unlike_edges(shares, segments if due.trains else ())
     misled = _doubt_edges(unlike, found)
-    _convict_by_receivers(unlike | _doubt_losses(shares, found), len(accounts), found)
+    unlike |= _doubt_losses(shares, found) | _unlike_sums(said, segments)
+    _convict_by_receivers(unlike, len(accounts), found)
     without_input = _doubt_boundaries(shares, plan, due, found)
+    _convict_changed(accounts, works, without_input, found)
     arithmetics = {peer: share.arithmetic for peer, share in shares.items()}
     if one_arithmetic:
         _judge_arithmetics(arithmetics, found)
@@ -193,9 +196,14 @@ def _denied(
         length = OWN_BYTES if peer_id in misled else WORK_BYTES
         found = [it.found[peer_id] for it in accounts.values() if peer_id in it.found]
         found += told.of(peer_id).values()
-        if any(it[:length] != work[:length] for it in found if it != changed_work(work)):
+        if any(it[:length] != work[:length] for it in found if it not in _marks(work)):
             denied[peer_id] = length
     return denied
+
+
+def _marks(work: bytes) -> tuple[bytes, ...]:
+    """Which stand in the place of what it comes to."""
+    return changed_work(work), SENT_OTHER
 
 
 def _is_decided(stated: Mapping[str, bytes], judges: Judges) -> bool:
@@ -239,17 +247,32 @@ def _other_losses(said: Mapping[str, Prepared], accounts: Mapping[str, Account])
     return found
 
 
+def _unlike_sums(said: Mapping[str, Prepared], segments: Sequence[Segment]) -> set[tuple[str, str]]:
+    """(who has got them, who has made them) where these are not the ones that their maker states:
+    such pairs are in doubt whether there are audits or not (`core.commit.judgement`)."""
+    return {
+        (peer, owner)
+        for peer, prepared in said.items()
+        for number, digests in prepared.sums.items()
+        for owner, digest in zip(segments[number].holders, digests, strict=True)
+        if said[owner].sums.get(number, ()) and digest != _own_sum(said[owner], number, segments)
+    }
+
+
+def _own_sum(prepared: Prepared, number: int, segments: Sequence[Segment]) -> bytes:
+    return prepared.sums[number][segments[number].holders.index(prepared.peer_id)]
+
+
 def _convict_by_receivers(
     unlike: Collection[tuple[str, str]], holders: int, found: Findings
 ) -> None:
-    """More than half of all say in their claims that something else came from it than it claims. It
+    """More than half of all say that something else came from it than it claims. It
     would be in doubt with each of them, and back soon: who sees that it is drawn claims what it
     should have sent."""
     receivers = Counter(sender for _, sender in set(unlike))
     for sender, count in sorted(receivers.items()):
         if 2 * count > holders:
-            reason = "has sent most of the others other gradients or losses than it claims"
-            found.liars.setdefault(sender, reason)
+            found.liars.setdefault(sender, UNLIKE_SENT)
             found.convicted.add(sender)
 
 
@@ -284,8 +307,8 @@ def _found_of(
     says what it likes."""
     found = {it: accounts[it].found[peer_id] for it in judges if peer_id in accounts[it].found}
     found |= {it: work for it, work in told.of(peer_id).items() if it in judges}
-    changed = changed_work(claimed)
-    return {judge: work[:length] for judge, work in found.items() if work != changed}
+    marks = _marks(claimed)
+    return {judge: work[:length] for judge, work in found.items() if work not in marks}
 
 
 def unlike_claims(accounts: Mapping[str, Account], works: Mapping[str, bytes]) -> dict[str, str]:
@@ -349,30 +372,40 @@ def are_even(stated: Mapping[str, Hashable]) -> bool:
 def _convict_denied(
     accounts: Mapping[str, Account], holders: Sequence[str], found: Findings
 ) -> None:
-    """More than half of all have heard the same claim of a work and come to the same other one.
-    So no Prepared of its maker is needed, and it is barred though it says none."""
+    """More than half of all have heard the same claim of a work, and come to the same other one, or
+    have got from its maker what is not of that claim. So no Prepared of its maker is needed, and it
+    is barred though it says none."""
     for peer_id in holders:
-        denied = Counter(
-            (account.heard[peer_id].claim, account.found[peer_id])
-            for account in accounts.values()
-            if account.disputed.get(peer_id)
-        )
-        if denied and 2 * denied.most_common(1)[0][1] > len(holders):
-            why = "works otherwise than those who computed it again"
-            found.liars.setdefault(peer_id, why)
-            found.convicted.add(peer_id)
+        denied: dict[bytes, Counter[bytes]] = {}
+        for account in accounts.values():
+            if account.disputed.get(peer_id):
+                works = denied.setdefault(account.heard[peer_id].claim, Counter())
+                works[account.found[peer_id]] += 1
+        for works in denied.values():
+            sent = works.pop(SENT_OTHER, 0)
+            computed = max(works.values(), default=0)
+            if 2 * (sent + computed) > len(holders):
+                why = "works otherwise than those who computed it again"
+                found.liars.setdefault(peer_id, UNLIKE_SENT if sent > computed else why)
+                found.convicted.add(peer_id)
 
 
 def _convict_changed(
-    accounts: Mapping[str, Account], works: Mapping[str, bytes], found: Findings
+    accounts: Mapping[str, Account],
+    works: Mapping[str, bytes],
+    without_input: Collection[str],
+    found: Findings,
 ) -> None:
     """More than half of all have heard another work of it when the step was done before
-    (`earlier_claims`). Of fewer nothing follows: it may have told a few alone."""
+    (`earlier_claims`), or have got something else from it than it claims, now or then, or come to
+    another work. Of fewer nothing follows: it may have told a few alone."""
     for peer_id, work in works.items():
-        changed = changed_work(work)
-        count = sum(it.found.get(peer_id) == changed for it in accounts.values())
-        if 2 * count > len(accounts):
-            found.liars[peer_id] = "claims another work of the step than it did before"
+        named = Counter(it.found[peer_id] for it in accounts.values() if it.disputed.get(peer_id))
+        changed, sent = named.pop(changed_work(work), 0), named.pop(SENT_OTHER, 0)
+        computed = 0 if peer_id in without_input else max(named.values(), default=0)
+        if changed + sent and 2 * (changed + sent + computed) > len(accounts):
+            why = "claims another work of the step than it did before"
+            found.liars.setdefault(peer_id, UNLIKE_SENT if sent > changed else why)
             found.convicted.add(peer_id)
 
 

@@ -13,6 +13,7 @@ from p2p_dtfm.core.audit.roles import watched
 from p2p_dtfm.core.audit.told_losses import unlike_losses
 from p2p_dtfm.core.audit.work import (
     MANY,
+    OWN_BYTES,
     WORK_BYTES,
     has_layers_of,
     heard_claim,
@@ -111,6 +112,8 @@ class ClaimBook:
         """In which each has computed last."""
         self.untold: set[tuple[str, str]] = set()
         """Who has said for long that it lacks whose claim, which had come here, in any step."""
+        self.sums: Mapping[str, bytes] = {}
+        """Of the open step: `work.sums_of_others`, once this peer has claimed."""
         self._draw: dict[str, str] | None = None
         self._besides: tuple[dict[str, str], ...] = ()
 
@@ -122,7 +125,7 @@ class ClaimBook:
         claims = before.claims if before is not None else {}
         self._commitments = {peer: claim.commitment for peer, claim in claims.items()}
         self._ways |= {peer: way_of(claim.share) for peer, claim in claims.items()}
-        self._step, self._draw = step, None
+        self._step, self._draw, self.sums = step, None, {}
         self._steps = {n: kept for n, kept in self._steps.items() if n >= step}
 
     def record(self, sender: str, said: Claimed | Audited) -> None:
@@ -371,22 +374,45 @@ class ClaimBook:
         return sorted({peer for peer, work in found if work not in alike.get(peer, (work,))})
 
     def stopped(self, me: str, base: str) -> StoppedStep:
-        """The open step, once the view is over. Of whose claim alone is missing, that one knew the
-        draw, and nobody else does."""
-        missing, audited = self.not_claimed(), self._at(self._step).audited
-        waiting = {*missing} if len(missing) == 1 else set[str]()
-        if not missing:
-            drawn = [it for each in self.rounds() for it in each.items()]
-            claims = self.claims
-            waiting = {it for it, by in drawn if audited.get((by, it)) != claims[it].work}
+        """The open step, once the view is over."""
+        waiting = self._not_judged() | self._named_others()
         ways = self._ways | {peer: way_of(claim.share) for peer, claim in self.claims.items()}
         step, plan, claims, earlier = self._step, self._plan, dict(self.claims), dict(self._ways)
-        return StoppedStep(me, step, base, plan, claims, frozenset(waiting), ways, earlier)
+        due = frozenset(waiting)
+        return StoppedStep(me, step, base, plan, claims, due, ways, earlier, sums=self.sums)
+
+    def _not_judged(self) -> set[str]:
+        """Of the open step, whose work was to be computed again, and nobody has said that it comes
+        to what was claimed. All, where one claim alone is missing, whose maker knew the draw, or an
+        opening is false, by which anything may be drawn, or nobody: it may be for a fellow."""
+        missing, audited, claims = self.not_claimed(), self._at(self._step).audited, self.claims
+        if len(missing) == 1 or self.false_openings():
+            return {*self._holders}
+        if missing:
+            return set()
+        drawn = (it for each in self.rounds() for it in each.items())
+        return {it for it, by in drawn if audited.get((by, it)) != claims[it].work}
+
+    def _named_others(self) -> set[str]:
+        """Whose arithmetic is another than in the step before: nobody could be drawn for it."""
+        return {
+            it
+            for it, claim in self.claims.items()
+            if it in self._ways and claim.share.arithmetic != self._ways[it].arithmetic
+        }
 
     def misled(self) -> set[str]:
         """Who says that something else came to it than its sender has claimed."""
         segments = self._segments if self._open.trains else ()
         return {owner for owner, _ in unlike_edges(self._shares(), segments)}
+
+    def unlike_to(self, me: str) -> list[str]:
+        """Whose claim is not of what has come from it to this peer, or of what it has told it."""
+        segments, shares = self._segments if self._open.trains else (), self._shares()
+        unlike = unlike_edges(shares, segments) | unlike_losses(shares)
+        works = {it: self.claims[it].work[OWN_BYTES:] for it in self.sums}
+        summed = {it for it, work in works.items() if work != self.sums[it]}
+        return sorted(summed.union(sender for receiver, sender in unlike if receiver == me))
 
     @property
     def _open(self) -> Due:

@@ -7,7 +7,8 @@ again, rightly, since the first step of a view is audited whole, and it lied in 
 it was drawn again. At any rate below one nobody ever convicted it.
 
 But what is computed from the same states, by the same plan and as many threads is the same bits. So
-who has claimed, or sent, two things for one work lies in one of them; and of who is gone, or
+who has claimed, or sent, two things for one work lies in one of them, also where it has sent one
+thing and claimed another before the step was stopped; and of who is gone, or
 computes in another way now, the others compute the work again that it did. Where only chunks are
 others, as records tell of other links, what does not depend on them is compared. Each goes by what
 it has heard and got itself: it may be that a few alone were told. So whom more than half of all
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from p2p_dtfm.core.audit.boundaries import beside
-from p2p_dtfm.core.audit.work import OWN_BYTES, fit
+from p2p_dtfm.core.audit.work import OWN_BYTES, WORK_BYTES, fit
 from p2p_dtfm.core.messages.audit_messages import Claimed, Parts, Share
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.plan import Plan
@@ -63,7 +64,8 @@ class StoppedStep:
     claims: Mapping[str, Claimed]
     not_audited: frozenset[str]
     """Of whom a work was to be computed again, as far as it is known here, and nobody has said that
-    it comes to what was claimed."""
+    it comes to what was claimed: of all where somebody has opened what is not so, and of who names
+    another arithmetic than in the step before."""
     ways: Mapping[str, WayOfWork]
     """In which each computed last."""
     earlier_ways: Mapping[str, WayOfWork] = field(default_factory=dict)
@@ -71,6 +73,8 @@ class StoppedStep:
     was_drawn: bool = False
     """It was not its view's first one, in which all is audited: whoever lies there has to do it
     rightly before anything commits."""
+    sums: Mapping[str, bytes] = field(default_factory=dict)
+    """`work.sums_of_others`, as they had come here."""
 
     def is_done_again(self, step: int, base: str) -> bool:
         return (self.step, self.base) == (step, base)
@@ -85,8 +89,9 @@ class StoppedStep:
         if before is not None:
             if _given(before.share) != _given(said.share) or not said.share.arithmetic:
                 return False
-            if alike == ALL_ALIKE:
-                return before.work[:OWN_BYTES] != said.work[:OWN_BYTES]
+            if alike == ALL_ALIKE:  # of the same parts it makes the same sums
+                length = WORK_BYTES if before.share.got == said.share.got else OWN_BYTES
+                return before.work[:length] != said.work[:length]
             then, now = (self._made(peer_id, it.share, alike) for it in (before, said))
             return then != now
         # it knew the draw from the others' claims, and has kept its own to itself; as far as is
@@ -152,6 +157,18 @@ class StoppedStep:
                 return True
         return False
 
+    def sent_other(self) -> list[str]:
+        """Who has claimed something else than it had sent: it knew that it was drawn, and its work
+        is right by its claim."""
+        others = sorted(self.claims.keys() - {self.me})
+        return [it for it in others if self._has_claimed_other(it, self.claims[it])]
+
+    def _has_claimed_other(self, peer_id: str, said: Claimed) -> bool:
+        sums, share = said.work[OWN_BYTES:], said.share
+        if self.sums.get(peer_id, sums) != sums:
+            return True
+        return self.has_sent_other(peer_id, share.parts, share.losses.get(peer_id, b""))
+
     def unjudged(self, plan: Plan, barred: Collection[str], view: str = "") -> list[str]:
         """Who was to be audited, and cannot be held to what it claims now: who has no stage any
         more, or all, where only chunks are others. Where one is gone the others have other
@@ -167,10 +184,12 @@ class StoppedStep:
         return [*sorted(missing - stay), *chosen]
 
     def _can_judge(self, peer_id: str) -> bool:
-        theirs, here = self.ways.get(peer_id), self._arithmetic_here
+        """By the arithmetic that it had in the steps before, if there were any: in a view nobody's
+        is another all of a sudden."""
+        theirs = self.earlier_ways.get(peer_id) or self.ways.get(peer_id)
         if theirs is None or beside(self.plan, peer_id):
             return False
-        return bool(here) and here == theirs.arithmetic
+        return bool(self._arithmetic_here) and self._arithmetic_here == theirs.arithmetic
 
     def denies(self, peer_id: str, own: bytes, parts: Parts, losses: bytes) -> bool:
         """Whether what its work comes to here, `own`, `parts` and `losses`, is not what it has

@@ -33,6 +33,10 @@ CLAIM_BYTES = 16
 OPENINGS_BYTES = 16
 GONE_WORK = bytes(WORK_BYTES)
 """In an account, of who has no stage any more: its work was another than it had claimed."""
+SENT_OTHER = b"\xff" * WORK_BYTES
+"""In an account, in place of what a work comes to: its maker has sent this account's something else
+than it claims, as parts or as sums, or had when the step was done before. The same whatever the
+work is: so those that have not computed it again say it, too."""
 MANY = 1 << 30
 """Microbatches whose inputs are kept, where there is no limit."""
 PART_BYTES = 32
@@ -81,6 +85,23 @@ def norms_alone(
 def sums_digest(sums: Mapping[int, bytes]) -> bytes:
     """`sums` by segment: of what this peer has added up itself."""
     return _digest(encode(sorted(sums.items())))[:OWN_BYTES]
+
+
+def sums_of_others(
+    me: str, segments: Sequence[Segment], sums: Mapping[int, tuple[bytes, ...]]
+) -> dict[str, bytes]:
+    """As `sums_digest` of each other holder has them, as they came to this peer: of those of whom
+    all come here. `sums` by segment: digests of each holder's, none where nothing was reduced."""
+    found = {}
+    for peer_id in sorted({it for n in sums for it in segments[n].holders} - {me}):
+        shared = {
+            n: it.holders.index(peer_id)
+            for n, it in enumerate(segments)
+            if peer_id in it.holders and len(it.holders) > 1
+        }
+        if shared.keys() <= sums.keys():
+            found[peer_id] = sums_digest({n: sums[n][place] for n, place in shared.items()})
+    return found
 
 
 def work_of(prepared: Prepared, segments: Sequence[Segment]) -> bytes:

@@ -179,11 +179,12 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     """The claims of all stage-holders."""
     found: dict[str, bytes]
     """What the works of others, that were drawn or disputed, came to here; or `changed_work`, where
-    it was another one when the step was done before; or anything of who is gone since, and had
+    it was another one when the step was done before; or `SENT_OTHER`, of who has sent its maker
+    something else than it claims; or anything of who is gone since, and had
     claimed or sent what is not so."""
     disputed: dict[str, bool] = {}
     """Of whom an auditor has told the maker that the work is not what was claimed, or that it was
-    another before; and whether what was found here says so as well."""
+    another before, or is not what was sent; and whether what was found here says so as well."""
     openings: bytes = b""
     """`core.audit.work.openings_digest`: what it has opened, and committed itself to."""
     unlike: dict[str, HeardClaim] = {}

@@ -21,6 +21,7 @@ from p2p_dtfm.testbed.lies.evasions import EVASIONS
 from p2p_dtfm.testbed.lies.in_sums import IN_SUMS
 from p2p_dtfm.testbed.lies.in_words import IN_WORDS
 from p2p_dtfm.testbed.lies.in_work import IN_WORK
+from p2p_dtfm.testbed.lies.late_claims import LATE_CLAIMS
 from p2p_dtfm.testbed.lies.lie import LIE_VARIABLE, MEMORY_VARIABLE, PACE_VARIABLE, Lie, put
 from p2p_dtfm.testbed.lies.of_peers import OF_PEERS, find_what_suits
 from p2p_dtfm.testbed.lies.whispers import WHISPERS
@@ -32,6 +33,7 @@ NEAR = Link(50_000, 4 << 30)
 INSTALLED: dict[str, Callable[[Lie], None]] = {
     **IN_WORK,
     **EVASIONS,
+    **LATE_CLAIMS,
     **IN_SUMS,
     **IN_WORDS,
     **OF_PEERS,

@@ -70,7 +70,11 @@ async def _until_others_have_claimed(audits: Any, here: Any) -> None:
 
 def stop_when_drawn(lie: Lie) -> None:
     """Before anybody has computed its work again; the second time it does the step rightly."""
-    liar, honest = _flip_where(lie, in_first=False), Audits._audited
+    _stop_where_drawn(lie, _flip_where(lie, in_first=False))
+
+
+def _stop_where_drawn(lie: Lie, liar: _Here) -> None:
+    honest = Audits._audited
 
     async def audited(self: Any, here: Any) -> Any:
         auditor = here.book.drawn().get(self._tools.me)

@@ -198,6 +198,27 @@ _WORK = {
         rate=OFTEN,
         steps_after=EVADES_FOR,
     ),
+    "late-part": LieKind(
+        "sends gradients the other way to be added up, and claims last: these, or, where it is "
+        "drawn, what it should have sent; then it has all agree anew",
+        ONCE_DRAWN,
+        rate=OFTEN,
+        steps_after=EVADES_FOR,
+    ),
+    "late-opening": LieKind(
+        "flips its gradients, and claims last: where it, or a fellow, is drawn it opens what draws "
+        "nobody, which is not what it was committed to",
+        ONCE_DRAWN,
+        rate=OFTEN,
+        steps_after=EVADES_FOR,
+    ),
+    "late-alien": LieKind(
+        "flips its gradients, and claims last: where it is drawn an arithmetic of its own, so that "
+        "nobody audits it",
+        ONCE_DRAWN,
+        rate=OFTEN,
+        steps_after=EVADES_FOR,
+    ),
     "held-out-sent": LieKind(
         "sends the next stage other activations to be evaluated",
         BARRED,
@@ -210,7 +231,23 @@ _WORK = {
 _SUMS = {
     "sum": LieKind("makes its sums larger by so many times, and tells all the same", BARRED, 1.0),
     "part": LieKind("sends other gradients than it claims", BARRED),
-    "unlike-sums": LieKind("gives each other holder another sum", LEFT_OUT),
+    "evade-sum": LieKind(
+        "makes its sums larger by so many times, tells all the same, and has all agree anew where "
+        "it is drawn",
+        ONCE_DRAWN,
+        1.0,
+        rate=OFTEN,
+        steps_after=EVADES_FOR,
+    ),
+    "late-sum": LieKind(
+        "makes its sums larger by so many times, tells all the same, and claims last: these, or, "
+        "where it is drawn, the right ones; then it has all agree anew",
+        ONCE_DRAWN,
+        1.0,
+        rate=OFTEN,
+        steps_after=EVADES_FOR,
+    ),
+    "unlike-sums": LieKind("gives each other holder another sum", BARRED),
     "nan": LieKind("sends gradients that are no numbers", LEFT_OUT),
     "withheld": LieKind(
         "withholds its gradients from so large a part of the others, and says that it has sent "
@@ -240,7 +277,7 @@ _WORDS = {
     "digest": LieKind("says that its states are others than they are", LEFT_OUT, from_step=20),
     "lineage": LieKind("says that it starts the step from another state", LEFT_OUT),
     "opening": LieKind("opens something else than it was committed to", LEFT_OUT),
-    "alien": LieKind("flips its gradients, and calls its arithmetic one of its own", LEFT_OUT),
+    "alien": LieKind("flips its gradients, and calls its arithmetic one of its own", BARRED),
     "false-witness": LieKind(
         "says that it has heard another claim of one of the others than that one has signed",
         LEFT_OUT,

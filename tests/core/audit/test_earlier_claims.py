@@ -10,7 +10,14 @@ import pytest
 from p2p_dtfm.core.audit.accounts import fault_of_account, findings
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
 from p2p_dtfm.core.audit.earlier_claims import STAYING_LIMIT, Alike, StoppedStep, way_of
-from p2p_dtfm.core.audit.work import GONE_WORK, OWN_BYTES, changed_work
+from p2p_dtfm.core.audit.work import (
+    GONE_WORK,
+    OWN_BYTES,
+    SENT_OTHER,
+    changed_work,
+    sums_of_others,
+)
+from p2p_dtfm.core.commit.judgement import SUM_DIGEST_BYTES, conflict_of
 from p2p_dtfm.core.messages.audit_messages import Audited, Boundary, Claimed, Share
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
@@ -18,6 +25,7 @@ from tests.core.audit.parts import (
     LOSSES,
     NAMES,
     PLAN,
+    SUMS,
     VIEW,
     part,
     share_of,
@@ -104,6 +112,39 @@ def test_who_names_another_arithmetic_where_it_is_drawn_is_held_to_that_of_befor
     assert before.in_other_ways(claims(), ()) == [], "how it computed before nobody knows"
 
 
+def begun_before(said: dict[str, Claimed]) -> ClaimBook:
+    """In which all have committed themselves in the step before; nothing is drawn."""
+    book = ClaimBook(VIEW, PLAN, 0)
+    book.step_begins(STEP - 1)
+    for name, each in claims().items():
+        book.record(name, msgspec.structs.replace(each, step=STEP - 1))
+    book.step_begins(STEP)
+    for name, each in said.items():
+        book.record(name, each)
+    return book
+
+
+WITHOUT_LIAR = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 2, 2) for n in "abc"), (), 1)
+
+
+def test_where_an_opening_is_false_all_are_to_be_computed_again() -> None:
+    """It may have been chosen so that nobody is drawn, for its maker or for a fellow."""
+    said = claims()
+    assert begun_before(said).stopped("a", BASE).not_audited == frozenset()
+    said[LIAR] = msgspec.structs.replace(said[LIAR], opening=bytes(32))
+    before = dataclasses.replace(begun_before(said).stopped("a", BASE), was_drawn=True)
+    assert before.not_audited == {*NAMES}
+    assert set(before.unjudged(WITHOUT_LIAR, ())) == {"b", "c", LIAR}
+
+
+@pytest.mark.parametrize("name", ["gpu-1", ""])
+def test_who_names_another_arithmetic_and_is_gone_is_judged_by_that_of_before(name: str) -> None:
+    """Nobody was drawn for it, and it was out for that alone."""
+    said = claims(d=msgspec.structs.replace(FLIPPED, arithmetic=name))
+    before = begun_before(said).stopped("a", BASE)
+    assert before.not_audited == {LIAR} and before.unjudged(WITHOUT_LIAR, ()) == [LIAR]
+
+
 def that_kept_its_claim() -> dict[str, Claimed]:
     said = claims(**{name: that_got(name, "flipped") for name in "abc"})
     del said[LIAR]
@@ -130,7 +171,7 @@ def test_nor_is_it_held_against_who_has_kept_its_claim(change: dict[str, object]
 def test_who_has_kept_its_claim_to_itself_is_held_to_what_it_sent() -> None:
     said = that_kept_its_claim()
     before = in_known_ways(stopped(said))
-    assert before.not_audited == {LIAR}, "it alone knew the draw"
+    assert before.not_audited == {*NAMES}, "it alone knew the draw: its own, and its fellow's"
     assert before.changed(claims()) == [LIAR]
     assert before.changed(claims(d=FLIPPED)) == []
     del said["b"]
@@ -234,6 +275,79 @@ def test_what_came_into_a_stage_is_gone_with_its_view() -> None:
     assert there.unjudged(PLAN, ()) == []
 
 
+def test_who_has_claimed_what_it_had_not_sent_is_seen_though_its_work_is_right() -> None:
+    """It knew from the others' claims that it is drawn."""
+    said = claims(a=that_got("a", "flipped"))
+    before = stopped(said, audited=NAMES)
+    assert before.not_audited == frozenset() and before.changed(claims()) == []
+    assert before.sent_other() == [LIAR] and stopped(claims()).sent_other() == []
+    assert stopped(claims(a=that_got("a", "flipped"), d=FLIPPED)).sent_other() == []
+    assert stopped(claims(b=that_got("b", "flipped"))).sent_other() == [], "b tells it of itself"
+    book = ClaimBook(VIEW, PLAN, ALL)
+    book.step_begins(STEP)
+    for name, each in said.items():
+        book.record(name, each)
+    assert [book.unlike_to(name) for name in NAMES] == [[LIAR], [], [], []]
+    other = dict(HONEST["a"].losses) | {LIAR: b"l" * len(LOSSES)}
+    told = claims(a=msgspec.structs.replace(HONEST["a"], losses=other))
+    assert stopped(told).sent_other() == [LIAR], "it had told of another loss"
+
+
+OTHER_SUMS = b"o" * SUM_DIGEST_BYTES
+
+
+def that_adds_up_otherwise(share: Share = HONEST[LIAR]) -> Claimed:
+    return msgspec.structs.replace(
+        claim(LIAR, share), work=work_of_share(share, LIAR, sums=OTHER_SUMS)
+    )
+
+
+def test_who_claims_other_sums_of_the_same_parts_is_seen_when_the_step_is_done_again() -> None:
+    before = stopped(claims() | {LIAR: that_adds_up_otherwise()})
+    assert before.changed(claims()) == [LIAR]
+    misled = msgspec.structs.replace(HONEST[LIAR], got={0: ((), (), (), ())})
+    got_other = stopped(claims() | {LIAR: that_adds_up_otherwise(misled)})
+    assert got_other.changed(claims()) == [], "one of the others may have sent it something else"
+    assert before.changed(claims(), Alike(chunks=False)) == []
+
+
+def test_whose_sums_are_not_those_that_came_from_it_is_seen_in_that_step_and_afterwards() -> None:
+    came = sums_of_others("a", SEGMENTS, {0: (*SUMS[:3], OTHER_SUMS)})
+    before = dataclasses.replace(stopped(claims(), audited=NAMES), sums=came)
+    assert before.sent_other() == [LIAR] and before.changed(claims()) == []
+    book = begun_before(claims())
+    book.sums = came
+    assert book.unlike_to("a") == [LIAR] and book.stopped("a", BASE).sent_other() == [LIAR]
+    book.step_begins(STEP + 1)
+    assert book.sums == {}
+    book = begun_before(claims() | {LIAR: that_adds_up_otherwise()})
+    book.sums = came
+    assert book.unlike_to("a") == [], "it claims what it has sent"
+
+
+def test_the_sums_of_who_adds_up_elsewhere_as_well_are_not_known_whole() -> None:
+    three = (Stage("a", 0, 1, 1), Stage("b", 1, 3, 1)), (Stage("c", 0, 3, 1),)
+    plan = Plan(tuple(Pipeline(it, 2 * n, 2) for n, it in enumerate(three)), (), 1)
+    mine = next(n for n, it in enumerate(plan.segments()) if it.holders == ("a", "c"))
+    assert sums_of_others("a", plan.segments(), {mine: SUMS[:2]}) == {}
+    assert set(sums_of_others("c", plan.segments(), {0: SUMS[:2], 1: SUMS[:2]})) == {"a", "b"}
+    assert sums_of_others("a", SEGMENTS, {}) == {}, "nothing was trained"
+
+
+@pytest.mark.parametrize(("receivers", "convicted"), [("abc", {LIAR}), ("ab", set())])
+def test_whose_sums_most_have_got_otherwise_than_it_states_is_convicted(
+    receivers: str, convicted: set[str]
+) -> None:
+    """It was in doubt with each of them, and back in ten seconds."""
+    said = step_of(HONEST, {})
+    for name in receivers:
+        said[name] = msgspec.structs.replace(said[name], sums={0: (*SUMS[:3], OTHER_SUMS)})
+    assert findings(said, PLAN, SEGMENTS).convicted == convicted
+    found = conflict_of(said, PLAN)
+    assert set(found.convicted) == convicted
+    assert {pair for pair in found.doubts if LIAR in pair} == {(it, LIAR) for it in receivers}
+
+
 def said_by(names: str, peer: str, work: bytes) -> dict[str, Prepared]:
     """Each of these denies that work, and says it comes to `work`."""
     said = step_of(HONEST, {name: {peer: work} for name in names}, told="")
@@ -248,7 +362,12 @@ def said_by(names: str, peer: str, work: bytes) -> dict[str, Prepared]:
 
 @pytest.mark.parametrize(
     ("peer", "work"),
-    [(LIAR, changed_work(work_of_share(HONEST[LIAR], LIAR))), ("gone", GONE_WORK)],
+    [
+        (LIAR, changed_work(work_of_share(HONEST[LIAR], LIAR))),
+        (LIAR, SENT_OTHER),
+        ("gone", GONE_WORK),
+        ("gone", SENT_OTHER),
+    ],
 )
 def test_more_than_half_of_all_convict_it_and_of_fewer_nothing_follows(
     peer: str, work: bytes
@@ -262,6 +381,20 @@ def test_more_than_half_of_all_convict_it_and_of_fewer_nothing_follows(
         del said[silent]
         convicted = {peer} if silent == LIAR else set()
         assert findings(said, PLAN, SEGMENTS).convicted == convicted, "it may say no Prepared"
+
+
+def test_who_has_got_something_else_counts_beside_those_that_have_computed_it_again() -> None:
+    """Else whoever lies to some in what it sends, and to all in its work, would have too few
+    against it in either."""
+    computed, sent = said_by("ab", LIAR, bytes(32)), said_by("c", LIAR, SENT_OTHER)
+    said = {name: (sent if name == "c" else computed)[name] for name in "abc"}
+    assert findings(said, PLAN, SEGMENTS).convicted == {LIAR}
+    said = step_of(
+        HONEST, {"a": {LIAR: bytes(32)}, "b": {LIAR: bytes(32)}, "c": {LIAR: SENT_OTHER}}
+    )
+    assert findings(said, PLAN, SEGMENTS).convicted == {LIAR}, "all have spoken"
+    unlike = {name: said_by(name, LIAR, name.encode() * 32)[name] for name in "abc"}
+    assert findings(unlike, PLAN, SEGMENTS) == ({}, {}, set(), {}), "none of these says what it is"
 
 
 def test_an_account_names_few_that_are_gone() -> None:

@@ -8,7 +8,7 @@ kept for later steps: what is found wrong does not commit.
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 
 from p2p_dtfm.core.audit.accounts import GONE_LIMIT
@@ -17,6 +17,7 @@ from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_
 from p2p_dtfm.core.audit.told_losses import stated_losses
 from p2p_dtfm.core.audit.work import (
     GONE_WORK,
+    SENT_OTHER,
     changed_work,
     heard_of,
     norms_alone,
@@ -24,6 +25,7 @@ from p2p_dtfm.core.audit.work import (
     signed_audit,
     signed_claim,
     stated_work,
+    sums_of_others,
 )
 from p2p_dtfm.core.commit.step_terms import StepTerms, terms_of
 from p2p_dtfm.core.membership.bars import barred_at
@@ -174,6 +176,7 @@ class Audits:
             words = LateWords(me, view.id, step, plan, book, tell, secret)
             self._here = here = OpenStep(view, plan, step, engine, book, mine, words)
             claim = signed_claim(await self._claim(here, local), me, self._tools.net.sign)
+            book.sums = sums_of_others(me, plan.segments(), local.sums)
             self._say(here, claim)
             self._given.add((Kind.CLAIM, step))
             await self._until(view, Kind.CLAIM, book.not_claimed)
@@ -186,13 +189,7 @@ class Audits:
                 if peer_id not in found and book.may_judge(me, peer_id):
                     with words.while_waiting():
                         found[peer_id] = await self._recomputing.work_of(here, peer_id)
-            told = {peer_id: work for peer_id, work in found.items() if work != COULD_NOT}
-            denied = {
-                it: told.get(it, book.claims[it].work) != book.claims[it].work for it in disputed
-            }
-            otherwise = await self._otherwise_before(here)
-            told |= otherwise
-            denied |= dict.fromkeys(otherwise, True)
+            told, denied = await self._denied(here, found, disputed)
             openings, unlike = openings_digest(claim.opening, claim.commitment), book.unlike()
             heard = heard_of(book.claims)
             return Account(claim.share, heard, told, denied, openings, unlike, words.audits)
@@ -218,6 +215,22 @@ class Audits:
                     await self._until(here.view, Kind.AUDIT, partial(book.silent, drawn))
         return found
 
+    async def _denied(
+        self, here: OpenStep, found: Mapping[str, bytes], disputed: Sequence[str]
+    ) -> tuple[dict[str, bytes], dict[str, bool]]:
+        """What works come to, as the account tells it, and which of them it denies."""
+        claims = here.book.claims
+        told = {it: work for it, work in found.items() if work != COULD_NOT}
+        denied = {it: told.get(it, claims[it].work) != claims[it].work for it in disputed}
+        unlike = here.book.unlike_to(self._tools.me)
+        for it in unlike:
+            log.warning("%s has sent something else than it claims", it)
+        otherwise = dict.fromkeys(unlike, SENT_OTHER) | await self._otherwise_before(here)
+        for it, work in otherwise.items():
+            if work != SENT_OTHER or not denied.get(it):  # what it comes to says more
+                told[it], denied[it] = work, True
+        return told, denied
+
     async def _otherwise_before(self, here: OpenStep) -> dict[str, bytes]:
         """Whose work of this step was another, or false, in a view that had ended before it was
         known."""
@@ -226,6 +239,9 @@ class Audits:
             log.warning("%s claims another work than it did before the step was stopped", peer_id)
             found[peer_id] = changed_work(claims[peer_id].work)
         barred, states = barred_at(here.view.snapshot.bars, here.step), here.engine.states
+        for peer_id in sorted(self._stopped.sent_other().difference(found, barred)):
+            log.warning("%s had sent something else than it claimed before", peer_id)
+            found[peer_id] = SENT_OTHER
         for it in self._stopped.unjudged(here.view, here.plan, claims, barred, states):
             if await self._recomputing.of_before(here, it, self._stopped) == DENIED:
                 log.warning("the work of %s was false before the step was stopped", it.peer_id)

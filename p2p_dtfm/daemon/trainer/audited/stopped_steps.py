@@ -87,6 +87,10 @@ class StoppedSteps:
             found |= set(stopped.changed(claims, alike)) if alike is not None else set()
         return sorted(found)
 
+    def sent_other(self) -> set[str]:
+        """Who had claimed something else in it than had come from it."""
+        return {it for stopped, _ in self._stopped for it in stopped.sent_other()}
+
     def unjudged(
         self,
         view: View,

@@ -18,7 +18,10 @@ IN_WORK = ("zeros", "flip", "noise", "replay", "skipped", "tokens", "sum", "loss
 a fellow is, it stays."""
 IN_STAGES = ("activation", "overflow")
 """Likewise, in pipelines alone."""
-WHILE_NOT_DRAWN = ("evade", "evade-early", "chosen-draw", "late-loss", "told-loss")
+WHILE_NOT_DRAWN = (
+    *("evade", "evade-early", "chosen-draw", "late-loss", "told-loss"),
+    *("late-part", "late-opening", "late-alien", "evade-sum", "late-sum"),
+)
 """Likewise, until who does it is drawn for the first time."""
 IN_WORDS = (
     "sum to some",

@@ -9,7 +9,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from p2p_dtfm.testbed.lies import evasions, in_sums, in_words, in_work, of_peers, whispers
+from p2p_dtfm.testbed.lies import (
+    evasions,
+    in_sums,
+    in_words,
+    in_work,
+    late_claims,
+    of_peers,
+    whispers,
+)
 from p2p_dtfm.testbed.lies.daemon import INSTALLED
 from p2p_dtfm.testbed.lies.kinds import KINDS as KINDS_OF_DAEMONS
 from p2p_dtfm.testbed.virtual.lies import notes, words
@@ -25,7 +33,7 @@ from p2p_dtfm.testbed.virtual.patches import Patches
 
 STRENGTHS = {"speed": 20.0}
 """Where it is not that of real daemons."""
-_WITH_PUT = (in_work, evasions, in_sums, in_words, of_peers, whispers)
+_WITH_PUT = (in_work, evasions, late_claims, in_sums, in_words, of_peers, whispers)
 
 
 class LieInTurn:

@@ -1,0 +1,188 @@
+"""Lies of who claims last, so that it knows whether it is drawn, and claims accordingly."""
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import numpy
+
+from p2p_dtfm.core.audit.claim_book import OPENING_BYTES
+from p2p_dtfm.daemon.step.reduction.segment_exchange import sum_digest
+from p2p_dtfm.daemon.step.reduction.step_reduction import _Courses
+from p2p_dtfm.daemon.trainer.audited.audits import Audits
+from p2p_dtfm.net.streams.frames import FrameKind
+from p2p_dtfm.testbed.lies.evasions import (
+    TRIED,
+    _drawn_by,
+    _flip_where,
+    _have_all_agree_anew,
+    _known_where,
+    _stop_where_drawn,
+    _until_others_have_claimed,
+)
+from p2p_dtfm.testbed.lies.lie import Lie, put
+from p2p_dtfm.train.stage.replay.work import chunk_digest
+from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
+
+_FLOAT = "<f4"
+
+
+def _turned_round(payload: Any) -> bytes:
+    turned: bytes = (-numpy.frombuffer(bytes(payload), dtype=_FLOAT)).tobytes()
+    return turned
+
+
+async def _knows_that_it_is_drawn(audits: Any, here: Any, said: Any, lie: Lie) -> bool:
+    """Of fellows the last one waits for all others' claims; the rest never know."""
+    me = audits._tools.me
+    if me != max(lie.fellows, default=me):
+        return False
+    await _until_others_have_claimed(audits, here)
+    return me in _drawn_by(here.book, me, said)
+
+
+def _stop_once_audited(liar: Any, drawn: set[int]) -> None:
+    """In these steps, before it has said a Prepared."""
+    honest = Audits._audited
+
+    async def audited(self: Any, here: Any) -> Any:
+        found = await honest(self, here)
+        if liar.lies and here.step in drawn:
+            await _have_all_agree_anew(self, here.view)
+        return found
+
+    put(Audits, "_audited", audited)
+
+
+def _with_turned_parts(audits: Any, here: Any) -> Any:
+    """But for those that it sums itself."""
+    me, wire, parts = audits._tools.me, here.engine.mailbox.wire, dict(here.mine.parts)
+    for number, cut in here.mine.cut.items():
+        owners = wire.chunks[here.plan.segments()[number].first_layer].owners
+        parts[number] = tuple(
+            part if owners[chunk] == me else chunk_digest(_turned_round(cut.payload(chunk)))
+            for chunk, part in enumerate(parts[number])
+        )
+    return dataclasses.replace(here, mine=dataclasses.replace(here.mine, parts=parts))
+
+
+def claim_what_was_due_if_drawn(lie: Lie) -> None:
+    """All parts that it sends are turned round. Nobody says so of a work that is right, and once it
+    is audited all agree anew."""
+    liar, send, honest = _known_where(lie, in_first=False), _Courses.send, Audits._claim
+    drawn = set[int]()
+
+    async def send_turned(
+        self: Any, peer_id: str, kind: Any, chunk: int, elements: int, payload: Any
+    ) -> None:
+        if kind is FrameKind.GRADIENT_PART and liar.lies:
+            payload = _turned_round(payload)
+        await send(self, peer_id, kind, chunk, elements, payload)
+
+    async def claim(self: Any, here: Any, local: Any) -> Any:
+        right = await honest(self, here, local)
+        if not liar.lies:
+            return right
+        if await _knows_that_it_is_drawn(self, here, right, lie):
+            drawn.add(here.step)
+            return right
+        self._next_opening = right.opening  # once more
+        return await honest(self, _with_turned_parts(self, here), local)
+
+    put(_Courses, "send", send_turned)
+    put(Audits, "_claim", claim)
+    _stop_once_audited(liar, drawn)
+
+
+def open_what_draws_nobody(lie: Lie) -> None:
+    """Not what it has committed itself to, if a fellow is drawn, or itself: nothing is audited, and
+    who is found out by its opening is not barred."""
+    liar, honest = _flip_where(lie, in_first=False), Audits._claim
+
+    async def claim(self: Any, here: Any, local: Any) -> Any:
+        said, me = await honest(self, here, local), self._tools.me
+        if not liar.lies or me != max(lie.fellows, default=me):
+            return said
+        await _until_others_have_claimed(self, here)
+        fellows = {me, *lie.fellows}
+        for number in range(TRIED):
+            if fellows.isdisjoint(_drawn_by(here.book, me, said)):
+                break
+            said = msgspec.structs.replace(said, opening=number.to_bytes(OPENING_BYTES))
+        return said
+
+    put(Audits, "_claim", claim)
+
+
+def compute_like_nobody_if_drawn(lie: Lie) -> None:
+    """As it claims: so nobody is drawn for it."""
+    liar, honest = _flip_where(lie, in_first=False), Audits._claim
+
+    async def claim(self: Any, here: Any, local: Any) -> Any:
+        said = await honest(self, here, local)
+        if not liar.lies or not await _knows_that_it_is_drawn(self, here, said, lie):
+            return said
+        share = msgspec.structs.replace(said.share, arithmetic="cpu-of-its-own")
+        return msgspec.structs.replace(said, share=share)
+
+    put(Audits, "_claim", claim)
+
+
+def _add_up_wrongly(lie: Lie, liar: Any) -> dict[tuple[int, int], bytes]:
+    """And tell all holders the same. Returns digests of what is right, by segment and chunk."""
+    honest, right = SegmentReduction.add_parts, dict[tuple[int, int], bytes]()
+
+    def add_parts(self: Any, chunk: int, parts: Any) -> Any:
+        sent = honest(self, chunk, parts)
+        right[min(self._layers), chunk] = sum_digest(sent)
+        if not liar.lies:
+            return sent
+        mine = self._of(self.reduced, chunk)
+        mine.mul_(1.0 + lie.strength)
+        return self._codec.encode(mine, self._turns[chunk])
+
+    put(SegmentReduction, "add_parts", add_parts)
+    return right
+
+
+def make_other_sums_until_drawn(lie: Lie) -> None:
+    """All agree anew where it is drawn, before anybody has computed its work again."""
+    liar = _known_where(lie, in_first=False)
+    _add_up_wrongly(lie, liar)
+    _stop_where_drawn(lie, liar)
+
+
+def claim_the_right_sums_if_drawn(lie: Lie) -> None:
+    """Though it has sent others: its work is found right, and then all agree anew."""
+    liar, honest = _known_where(lie, in_first=False), Audits._claim
+    right, drawn = _add_up_wrongly(lie, liar), set[int]()
+
+    def rightly(audits: Any, here: Any, local: Any) -> Any:
+        me, wire, sums = audits._tools.me, here.engine.mailbox.wire, dict(local.sums)
+        for number, digests in local.sums.items():
+            segment, made = here.plan.segments()[number], list(digests)
+            owners = wire.chunks[segment.first_layer].owners
+            mine = [right[segment.first_layer, n] for n, it in enumerate(owners) if it == me]
+            made[segment.holders.index(me)] = sum_digest(b"".join(mine))
+            sums[number] = tuple(made)
+        return dataclasses.replace(local, sums=sums)
+
+    async def claim(self: Any, here: Any, local: Any) -> Any:
+        false = await honest(self, here, local)
+        if not liar.lies or not await _knows_that_it_is_drawn(self, here, false, lie):
+            return false
+        drawn.add(here.step)
+        self._next_opening = false.opening  # once more
+        return await honest(self, here, rightly(self, here, local))
+
+    put(Audits, "_claim", claim)
+    _stop_once_audited(liar, drawn)
+
+
+LATE_CLAIMS = {
+    "evade-sum": make_other_sums_until_drawn,
+    "late-sum": claim_the_right_sums_if_drawn,
+    "late-part": claim_what_was_due_if_drawn,
+    "late-opening": open_what_draws_nobody,
+    "late-alien": compute_like_nobody_if_drawn,
+}

@@ -1,11 +1,13 @@
 """The messenger delivers all it is told, several at once, and forgets idle peers."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import pytest
 
+from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.daemon.peers import messenger as messenger_module
 from p2p_dtfm.daemon.peers import wire
 from p2p_dtfm.daemon.peers.messenger import Messenger
@@ -115,6 +117,36 @@ def test_what_is_not_answered_yet_is_not_said_again(tmp_path: Path) -> None:
             await until(lambda: heard == [1, 2], "another one comes, and the first one once")
             messenger.tell(two.peer_id, Hello(1, ()))
             await until(lambda: heard == [1, 2, 1], "what was answered may be said again")
+            await messenger.close()
+        finally:
+            await asyncio.gather(one.close(), two.close())
+
+    asyncio.run(scenario())
+
+
+def test_who_asks_is_told_of_what_was_taken_and_not_of_what_was_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        one = await Host.start(tmp_path / "one.key", LOOPBACK)
+        two = await Host.start(tmp_path / "two.key", LOOPBACK)
+        taken, heard = list[int](), list[int]()
+
+        async def hear(sender: str, body: bytes) -> bytes:
+            _, message, _ = unpack(body)
+            assert isinstance(message, Hello)
+            heard.append(message.protocol_version)
+            if message.protocol_version == 2:
+                raise PeerFault("it has no place for it", sender)
+            return b""
+
+        try:
+            await ControlPlane(two, hear).ready()
+            messenger = Messenger(one, await ControlPlane(one, hear).ready(), life=1)
+            messenger.learn(two.peer_id, await two.addresses())
+            for number in (1, 2, 3):
+                messenger.tell(two.peer_id, Hello(number, ()), partial(taken.append, number))
+            await until(lambda: sorted(heard) == [1, 2, 3], "all have come")
+            await until(lambda: not messenger._unanswered[two.peer_id], "all are answered")
+            assert sorted(taken) == [1, 3] and not messenger._when_taken
             await messenger.close()
         finally:
             await asyncio.gather(one.close(), two.close())

@@ -169,6 +169,28 @@ def test_what_a_newcomer_has_got_is_no_copy_before_it_says_that_it_is_in_the_vie
     asyncio.run(run())
 
 
+class NotTaken(QuietOutlet):
+    untaken = 8
+
+    def is_taken(self, step: int) -> bool:
+        return step != self.untaken
+
+
+def test_a_step_is_safe_once_somebody_else_could_show_it(tmp_path: Path) -> None:
+    """Who had all Prepared of a step, and was the only one to have its own, died: the others made
+    it once more, and it had been told to be safe (seed 900016)."""
+
+    async def run() -> None:
+        outlet = NotTaken()
+        trainer = Trainer(trainer_tools(tmp_path), outlet)
+        trainer._state.step, trainer._state.view = 9, with_two_copies(1)
+        assert trainer.safe_step == 8
+        outlet.untaken = -1
+        assert trainer.safe_step == 9
+
+    asyncio.run(run())
+
+
 def test_what_was_safe_before_all_others_died_is_so_no_more_as_soon_as_another_comes(
     tmp_path: Path,
 ) -> None:

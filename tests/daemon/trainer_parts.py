@@ -88,6 +88,9 @@ class QuietOutlet(Outlet):
     def are_all_in(self) -> bool:
         return True
 
+    def is_taken(self, step: int) -> bool:
+        return True
+
     def synced(self, view: ViewId) -> None: ...
 
     async def fetch_shards(self, digests: set[str]) -> None: ...

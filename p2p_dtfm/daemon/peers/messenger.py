@@ -71,6 +71,8 @@ class Messenger:
         self._queues: dict[str, asyncio.Queue[Message]] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._unanswered: dict[str, list[Message]] = {}
+        self._when_taken: dict[tuple[str, int], Callable[[], None]] = {}
+        """By whom is told, and the `id` of what: not all messages can be hashed."""
         """What is queued or under way to each peer that has a worker."""
         self._last_packed: deque[tuple[Message, bytes]] = deque(maxlen=PACKED_LIMIT)
         """As they travel."""
@@ -169,9 +171,12 @@ class Messenger:
         """Peers whose addresses are known, sorted."""
         return tuple(sorted(self._addresses))
 
-    def tell(self, peer_id: str, message: Message) -> None:
-        """Send without waiting. A peer that does not keep up loses the oldest messages, and is not
-        told again what it has not answered yet: where all are slow, that would make them slower."""
+    def tell(
+        self, peer_id: str, message: Message, when_taken: Callable[[], None] | None = None
+    ) -> None:
+        """Send without waiting; `when_taken` is called once it has been taken. A peer that does not
+        keep up loses the oldest messages, and is not told again what it has not answered yet: where
+        all are slow, that would make them slower."""
         if peer_id == self._host.peer_id:
             return
         unanswered = self._unanswered.setdefault(peer_id, [])
@@ -183,8 +188,12 @@ class Messenger:
             worker = self._workers[peer_id] = asyncio.create_task(self._deliver(peer_id, queue))
             worker.add_done_callback(lambda ended: self._worker_ended(peer_id, ended))
         if queue.full():
-            unanswered.remove(queue.get_nowait())
+            lost = queue.get_nowait()
+            unanswered.remove(lost)
+            self._when_taken.pop((peer_id, id(lost)), None)
             queue.task_done()
+        if when_taken is not None:
+            self._when_taken[peer_id, id(message)] = when_taken
         unanswered.append(message)
         queue.put_nowait(message)
 
@@ -265,6 +274,7 @@ class Messenger:
                 answers = await self._try_to_deliver(peer_id, message)
             finally:
                 unanswered.remove(message)
+                self._when_taken.pop((peer_id, id(message)), None)
                 turns.release()
                 queue.task_done()
 
@@ -290,6 +300,8 @@ class Messenger:
         for attempt in range(ATTEMPTS):
             try:
                 await self.ask(peer_id, message)
+                if (when_taken := self._when_taken.get((peer_id, id(message)))) is not None:
+                    when_taken()
                 return True
             except Refused as refusal:
                 if refusal.cause != BUSY:

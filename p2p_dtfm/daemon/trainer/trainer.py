@@ -103,9 +103,10 @@ class Trainer:
         return min(here, self._state.step, self._spec.total_steps)  # the last look is no state
 
     def _safe_here(self) -> int | None:
-        """All that are committed, or those of the newest whole cut where guardians lag, or of a
-        checkpoint where a layer has one copy only: as long as its guardian fetches it, too, and,
-        where guardians lag, after somebody has gone, until another cut is whole."""
+        """All that are committed, as far as somebody else could show it; or those of the newest
+        whole cut where guardians lag, or of a checkpoint where a layer has one copy only: as long
+        as its guardian fetches it, too, and, where guardians lag, after somebody has gone, until
+        another cut is whole."""
         state, view = self._state, self._state.view
         lags = view is not None and view.cut_pace is not None
         lags |= not self.cuts.guardians_have_all
@@ -113,7 +114,8 @@ class Trainer:
             return self.cuts.safe_step
         is_alone = view is None or len(view.members) < 2 or bool(view.unguarded) or lags
         if not is_alone:
-            return state.step
+            is_shown = self._outlet.is_taken(state.step - 1)
+            return state.step if is_shown else state.step - 1
         others = set(view.member_ids) - {self._tools.me} if view is not None else set()
         return self._tools.stores.checkpoints.safe_step(others)
 

@@ -73,6 +73,9 @@ class Outlet(Protocol):
     def vouch(self) -> ViewId | None:
         """The next view, if all its members are synced: it stays until the step commits."""
 
+    def is_taken(self, step: int) -> bool:
+        """Whether another member has taken this peer's Prepared of that step, if it told one."""
+
     def are_all_in(self) -> bool:
         """Whether all members of the view in force have said that they are in it."""
 

@@ -283,6 +283,9 @@ class Participant:
     def vouch(self) -> ViewId | None:
         return self._agreement.vouch()
 
+    def is_taken(self, step: int) -> bool:
+        return self._prepared.is_taken(step)
+
     def are_all_in(self) -> bool:
         return self._agreement.is_taken_over_by_all
 

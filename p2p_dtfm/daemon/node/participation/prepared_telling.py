@@ -1,6 +1,7 @@
 """Who hears of this peer's Prepared, and when: first those for whom the others wait."""
 
 import math
+from functools import partial
 
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared
 from p2p_dtfm.core.protocol.plan import Plan
@@ -20,6 +21,17 @@ class PreparedTelling:
         self._messenger = membership.network.messenger
         self._me = membership.network.me.peer_id
         self._held_back = HeldBack()
+        self._untaken = -1
+        """The last step whose Prepared was told to others, and taken by none of them yet."""
+
+    def is_taken(self, step: int) -> bool:
+        """Whether somebody else could show this peer's Prepared of that step, if it was told: the
+        others' alone do not show that it is committed."""
+        return step != self._untaken
+
+    def _taken(self, step: int) -> None:
+        if self._untaken == step:
+            self._untaken = -1
 
     def say(self, signed: Signed, view: View) -> None:
         """First to those for whom the others wait: the first stages begin the next step.
@@ -38,8 +50,10 @@ class PreparedTelling:
         if isinstance(view.plan, Plan):
             for pipeline in view.plan.pipelines:
                 position |= {stage.peer_id: at for at, stage in enumerate(pipeline.stages)}
+        step = self._agreement.step
+        self._untaken = step if len(view.members) > 1 else -1
         for peer_id in sorted(view.member_ids, key=position.__getitem__):
-            self._messenger.tell(peer_id, message)
+            self._messenger.tell(peer_id, message, partial(self._taken, step))
 
     def _computes_alone(self, view: View) -> bool:
         is_alone = isinstance(view.plan, Plan) and view.plan.stage_holders() == (self._me,)

@@ -1,6 +1,7 @@
 """Daemons in virtual time: one fails when some have committed its last step and one has not."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,9 +35,9 @@ def test_who_had_not_committed_its_last_step_has_it_all_the_same(
     which nobody could tell from a step that was left out on purpose."""
     tell, deaf = Messenger.tell, set[str]()
 
-    def tell_all_but_one(self: Messenger, peer_id: str, message: Message) -> None:
+    def tell_all_but_one(self: Messenger, peer_id: str, message: Message, *others: Any) -> None:
         if not (isinstance(message, SignedPrepared) and peer_id in deaf and PROCESS.get() in dying):
-            tell(self, peer_id, message)
+            tell(self, peer_id, message, *others)
 
     monkeypatch.setattr(Messenger, "tell", tell_all_but_one)
     dying: list[Process | None] = []

@@ -71,11 +71,11 @@ def _states(patches: Patches, lying: Lying) -> None:
         lying.states.update([tuple(named)])  # type: ignore[list-item]
         return str(right(self, other, *others))
 
-    def tell(self: Any, peer_id: str, message: Any) -> None:
+    def tell(self: Any, peer_id: str, message: Any, *others: Any) -> None:
         if isinstance(message, StateDigest) and lying.kind() == "state":
             told = lying.states.get(message.digest, message.digest)
             message = msgspec.structs.replace(message, digest=told)
-        said(self, peer_id, message)
+        said(self, peer_id, message, *others)
 
     right = patches.put(Offers, "put", put)
     said = patches.put(Messenger, "tell", tell)

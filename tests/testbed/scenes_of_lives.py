@@ -1,4 +1,4 @@
-"""Scenes for bugs of who comes, who goes and who is believed, which no seed that was tried has
+"""Scenes for bugs of who comes, who goes and who is believed, which no seed that was tried had
 found: green on the daemon as it is, and red with the bug. `test_virtual_scenes.py` plays them."""
 
 import asyncio

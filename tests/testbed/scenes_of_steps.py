@@ -1,4 +1,4 @@
-"""Scenes for bugs of steps and of what outlives them, which no seed that was tried has found: green
+"""Scenes for bugs of steps and of what outlives them, which no seed that was tried had found: green
 on the daemon as it is, and red with the bug. `test_virtual_scenes.py` plays them."""
 
 import asyncio

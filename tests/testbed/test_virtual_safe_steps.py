@@ -66,7 +66,8 @@ def test_nothing_is_safe_before_its_guardian_has_it(
         holder, dying, guardian = await _three(swarm, run)
         before, two = view_of(holder), (holder, guardian)
         assert before.cut_pace is None, "guardians keep up"
-        assert participant_of(holder).trainer.safe_step == holder.step() + 1
+        trainer = participant_of(holder).trainer
+        await swarm.until(lambda: trainer.safe_step == holder.step() + 1, "all of it is safe", 5)
 
         def lines_carry(bytes_per_s: int) -> None:
             for one, other in ((holder, guardian), (guardian, holder)):

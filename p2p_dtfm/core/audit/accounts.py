@@ -252,15 +252,13 @@ def _unlike_sums(said: Mapping[str, Prepared], segments: Sequence[Segment]) -> s
     such pairs are in doubt whether there are audits or not (`core.commit.judgement`)."""
     return {
         (peer, owner)
-        for peer, prepared in said.items()
-        for number, digests in prepared.sums.items()
-        for owner, digest in zip(segments[number].holders, digests, strict=True)
-        if said[owner].sums.get(number, ()) and digest != _own_sum(said[owner], number, segments)
+        for number, segment in enumerate(segments)
+        for place, owner in enumerate(segment.holders)
+        if said[owner].sums.get(number, ())
+        for peer in segment.holders
+        if said[peer].sums.get(number, ())
+        and said[peer].sums[number][place] != said[owner].sums[number][place]
     }
-
-
-def _own_sum(prepared: Prepared, number: int, segments: Sequence[Segment]) -> bytes:
-    return prepared.sums[number][segments[number].holders.index(prepared.peer_id)]
 
 
 def _convict_by_receivers(

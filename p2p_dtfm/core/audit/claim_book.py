@@ -409,7 +409,7 @@ class ClaimBook:
     def unlike_to(self, me: str) -> list[str]:
         """Whose claim is not of what has come from it to this peer, or of what it has told it."""
         segments, shares = self._segments if self._open.trains else (), self._shares()
-        unlike = unlike_edges(shares, segments) | unlike_losses(shares)
+        unlike = unlike_edges(shares, segments, (me,)) | unlike_losses(shares)
         works = {it: self.claims[it].work[OWN_BYTES:] for it in self.sums}
         summed = {it for it, work in works.items() if work != self.sums[it]}
         return sorted(summed.union(sender for receiver, sender in unlike if receiver == me))

@@ -1,6 +1,6 @@
 """What one stage-holder has made of a step, as digests: whoever replays it comes to the same."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
@@ -197,12 +197,18 @@ def heard_of(claims: Mapping[str, Claimed]) -> dict[str, HeardClaim]:
     return {peer: heard_claim(claim) for peer, claim in sorted(claims.items())}
 
 
-def unlike_edges(shares: Mapping[str, Share], segments: Sequence[Segment]) -> set[tuple[str, str]]:
+def unlike_edges(
+    shares: Mapping[str, Share],
+    segments: Sequence[Segment],
+    owners: Collection[str] | None = None,
+) -> set[tuple[str, str]]:
     """(who sums, who sent) where what has come is not what was sent: of such a sum nobody can say
-    what it should be."""
+    what it should be. `owners`: of these alone."""
     found = set()
     for number, segment in enumerate(segments):
         for owner in segment.holders if len(segment.holders) > 1 else ():
+            if owners is not None and owner not in owners:
+                continue
             for holder, theirs in zip(segment.holders, shares[owner].got[number], strict=True):
                 if holder != owner and not fit(theirs, shares[holder].parts[number]):
                     found.add((owner, holder))

@@ -79,8 +79,8 @@ class ComputePlan:
 class StopStep:
     """A failure: compute and say nothing more for the present view, keep all that it made.
 
-    States, the reduced gradients of this step and of the one before stay until a later step
-    commits in the next view.
+    States stay, and the reduced gradients of this step and of the one before, as far as no state
+    here has taken them, until a later step commits in the next view.
     """
 
 

@@ -23,7 +23,7 @@ A number is given at most one Ready in a life, and an attempt with a higher numb
 lower one. `docs/decisions/0002-takeover-by-prepared.md` says why takeover is decided by Prepared.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from p2p_dtfm.core.consensus.actions import (
     LAN,
@@ -301,10 +301,15 @@ class Agreement(AgreementReadings):
     def reduced(self, step: int, layers: set[int]) -> None:
         """The reduced gradients of `step` for `layers` are here, as a holder or as a follower.
 
-        The caller keeps them until a later step has committed. Those of a step that is committed
+        The caller keeps them until `applied`, or until a later step has committed, and those of a
+        step that fails in several views as `may_be_rolled` says. Those of a step that is committed
         already, with which a guardian catches up, are of no use to anybody.
         """
         self._machines.takeover.reduced(step, layers)
+
+    def applied(self, step: int, layers: Collection[int]) -> None:
+        """The states of these have taken a committed step."""
+        self.recovery_evidence.applied(step, layers)
 
     def computed(self, step: int, progress: StageProgress | None) -> None:
         """So far this peer has come with the microbatches of `step`; None: it keeps nothing.

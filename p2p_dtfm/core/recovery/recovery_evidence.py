@@ -1,5 +1,6 @@
 """What a peer can bring to the next view: states, and what rolls the last step forward."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import msgspec
@@ -122,16 +123,25 @@ class RecoveryEvidence:
         prepared: tuple[Signed, ...] = (),
     ) -> None:
         """The step under way is committed, by these Prepared; states of `stage_layers` count as
-        advanced by it, and what advanced them is not kept: guarded layers alone wait for it."""
-        advanced = {n for n in stage_layers if self.held.get(n) == outcome.step}
-        self._reduced -= advanced
+        advanced by it, before they are: `applied`."""
         layers = self._reduced_now(view)
         base = self.lineage.digest
         self.retained = RetainedStep(view, outcome.step, base, outcome, layers, prepared)
         self.lineage.committed(outcome.step, extend(base, outcome.step, view, outcome.digest))
         self.progress = None
-        for layer in advanced:
-            self.held[layer] = outcome.step + 1
+        for layer in stage_layers:
+            if self.held.get(layer) == outcome.step:
+                self.held[layer] = outcome.step + 1
+
+    def applied(self, step: int, layers: Collection[int]) -> None:
+        """The states of these layers have taken a committed step, whose gradients are not kept for
+        them any more: guarded layers alone may wait for them."""
+        if self._reduced_key is not None and self._reduced_key[1] == step:
+            self._reduced -= set(layers)
+        retained = self.retained
+        if retained is not None and retained.step == step:
+            others = tuple(n for n in retained.reduced_layers if n not in layers)
+            self.retained = msgspec.structs.replace(retained, reduced_layers=others)
 
     def committed_unseen(self, view: ViewId, lineage: str) -> None:
         """The step under way is committed, and its outcome is not known here, only the lineage.

@@ -1,9 +1,10 @@
 """Keeping what a daemon stores under its owner's limit: the oldest goes first.
 
-What may go: checkpoints but for the last two, the fullest and those in use of each run, shards of
-runs that are not trained now, and the corpora that come along and were prepared for founding. What
-may not: identity, manifests, tokenizers, given and frozen models, whatever somebody else has put
-there, and the shards of the run under way, which are fetched as they are needed.
+What may go: checkpoints but for the last two and the fullest of each run, and those in use of the
+one that is trained now; shards of runs that are not trained now, and the corpora that come along
+and were prepared for founding. What may not: identity, manifests, tokenizers, given and frozen
+models, whatever somebody else has put there, and the shards of the run under way, which are fetched
+as they are needed.
 """
 
 import asyncio

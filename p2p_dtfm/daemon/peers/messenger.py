@@ -71,9 +71,9 @@ class Messenger:
         self._queues: dict[str, asyncio.Queue[Message]] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._unanswered: dict[str, list[Message]] = {}
+        """What is queued or under way to each peer that has a worker."""
         self._when_taken: dict[tuple[str, int], Callable[[], None]] = {}
         """By whom is told, and the `id` of what: not all messages can be hashed."""
-        """What is queued or under way to each peer that has a worker."""
         self._last_packed: deque[tuple[Message, bytes]] = deque(maxlen=PACKED_LIMIT)
         """As they travel."""
         self._connected: set[str] = set()

@@ -334,6 +334,7 @@ class StepLoop:
             await self._tools.compute.run(apply, spec, engine, outcome)
             engine.reduced = {}
             state.forget_applied(step, engine.states)
+            self._outlet.applied(step, engine.states)
             state.memory.commit(step)
         else:
             engine.work.end()

@@ -114,8 +114,7 @@ class Trainer:
             return self.cuts.safe_step
         is_alone = view is None or len(view.members) < 2 or bool(view.unguarded) or lags
         if not is_alone:
-            is_shown = self._outlet.is_taken(state.step - 1)
-            return state.step if is_shown else state.step - 1
+            return self._outlet.shown_of(state.step)
         others = set(view.member_ids) - {self._tools.me} if view is not None else set()
         return self._tools.stores.checkpoints.safe_step(others)
 
@@ -175,6 +174,7 @@ class Trainer:
         """From `step` on, steps happen in this view and commit in `ledger`. `replay` says what is
         kept of `step`, if it has failed before."""
         state = self._state
+        state.stuck_at = None
         before = state.ledger
         self._behind = before if before is not None and restart is None else None
         self.history.goes_on_from(step)

@@ -52,6 +52,9 @@ class Outlet(Protocol):
         """The reduced gradients of these layers are here, and are kept. Which of those from before,
         by view and step, may still be named."""
 
+    def applied(self, step: int, layers: Collection[int]) -> None:
+        """The states of these have taken a committed step; its gradients are not kept for them."""
+
     def computed(self, step: int, progress: StageProgress | None) -> None:
         """So far this peer has come with the microbatches of `step`, and keeps all of it."""
 
@@ -73,8 +76,8 @@ class Outlet(Protocol):
     def vouch(self) -> ViewId | None:
         """The next view, if all its members are synced: it stays until the step commits."""
 
-    def is_taken(self, step: int) -> bool:
-        """Whether another member has taken this peer's Prepared of that step, if it told one."""
+    def shown_of(self, steps: int) -> int:
+        """So many of these committed steps another member could show by this peer's Prepared."""
 
     def are_all_in(self) -> bool:
         """Whether all members of the view in force have said that they are in it."""

@@ -97,8 +97,10 @@ class ControlPlane:
 
     async def _serve(self, sender: str, request: bytes) -> bytes:
         begun = self.begin(sender, request)
-        # this may be cancelled; what the handler began, it finishes
-        return begun if isinstance(begun, bytes) else await asyncio.shield(begun)
+        if isinstance(begun, bytes):
+            return begun
+        await asyncio.wait({begun})  # this may be cancelled; what the handler began, it finishes
+        return _reply(_REFUSED, BUSY.encode()) if begun.cancelled() else begun.result()
 
     def begin(self, sender: str, request: bytes) -> "bytes | asyncio.Task[bytes]":
         """The answer, or what will be it: to a call that came whichever way, by a known sender."""

@@ -10,6 +10,8 @@ from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.hivemind_parts import PeerID, p2pd_pb2, p2pd_wire
 
 LOOK_EVERY_S = 10.0
+DEADLINE_S = 10.0
+"""For p2pd to take it."""
 """For two minutes p2pd closes nobody who is new: haste is of no use to strangers."""
 FEW = 64
 """So many connections are far from too many."""
@@ -35,7 +37,7 @@ async def prefer(p2p: Any, peer_ids: Iterable[str]) -> None:
     """Raises `Unreachable` where p2pd says nothing."""
     control = p2p._client.control
     try:
-        async with asyncio.timeout(LOOK_EVERY_S):
+        async with asyncio.timeout(DEADLINE_S):
             reader, writer = await control.daemon_connector.open_connection()
             try:
                 for peer_id in peer_ids:

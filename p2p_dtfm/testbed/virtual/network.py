@@ -150,9 +150,14 @@ class VirtualNetwork:
             if self.links.is_doubled(host.peer_id, peer_id):
                 serving.append(other.process.begin(serve(other)))
 
+        held: list[asyncio.TimerHandle] = []
+        """Of a call that has not left yet."""
+
         def forget(is_over: bool) -> None:
             asked.pop(number, None)
-            if not is_over:
+            if held and held[0].when() > self._loop.time():
+                held[0].cancel()
+            elif not is_over:
                 self.links.carry(host.peer_id, peer_id, "cancel", HEAD_BYTES, cancel, lane)
 
         def cancel() -> None:
@@ -166,7 +171,7 @@ class VirtualNetwork:
         size = HEAD_BYTES + len(body)
         leave = partial(self.links.carry, host.peer_id, peer_id, what, size, arrive, lane)
         if held_s:
-            self._loop.call_later(held_s, leave, context=contextvars.Context())
+            held.append(self._loop.call_later(held_s, leave, context=contextvars.Context()))
         else:
             leave()
         return forget

@@ -81,8 +81,7 @@ class Takeover:
     def reduced(self, step: int, layers: set[int]) -> None:
         """The reduced gradients of `step` for `layers` are here, as a holder or as a follower.
 
-        The caller keeps them until a later step has committed. Those of a step that is committed
-        already, with which a guardian catches up, are of no use to anybody.
+        The caller keeps them as `Agreement.reduced` says.
         """
         state = self._state
         if not state.is_newcomer and not state.frozen and step >= state.step:

@@ -81,10 +81,12 @@ class Departure:
         participant.local.status.say(State.STOPPED, "left")
 
     async def save_alone(self) -> None:
-        """Nobody is to be reached any more: what it holds is on its disk when it comes back."""
+        """Nobody is to be reached as it should be: what it holds is on its disk when it comes back.
+        Over lines of their own others would hear for as long as that takes that it lives."""
         log.warning("nothing reaches the others any more: saves what it holds")
         self.participant.trainer.leave_views()
         await self.participant.trainer.settled()
+        self._life.cancel_tasks()
         await self._save()
 
     async def keep_the_model(self) -> None:

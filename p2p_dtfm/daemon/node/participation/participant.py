@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Collection, Coroutine
 from typing import Any
 
 from p2p_dtfm.core.consensus.actions import Actions, StopStep
@@ -241,6 +241,9 @@ class Participant:
         self._agreement.reduced(step, layers)
         return self._agreement.recovery_evidence.may_be_rolled
 
+    def applied(self, step: int, layers: Collection[int]) -> None:
+        self._agreement.applied(step, layers)
+
     def computed(self, step: int, progress: StageProgress | None) -> None:
         self._agreement.computed(step, progress)
 
@@ -283,8 +286,8 @@ class Participant:
     def vouch(self) -> ViewId | None:
         return self._agreement.vouch()
 
-    def is_taken(self, step: int) -> bool:
-        return self._prepared.is_taken(step)
+    def shown_of(self, steps: int) -> int:
+        return self._prepared.shown_of(steps)
 
     def are_all_in(self) -> bool:
         return self._agreement.is_taken_over_by_all

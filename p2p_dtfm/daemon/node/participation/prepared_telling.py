@@ -6,6 +6,7 @@ from functools import partial
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.node.membership import Membership
 from p2p_dtfm.daemon.peers.held_back import HeldBack
@@ -21,17 +22,29 @@ class PreparedTelling:
         self._messenger = membership.network.messenger
         self._me = membership.network.me.peer_id
         self._held_back = HeldBack()
-        self._untaken = -1
-        """The last step whose Prepared was told to others, and taken by none of them yet."""
+        self._untaken: range | None = None
+        """Steps of this view whose Prepared were told to others, and taken by none of them yet."""
+        self._view: ViewId | None = None
+        """In which they were told."""
 
-    def is_taken(self, step: int) -> bool:
-        """Whether somebody else could show this peer's Prepared of that step, if it was told: the
-        others' alone do not show that it is committed."""
-        return step != self._untaken
+    def shown_of(self, steps: int) -> int:
+        """So many of these committed steps somebody else could show, by this peer's Prepared: the
+        others' alone do not show that one is committed."""
+        view = self._agreement.view
+        if self._untaken is None or view is None or view.id != self._view:
+            return steps  # a later view begins where all agree that it does
+        return min(steps, self._untaken.start)
 
-    def _taken(self, step: int) -> None:
-        if self._untaken == step:
-            self._untaken = -1
+    def _tells(self, view: View, step: int) -> None:
+        if view.id != self._view or self._untaken is None or step < self._untaken.start:
+            self._view, self._untaken = view.id, range(step, step)
+        self._untaken = range(self._untaken.start, step + 1)
+
+    def _taken(self, view: ViewId, step: int) -> None:
+        """One of a step shows that all before it are committed."""
+        untaken = self._untaken
+        if view == self._view and untaken is not None and step >= untaken.start:
+            self._untaken = range(step + 1, untaken.stop) or None
 
     def say(self, signed: Signed, view: View) -> None:
         """First to those for whom the others wait: the first stages begin the next step.
@@ -51,9 +64,11 @@ class PreparedTelling:
             for pipeline in view.plan.pipelines:
                 position |= {stage.peer_id: at for at, stage in enumerate(pipeline.stages)}
         step = self._agreement.step
-        self._untaken = step if len(view.members) > 1 else -1
+        if len(view.members) > 1:
+            self._tells(view, step)
+        when_taken = partial(self._taken, view.id, step)
         for peer_id in sorted(view.member_ids, key=position.__getitem__):
-            self._messenger.tell(peer_id, message, partial(self._taken, step))
+            self._messenger.tell(peer_id, message, when_taken)
 
     def _computes_alone(self, view: View) -> bool:
         is_alone = isinstance(view.plan, Plan) and view.plan.stage_holders() == (self._me,)

@@ -54,10 +54,11 @@ class Moments:
         return not self._waiting and not self._coming
 
     def give_up(self) -> None:
-        """On those messages that nobody has sent."""
+        """On those messages that nobody has sent: none is late then."""
         for item in [it for it in self._waiting if it.until_s <= self._swarm.now_s]:
             self._waiting.remove(item)
-            self._begin(item.number, item.fault)
+            if item.fault.kind != "late word":
+                self._begin(item.number, replace(item.fault, late_s=0.0))
 
     def _said(self, origin: str, goal: str, request: bytes) -> float | None:
         """How many seconds later it is said, or None: never."""

@@ -51,7 +51,12 @@ def test_it_saves_what_it_holds_before_it_ends() -> None:
     saved: list[Any] = []
 
     async def ended() -> None:
-        await _until_end(daemon_without_p2pd(saved))
+        departure = daemon_without_p2pd(saved)
+        beats = departure.participant.local.life.spawn(asyncio.sleep(60))
+        try:
+            await _until_end(departure)
+        finally:
+            assert beats.cancelling() or beats.cancelled(), "others would hear that it lives"
 
     with pytest.raises(UserError, match="has ended by itself"):
         asyncio.run(ended())

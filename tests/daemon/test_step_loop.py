@@ -169,6 +169,19 @@ def test_what_a_newcomer_has_got_is_no_copy_before_it_says_that_it_is_in_the_vie
     asyncio.run(run())
 
 
+def test_who_stood_still_gets_on_in_another_view(tmp_path: Path) -> None:
+    """Told to leave it would have left in the middle of a step that works there."""
+
+    async def run() -> None:
+        trainer = Trainer(trainer_tools(tmp_path), QuietOutlet())
+        trainer._state.step, trainer._state.stuck_at = 9, 9
+        assert trainer._state.stands_still
+        trainer.take_over(with_two_copies(3), 9, None, None)
+        assert not trainer._state.stands_still
+
+    asyncio.run(run())
+
+
 class NotTaken(QuietOutlet):
     untaken = 8
 

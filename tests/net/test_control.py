@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.door import BUSY
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.control import BODY_LIMIT_BYTES, CONCURRENT_LIMIT_PER_PEER, ControlPlane
 from tests.net.net_support import hosts, run, until
@@ -163,6 +164,29 @@ def test_reply_in_the_turn_of_the_deadline_does_not_end_later_calls(tmp_path: Pa
             assert outcomes == {"answered", "late"}
             assert await caller.call(one.peer_id, b"still here", 5) == b"still here"
             assert not two.lost.is_set()
+
+    run(scenario())
+
+
+def test_who_is_being_answered_as_a_peer_ends_is_told_to_ask_again(tmp_path: Path) -> None:
+    """Its stream ended cancelled, of which the event loop told as of a bug."""
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (one, two):
+            begun = asyncio.Event()
+
+            async def handler(sender: str, body: bytes) -> bytes:
+                begun.set()
+                await asyncio.sleep(60)
+                return body
+
+            plane = await ControlPlane(one, handler).ready()
+            caller = ControlPlane(two, handler)
+            call = asyncio.create_task(caller.call(one.peer_id, b"x", 10))
+            await begun.wait()
+            await plane.close()
+            with pytest.raises(Refused, match=BUSY):
+                await call
 
     run(scenario())
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy
 
+from p2p_dtfm.daemon.step.reduction.segment_exchange import sum_digest
 from p2p_dtfm.daemon.step.reduction.step_reduction import _Courses
 from p2p_dtfm.daemon.step.step_frames import StepFrames
 from p2p_dtfm.daemon.trainer.audited.audits import Audits
@@ -16,6 +18,8 @@ from p2p_dtfm.train.kernels import processor
 from p2p_dtfm.train.stage import finite, segment_reduction
 
 _FLOAT = "<f4"
+IsTold = Callable[[int], bool]
+"""Whether the lie is told in this step."""
 
 
 def _know_their_step() -> None:
@@ -30,19 +34,25 @@ def _know_their_step() -> None:
 
 
 def add_up_wrongly(lie: Lie) -> None:
-    """And tell all holders the same."""
-    honest = segment_reduction.SegmentReduction.add_parts
+    change_sums(lie.is_told, lie.strength)
+
+
+def change_sums(is_told: IsTold, strength: float) -> dict[tuple[int, int], bytes]:
+    """And tell all holders the same. Returns digests of what is right, by segment and chunk."""
+    honest, right = segment_reduction.SegmentReduction.add_parts, dict[tuple[int, int], bytes]()
     _know_their_step()
 
     def add_parts(self: Any, chunk: int, parts: Any) -> Any:
         sent = honest(self, chunk, parts)
+        right[min(self._layers), chunk] = sum_digest(sent)
         mine = self._of(self.reduced, chunk)
-        if not mine.any() or not lie.is_told(self.step):  # of zeros any multiple is right
+        if not mine.any() or not is_told(self.step):  # of zeros any multiple is right
             return sent
-        mine.mul_(1.0 + lie.strength)
+        mine.mul_(1.0 + strength)
         return self._codec.encode(mine, self._turns[chunk])
 
     put(segment_reduction.SegmentReduction, "add_parts", add_parts)
+    return right
 
 
 def send_no_numbers(lie: Lie) -> None:
@@ -63,7 +73,11 @@ def send_no_numbers(lie: Lie) -> None:
 
 
 def send_other_parts(lie: Lie) -> None:
-    _change_sent(lie, FrameKind.GRADIENT_PART, lambda values, peer_id: -values)
+    turn_parts_round(lie.is_told)
+
+
+def turn_parts_round(is_told: IsTold) -> None:
+    _change_sent(is_told, FrameKind.GRADIENT_PART, lambda values, peer_id: -values)
 
 
 def send_each_another_sum(lie: Lie) -> None:
@@ -72,17 +86,17 @@ def send_each_another_sum(lie: Lie) -> None:
     def change(values: Any, peer_id: str) -> Any:
         return values * numpy.float32(1.0 + 0.1 * seen.setdefault(peer_id, len(seen) + 1))
 
-    _change_sent(lie, FrameKind.GRADIENT_SUM, change)
+    _change_sent(lie.is_told, FrameKind.GRADIENT_SUM, change)
 
 
-def _change_sent(lie: Lie, lied: FrameKind, change: Any) -> None:
+def _change_sent(is_told: IsTold, lied: FrameKind, change: Any) -> None:
     """Frames of one kind, not what is claimed of them."""
     honest = _Courses.send
 
     async def send(
         self: Any, peer_id: str, kind: Any, chunk: int, elements: int, payload: Any
     ) -> None:
-        if kind is lied and lie.is_told(self._step):
+        if kind is lied and is_told(self._step):
             values = numpy.frombuffer(bytes(payload), dtype=_FLOAT)
             payload = change(values, peer_id).astype(_FLOAT).tobytes()
         await honest(self, peer_id, kind, chunk, elements, payload)

@@ -8,9 +8,7 @@ import numpy
 
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES
 from p2p_dtfm.daemon.step.reduction.segment_exchange import sum_digest
-from p2p_dtfm.daemon.step.reduction.step_reduction import _Courses
 from p2p_dtfm.daemon.trainer.audited.audits import Audits
-from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.testbed.lies.evasions import (
     TRIED,
     _drawn_by,
@@ -20,9 +18,9 @@ from p2p_dtfm.testbed.lies.evasions import (
     _stop_where_drawn,
     _until_others_have_claimed,
 )
+from p2p_dtfm.testbed.lies.in_sums import change_sums, turn_parts_round
 from p2p_dtfm.testbed.lies.lie import Lie, put
 from p2p_dtfm.train.stage.replay.work import chunk_digest
-from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
 
 _FLOAT = "<f4"
 
@@ -69,15 +67,8 @@ def _with_turned_parts(audits: Any, here: Any) -> Any:
 def claim_what_was_due_if_drawn(lie: Lie) -> None:
     """All parts that it sends are turned round. Nobody says so of a work that is right, and once it
     is audited all agree anew."""
-    liar, send, honest = _known_where(lie, in_first=False), _Courses.send, Audits._claim
+    liar, honest = _known_where(lie, in_first=False), Audits._claim
     drawn = set[int]()
-
-    async def send_turned(
-        self: Any, peer_id: str, kind: Any, chunk: int, elements: int, payload: Any
-    ) -> None:
-        if kind is FrameKind.GRADIENT_PART and liar.lies:
-            payload = _turned_round(payload)
-        await send(self, peer_id, kind, chunk, elements, payload)
 
     async def claim(self: Any, here: Any, local: Any) -> Any:
         right = await honest(self, here, local)
@@ -89,7 +80,7 @@ def claim_what_was_due_if_drawn(lie: Lie) -> None:
         self._next_opening = right.opening  # once more
         return await honest(self, _with_turned_parts(self, here), local)
 
-    put(_Courses, "send", send_turned)
+    turn_parts_round(lambda step: liar.lies)
     put(Audits, "_claim", claim)
     _stop_once_audited(liar, drawn)
 
@@ -128,34 +119,17 @@ def compute_like_nobody_if_drawn(lie: Lie) -> None:
     put(Audits, "_claim", claim)
 
 
-def _add_up_wrongly(lie: Lie, liar: Any) -> dict[tuple[int, int], bytes]:
-    """And tell all holders the same. Returns digests of what is right, by segment and chunk."""
-    honest, right = SegmentReduction.add_parts, dict[tuple[int, int], bytes]()
-
-    def add_parts(self: Any, chunk: int, parts: Any) -> Any:
-        sent = honest(self, chunk, parts)
-        right[min(self._layers), chunk] = sum_digest(sent)
-        if not liar.lies:
-            return sent
-        mine = self._of(self.reduced, chunk)
-        mine.mul_(1.0 + lie.strength)
-        return self._codec.encode(mine, self._turns[chunk])
-
-    put(SegmentReduction, "add_parts", add_parts)
-    return right
-
-
 def make_other_sums_until_drawn(lie: Lie) -> None:
     """All agree anew where it is drawn, before anybody has computed its work again."""
     liar = _known_where(lie, in_first=False)
-    _add_up_wrongly(lie, liar)
+    change_sums(lambda step: liar.lies, lie.strength)
     _stop_where_drawn(lie, liar)
 
 
 def claim_the_right_sums_if_drawn(lie: Lie) -> None:
     """Though it has sent others: its work is found right, and then all agree anew."""
     liar, honest = _known_where(lie, in_first=False), Audits._claim
-    right, drawn = _add_up_wrongly(lie, liar), set[int]()
+    right, drawn = change_sums(lambda step: liar.lies, lie.strength), set[int]()
 
     def rightly(audits: Any, here: Any, local: Any) -> Any:
         me, wire, sums = audits._tools.me, here.engine.mailbox.wire, dict(local.sums)

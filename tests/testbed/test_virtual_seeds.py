@@ -372,8 +372,8 @@ FOUND_BY = {
     "offers-gone": 800_005,
     "commits-unsaid": 800_005,
     "guardian-ahead": 900_001,
-    "early-prepared": 900_007,
-    "own-gradients-hidden": 900_016,
+    "early-prepared": 900_003,
+    "own-gradients-hidden": 900_035,
     "life-by-clock": 950_000,
     "founds-once": 950_001,
 }

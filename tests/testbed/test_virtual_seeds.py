@@ -367,7 +367,7 @@ FOUND_BY = {
     "done-is-done": 800_018,
     "part-fails-silently": 800_002,
     "worker-fails": 800_000,
-    "step-twice": 800_011,
+    "step-twice": 800_038,
     "nobody-is-missed": 800_012,
     "offers-gone": 800_005,
     "commits-unsaid": 800_005,

@@ -9,11 +9,10 @@ import pytest
 
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net import event_loop
-from p2p_dtfm.net.directory.node import KEYS_LIMIT, DHTProtocol
-from p2p_dtfm.net.directory.validator import DirectoryValidator
+from p2p_dtfm.net.directory.node import KEYS_LIMIT
 from p2p_dtfm.net.door import OpenDoor
 from p2p_dtfm.net.hivemind_parts import DHTID, P2P, PeerID, dht_pb2
-from tests.net.test_node_table import new_peer
+from tests.net.test_node_table import new_peer, node_on
 
 Serve = Callable[[bytes, PeerID], Awaitable[bytes]]
 
@@ -48,16 +47,7 @@ async def served_node(monkeypatch: pytest.MonkeyPatch, door: Any) -> tuple[Any, 
 
     p2p = _P2P()
     p2p._client = SimpleNamespace(add_unary_handler=add_unary_handler)
-    node = await DHTProtocol.create(
-        p2p=p2p,
-        node_id=DHTID.generate(),
-        bucket_size=20,
-        depth_modulo=5,
-        num_replicas=5,
-        wait_timeout=1,
-        client_mode=False,
-        record_validator=DirectoryValidator(),
-    )
+    node = await node_on(p2p, client_mode=False)
     node.host = SimpleNamespace(door=door)
 
     async def nothing(*_: Any, **__: Any) -> None:

@@ -37,18 +37,22 @@ P2PD_LIMIT_BYTES = 4 << 20
 KEY = DHTID.generate(source="a key")
 
 
-async def _node(monkeypatch: pytest.MonkeyPatch, answers: Any = None) -> Any:
-    """Of which nobody else is called, or whoever is gives these answers."""
-    protocol = await DHTProtocol.create(
-        p2p=None,
+async def node_on(p2p: Any, client_mode: bool) -> Any:
+    return await DHTProtocol.create(
+        p2p=p2p,
         node_id=DHTID.generate(),
         bucket_size=20,
         depth_modulo=5,
         num_replicas=5,
         wait_timeout=1,
-        client_mode=True,
+        client_mode=client_mode,
         record_validator=DirectoryValidator(),
     )
+
+
+async def _node(monkeypatch: pytest.MonkeyPatch, answers: Any = None) -> Any:
+    """Of which nobody else is called, or whoever is gives these answers."""
+    protocol = await node_on(None, client_mode=True)
 
     async def nobody(*arguments: Any, timeout: float) -> Any:
         raise OSError("nobody is there")

@@ -13,7 +13,7 @@ from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.step.mailbox import Mailbox
 from p2p_dtfm.testbed.virtual.patches import Patches
 from p2p_dtfm.testbed.virtual.planted.bug import Planted
-from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import ABSENCES, MOMENTS
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import ABSENCES, DUMB, MOMENTS
 
 FOR_EVER_S = 1e9
 
@@ -116,7 +116,7 @@ LIVES = (
     Planted(
         "founds-once", "a founder whom others have left waits for ever", _founds_once, ABSENCES
     ),
-    Planted("looks-for-nobody", "who knows nobody any more does not look", _looks_for_nobody),
+    Planted("looks-for-nobody", "who knows nobody any more does not look", _looks_for_nobody, DUMB),
     Planted("home-stays-locked", "a daemon that has ended keeps its home", _home_stays_locked),
     Planted("nobody-is-missed", "silence makes nobody suspect", _nobody_is_missed, MOMENTS),
     Planted("no-heartbeats", "nobody says that it lives", _heart_does_not_beat),

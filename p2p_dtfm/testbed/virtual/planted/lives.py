@@ -13,7 +13,7 @@ from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.step.mailbox import Mailbox
 from p2p_dtfm.testbed.virtual.patches import Patches
 from p2p_dtfm.testbed.virtual.planted.bug import Planted
-from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import ABSENCES, DUMB, MOMENTS
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import ABSENCES, DUMB, LATE_WORDS, MOMENTS
 
 FOR_EVER_S = 1e9
 
@@ -118,7 +118,7 @@ LIVES = (
     ),
     Planted("looks-for-nobody", "who knows nobody any more does not look", _looks_for_nobody, DUMB),
     Planted("home-stays-locked", "a daemon that has ended keeps its home", _home_stays_locked),
-    Planted("nobody-is-missed", "silence makes nobody suspect", _nobody_is_missed, MOMENTS),
+    Planted("nobody-is-missed", "silence makes nobody suspect", _nobody_is_missed, LATE_WORDS),
     Planted("no-heartbeats", "nobody says that it lives", _heart_does_not_beat),
     Planted("in-pieces", "nobody fetches the layers of others", _models_stay_in_pieces),
     Planted("offers-gone", "offered states are gone at once", _offers_are_gone_at_once, MOMENTS),

@@ -87,14 +87,7 @@ def stop_before_an_audit(lie: Any) -> None:
     """As soon as it has claimed the truth: nobody has said a Prepared by then."""
     liar = evasions._known_where(lie, in_first=False)
     late_claims.claim_what_was_due_if_drawn(lie)
-    honest = Audits._audited
-
-    async def audited(self: Any, here: Any) -> Any:
-        if liar.lies and self._tools.me in here.book.drawn():
-            await evasions._have_all_agree_anew(self, here.view)
-        return await honest(self, here)
-
-    late_claims.put(Audits, "_audited", audited)
+    evasions._stop_where_drawn(lie, liar)
 
 
 def test_nor_does_it_help_to_stop_the_step_before_anybody_has_said_so(

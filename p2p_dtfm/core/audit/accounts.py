@@ -159,7 +159,7 @@ def findings(
     shares = {peer: account.share for peer, account in accounts.items()}
     unlike = unlike_edges(shares, segments if due.trains else ())
     misled = _doubt_edges(unlike, found)
-    unlike |= _doubt_losses(shares, found) | _unlike_sums(said, segments)
+    unlike |= _doubt_losses(shares, found) | set(unlike_sums(said, segments))
     _convict_by_receivers(unlike, len(accounts), found)
     without_input = _doubt_boundaries(shares, plan, due, found)
     _convict_changed(accounts, works, without_input, found)
@@ -247,18 +247,17 @@ def _other_losses(said: Mapping[str, Prepared], accounts: Mapping[str, Account])
     return found
 
 
-def _unlike_sums(said: Mapping[str, Prepared], segments: Sequence[Segment]) -> set[tuple[str, str]]:
+def unlike_sums(said: Mapping[str, Prepared], segments: Sequence[Segment]) -> list[tuple[str, str]]:
     """(who has got them, who has made them) where these are not the ones that their maker states:
     such pairs are in doubt whether there are audits or not (`core.commit.judgement`)."""
-    return {
-        (peer, owner)
-        for number, segment in enumerate(segments)
-        for place, owner in enumerate(segment.holders)
-        if said[owner].sums.get(number, ())
-        for peer in segment.holders
-        if said[peer].sums.get(number, ())
-        and said[peer].sums[number][place] != said[owner].sums[number][place]
-    }
+    found = []
+    for number, segment in enumerate(segments):
+        sums = {peer: p.sums[number] for peer, p in said.items() if p.sums.get(number)}
+        for place, owner in enumerate(segment.holders):
+            for peer, digests in sums.items():
+                if owner in sums and digests[place] != sums[owner][place]:
+                    found.append((peer, owner))
+    return found
 
 
 def _convict_by_receivers(

@@ -9,7 +9,13 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from p2p_dtfm.core.audit.accounts import Findings, are_even, fault_of_account, findings
+from p2p_dtfm.core.audit.accounts import (
+    Findings,
+    are_even,
+    fault_of_account,
+    findings,
+    unlike_sums,
+)
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due
 from p2p_dtfm.core.audit.work import MANY
 from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
@@ -194,13 +200,8 @@ def conflict_of(
         found.reason, found.forks = "members start the step from different states", True
     for what, stated, holders in _comparable(said, plan):
         _judge(stated, what, holders, found)
-    for number, segment in enumerate(plan.segments()):
-        sums = {peer: p.sums[number] for peer, p in said.items() if number in p.sums}
-        for place, owner in enumerate(segment.holders):
-            for peer, digests in sums.items():
-                if owner in sums and digests[place] != sums[owner][place]:
-                    reason = f"the sums of {owner} are not those that {peer} has got from it"
-                    found.doubt(owner, peer, reason)
+    for peer, owner in unlike_sums(said, plan.segments()):
+        found.doubt(owner, peer, f"the sums of {owner} are not those that {peer} has got from it")
     _doubt_ends(said, plan, found)
     one_arithmetic = terms is not None and terms.one_arithmetic
     kept = terms.kept_microbatches if terms is not None else MANY

@@ -158,5 +158,4 @@ class Compute:
         signals are to be heard."""
         for executor in (self._executor, self._beside):
             executor.shutdown(wait=False, cancel_futures=True)
-        for executor in (self._executor, self._beside):
-            await asyncio.to_thread(executor.shutdown)
+        await asyncio.to_thread(self.close)

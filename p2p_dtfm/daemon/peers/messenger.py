@@ -293,6 +293,8 @@ class Messenger:
         log.error("bug while messages to %s were under way", peer_id, exc_info=error)
         if self._workers.get(peer_id) is worker:
             del self._queues[peer_id], self._workers[peer_id], self._unanswered[peer_id]
+            for key in [key for key in self._when_taken if key[0] == peer_id]:
+                del self._when_taken[key]  # another message may have the `id` of a lost one
 
     async def _try_to_deliver(self, peer_id: str, message: Message) -> bool:
         """Whether it has answered."""

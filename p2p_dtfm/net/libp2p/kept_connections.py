@@ -10,9 +10,9 @@ from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.hivemind_parts import PeerID, p2pd_pb2, p2pd_wire
 
 LOOK_EVERY_S = 10.0
+"""For two minutes p2pd closes nobody who is new: haste is of no use to strangers."""
 DEADLINE_S = 10.0
 """For p2pd to take it."""
-"""For two minutes p2pd closes nobody who is new: haste is of no use to strangers."""
 FEW = 64
 """So many connections are far from too many."""
 _TAG, _WEIGHT = "known", 100

@@ -269,7 +269,8 @@ def _explain_peer(
 def _why_nowhere(workload: Workload, record: PeerRecord) -> str:
     if not workload.may_have(record.peer_id, 0):
         return NOT_NAMED
-    return f"spare: {too_small(workload, record)}" if too_small(workload, record) else NO_ROOM
+    short = too_small(workload, record)
+    return f"spare: {short}" if short else NO_ROOM
 
 
 def _why_spare(least_gain_ppm: int, plan_ns: int, alternative: Alternative | None) -> str:

@@ -1,6 +1,7 @@
 """The mailbox takes each due frame once; everything else is its sender's fault."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import msgspec
@@ -12,9 +13,15 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.partial_replay import StageReplay
+from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.step.mailbox import STEPS_AHEAD_LIMIT, FrameKey, Mailbox
 from p2p_dtfm.daemon.step.neighbours import held_out_indices
-from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
+from p2p_dtfm.daemon.step.stage_tools import StageLinks, StagePlace, StageTools
+from p2p_dtfm.daemon.step.step_engine import StepEngine
+from p2p_dtfm.daemon.step.step_frames import StepFrames
+from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, Payload
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
 from tests.core.builders import run_spec
 
 SPEC = run_spec()  # layers 0-5, 4 microbatches of [2, 32, 32], 2 of evaluation
@@ -174,6 +181,53 @@ def test_before_its_first_step_it_holds_no_more_steps_than_later() -> None:
         box.put("a", header(step=99), bytearray())
 
 
+def test_what_came_before_the_first_step_and_is_of_none_that_is_near_is_not_kept() -> None:
+    """Who invents two steps, and sends its real ones as well, had four held for the whole view."""
+    box = mailbox(step=None)
+    for step in (10**12, 10**12 + 1):
+        box.put("a", header(step=step), bytearray())
+    box.put("c", header(GRADIENT, layer=4), bytearray())
+    too_far = box.begin_step(5)
+    assert too_far.keys() == {"a"} and too_far["a"] >= 10**12
+    assert [key.sender for key in box._held] == ["c"]
+    for step in (5, 6):
+        box.put("a", header(step=step), bytearray())
+    assert {key.step for key in (*box._held, *box._seen, *box._arrivals)} == {5, 6}
+    assert not box.begin_step(6)
+
+
+def test_who_has_sent_what_belongs_to_no_step_is_told_of_as_the_first_one_begins() -> None:
+    told: list[str] = []
+
+    async def scenario() -> None:
+        box = mailbox(step=None)
+        box.put("a", header(step=99), bytearray())
+        compute = Compute()
+        frames = StepFrames(VIEW, NoTransport(), lambda *_: None, lambda who, _: told.append(who))
+        engine = StepEngine(
+            StagePlace(PLAN, "b", SPEC),
+            {layer: LayerState.genesis(SPEC, layer) for layer in PLAN.layers_of("b")},
+            StageLinks(box, frames),
+            StageTools(compute, ReplicaMemory(), lambda step, number: None),
+        )
+        running = asyncio.create_task(engine.run(5, train=True, evaluate=False))
+        while box._step is None:
+            await asyncio.sleep(0)
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        compute.close()
+
+    asyncio.run(scenario())
+    assert told == ["a"]
+
+
+class NoTransport:
+    async def send(
+        self, peer_id: str, lane: str, header: FrameHeader, payload: Payload
+    ) -> None: ...
+
+
 def test_someone_who_waits_is_woken_by_the_frame() -> None:
     async def scenario() -> None:
         box = mailbox()
@@ -214,17 +268,24 @@ frames = st.builds(
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(frames, max_size=60), st.booleans())
-def test_whatever_comes_it_holds_at_most_what_two_steps_need(sent: list, begun: bool) -> None:
-    box = mailbox(step=5 if begun else None)
-    for sender, frame in sent:
-        try:
-            box.put(sender, frame, bytearray())
-        except PeerFault as fault:
-            assert fault.peer_id == sender
-    per_step = 3 + len(held_out_indices(PLAN, SPEC, 0)) + 3 + len(CHUNKS.bounds)
-    assert len(box._held) <= STEPS_AHEAD_LIMIT * per_step
-    assert len(box._seen) == len(box._held)
+@given(st.lists(frames, max_size=60), st.lists(frames, max_size=60), st.booleans())
+def test_whatever_comes_it_holds_at_most_what_two_steps_need(
+    early: list, later: list, begins: bool
+) -> None:
+    box, per_step = mailbox(step=None), 3 + len(held_out_indices(PLAN, SPEC, 0)) + 3
+    per_step += len(CHUNKS.bounds)
+    for sent in (early, later):
+        for sender, frame in sent:
+            try:
+                box.put(sender, frame, bytearray())
+            except PeerFault as fault:
+                assert fault.peer_id == sender
+        assert len(box._held) <= STEPS_AHEAD_LIMIT * per_step
+        assert len(box._seen) == len(box._held)
+        if begins:
+            for sender, step in box.begin_step(5).items():
+                assert any(it[0] == sender and it[1].step == step for it in early)
+            assert {key.step for key in box._held} <= set(range(5, 5 + STEPS_AHEAD_LIMIT))
 
 
 def test_held_out_microbatches_go_round_the_pipelines_and_leave_none_out() -> None:

@@ -116,17 +116,14 @@ class Mailbox:
         if bool(header.losses) != tells:
             text = "without the losses that are due" if tells else "with losses that are not due"
             raise PeerFault(f"{key.kind} {key.index} {text}", key.sender)
-        self._check_step(key)
+        if self._step is None:
+            self._check_early_step(key)
 
-    def _check_step(self, key: FrameKey) -> None:
-        if self._step is not None:
-            too_far = key.step >= self._step + STEPS_AHEAD_LIMIT
-        else:  # which step comes first is not known here yet, but it is one
-            steps = {seen.step for seen in self._seen if seen.sender == key.sender} | {key.step}
-            too_far = len(steps) > STEPS_AHEAD_LIMIT
-        if too_far:
-            now = "before the first one" if self._step is None else f"in step {self._step}"
-            raise PeerFault(f"a tensor of step {key.step} {now}", key.sender)
+    def _check_early_step(self, key: FrameKey) -> None:
+        """Which step comes first is not known here yet, but it is one; see `begin_step`."""
+        steps = {seen.step for seen in self._seen if seen.sender == key.sender} | {key.step}
+        if len(steps) > STEPS_AHEAD_LIMIT:
+            raise PeerFault(f"a tensor of step {key.step} before the first one", key.sender)
 
     def codec_of(self, kind: FrameKind, sender: str) -> str:
         """The codec in which this kind of frame comes here from a peer that may send it."""
@@ -183,14 +180,18 @@ class Mailbox:
 
     # taking -----------------------------------------------------------------------------------
 
-    def begin_step(self, step: int) -> None:
-        """Forget what belongs to steps before `step`."""
+    def begin_step(self, step: int) -> dict[str, int]:
+        """Forget what belongs to steps before `step`, and what came before the first one and
+        belongs to none of those that are near. Who has sent such a thing: of which step."""
         self._step = step
-        self._held = {key: payload for key, payload in self._held.items() if key.step >= step}
-        self._seen = {key for key in self._seen if key.step >= step}
-        self._losses = {key: told for key, told in self._losses.items() if key[0] >= step}
-        self._arrivals = [key for key in self._arrivals if key.step >= step]
+        near = range(step, step + STEPS_AHEAD_LIMIT)
+        too_far = {key.sender: key.step for key in self._seen if key.step >= near.stop}
+        self._held = {key: payload for key, payload in self._held.items() if key.step in near}
+        self._seen = {key for key in self._seen if key.step in near}
+        self._losses = {key: told for key, told in self._losses.items() if key[0] in near}
+        self._arrivals = [key for key in self._arrivals if key.step in near]
         self._arrived.set()
+        return too_far
 
     async def take(self, key: FrameKey) -> bytearray:
         """Wait for a frame."""

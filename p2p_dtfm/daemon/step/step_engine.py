@@ -128,7 +128,8 @@ class StepEngine:
         self._sums, self._got, self._account, self._tied = {}, {}, None, {}
         due = self._terms.due(step, self._place.plan)
         self.work.keeps_held_out = due is not None and due.held_out > 0
-        self.mailbox.begin_step(step)
+        for sender, early in self.mailbox.begin_step(step).items():
+            self.frames.on_poison(sender, f"a tensor of step {early} before step {step}")
         self.frames.begin_step(step)
         self._tools.recorder.begin(step, goes_on=replay.forwards > 0)
         await self._tools.compute.run(self._start, step, replay)

@@ -10,6 +10,7 @@ import msgspec
 
 from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.consensus.agreement import Agreement
+from p2p_dtfm.core.consensus.agreement_state import RunConstants
 from p2p_dtfm.core.liveness.liveness import LAN_LIVENESS, Liveness
 from p2p_dtfm.core.protocol.invited.guest_list import GuestList
 from p2p_dtfm.core.protocol.signed import Signed
@@ -50,8 +51,8 @@ class Daemon:
         messenger = Messenger(host, cast(Any, None), 1)
         self._keeper = GateKeeper({OTHER})
         workload, digest = workload_of(SPEC), SPEC.digest()
-        self._agreement = Agreement(Member(ME, 1), digest, workload, lambda _: b"1" * 64, always)
-        self._agreement.terms = terms_of(SPEC)
+        constants = RunConstants(digest, workload, lambda _: b"1" * 64, always, terms_of(SPEC))
+        self._agreement = Agreement(Member(ME, 1), constants)
         self._keeper.attach(self._agreement, False)
         own = OwnInvitation(directory, digest, cast(Any, None))
         book = GuestBook(own, GuestList("the founder", digest, always))

@@ -9,10 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.consensus.agreement import Agreement
+from p2p_dtfm.core.consensus.agreement_state import RunConstants
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.protocol.names import generated_name
 from p2p_dtfm.core.protocol.plan import NoPlan
+from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.dashboard import judged
@@ -28,6 +31,13 @@ from tests.core.planning import Peer, name_of, snapshot, workload
 PEER = "12D3KooWDTS2zccYgYAVktrACJybE6dvK6Zvyh2gzZBptHFXCyLG"
 CALLED = generated_name(PEER)
 log = logging.getLogger("p2p_dtfm")
+
+
+def agreement_of(spec: RunSpec) -> Agreement:
+    """Of a peer in no view."""
+    terms = terms_of(spec)
+    constants = RunConstants("run", workload(), lambda _: b"", lambda *_: True, terms)
+    return Agreement(Member(name_of(0), 1), constants)
 
 
 @pytest.fixture
@@ -101,8 +111,7 @@ def test_a_long_first_step_of_a_view_is_no_problem(
     status, observer = observed
     monkeypatch.setattr(module, "LATE_S", 0.0)
     status.say(State.TRAINING, "step 3 of 9")
-    agreement = Agreement(Member(name_of(0), 1), "run", workload(), lambda _: b"", lambda *_: True)
-    observer.trains(run_spec(), "run", workload(), agreement)
+    observer.trains(run_spec(), "run", workload(), agreement_of(run_spec()))
     assert observer.live().problems
     observer._view_state = msgspec.structs.replace(observer._view_state, predicted_step_ns=10**10)
     assert not observer.live().problems, "by the plan"
@@ -140,8 +149,7 @@ def test_views_tell_who_came_and_who_went(observed: tuple[Status, Observer]) -> 
         return View(shot, NoPlan("for the test"))
 
     async def live() -> None:
-        spec, me = run_spec(), Member(name_of(0), 1)
-        agreement = Agreement(me, "run", workload(), lambda _: b"", lambda *_: True)
+        spec, agreement = run_spec(), agreement_of(run_spec())
         observer.trains(spec, "run", workload(), agreement)
         observer.view_took_over(spec, view(0, 1), 0)
         observer.view_took_over(spec, view(0, 2), 5)
@@ -216,8 +224,7 @@ def test_who_judges_whom_is_found_once_for_a_plan(
 def test_a_complete_run_says_what_can_be_typed_next(observed: tuple[Status, Observer]) -> None:
     status, observer = observed
     spec = run_spec().model_copy(update={"total_steps": 4000})
-    agreement = Agreement(Member(name_of(0), 1), "run", workload(), lambda _: b"", lambda *_: True)
-    observer.trains(spec, "run", workload(), agreement)
+    observer.trains(spec, "run", workload(), agreement_of(spec))
     status.facts["step"] = 1990
     status.say(State.TRAINING, "step 1,990 of 4,000")
     assert "the end of the run after step 4,000" in observer.live().next

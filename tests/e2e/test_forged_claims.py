@@ -9,8 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.consensus.actions import ComputePlan, SendMessage
 from p2p_dtfm.core.consensus.agreement import Agreement
+from p2p_dtfm.core.consensus.agreement_state import RunConstants
 from p2p_dtfm.core.messages.agreement_messages import (
     Active,
     AgreementMessage,
@@ -98,7 +100,8 @@ async def join_with_another_plan(one: Stranger, target: str, run_digest: str) ->
     welcome = decode(await one.control.call(target, hello, 5), Welcome)
     spec = RunSpec.from_canonical_bytes(welcome.run_spec.payload)
     sign, is_signed = one.sign_in(run_digest), verifying_in(run_digest, verify)
-    agreement = Agreement(one.me, run_digest, workload_of(spec), sign, is_signed)
+    constants = RunConstants(run_digest, workload_of(spec), sign, is_signed, terms_of(spec))
+    agreement = Agreement(one.me, constants)
     mine = record(one.host.peer_id, run_digest=run_digest, addresses=addresses)
     agreement.set_record(mine, sign_record(mine, sign))
 

@@ -52,7 +52,7 @@ def test_the_last_one_left_of_a_complete_run_shows_that_it_is() -> None:
     world.after(SECOND_NS, lambda: world.found("p0"))
     world.run_until(lambda: first.view is not None and len(first.view.members) == 2)
     for peer in (first, other):  # the ledger has the terms before: all its steps are alike
-        peer.agreement.terms = msgspec.structs.replace(TERMS, total_steps=LAST_STEP)
+        peer.agreement._state.settings.terms = msgspec.structs.replace(TERMS, total_steps=LAST_STEP)
     for peer in (first, other):
         world.run_until(lambda peer=peer: peer.agreement.step > LAST_STEP)  # type: ignore[misc]
     view = first.view
@@ -86,7 +86,7 @@ def test_a_view_that_is_agreed_on_after_the_last_step_is_waited_for_by_nobody() 
     world.after(SECOND_NS, lambda: world.found("p0"))
     world.run_until(lambda: first.view is not None and len(first.view.members) == 2)
     for peer in (first, other):
-        peer.agreement.terms = msgspec.structs.replace(TERMS, total_steps=LAST_STEP)
+        peer.agreement._state.settings.terms = msgspec.structs.replace(TERMS, total_steps=LAST_STEP)
     view = first.view
     world.run_until(lambda: first.agreement.step == LAST_STEP)
     late.agreement.synced = lambda view: []  # type: ignore[method-assign]
@@ -117,7 +117,7 @@ def test_who_has_said_ready_as_the_last_step_commits_hears_that_it_did(wide_abov
     world.after(SECOND_NS, lambda: world.found("p0"))
     world.run_until(lambda: first.view is not None and other.view is not None)
     for peer in (first, other, late):
-        peer.agreement.terms = msgspec.structs.replace(TERMS, total_steps=LAST_STEP)
+        peer.agreement._state.settings.terms = msgspec.structs.replace(TERMS, total_steps=LAST_STEP)
     world.run_until(lambda: first.agreement.step == LAST_STEP)
     for peer in (first, other):  # their machines are slow: the step commits before they have a plan
         peer.agreement.plan_computed = lambda *_: []  # type: ignore[method-assign]
@@ -160,7 +160,7 @@ def test_who_has_come_to_the_end_goes_back_for_nobody() -> None:
     ways = {way for it in ("p1", "p2") for way in (("p0", it), (it, "p0"))}
     heal = world.cut(ways, "p0 is alone")
     world.run_until(lambda: first.view is not None and len(first.view.members) == 1)
-    first.agreement.terms = msgspec.structs.replace(TERMS, total_steps=LAST_STEP)
+    first.agreement._state.settings.terms = msgspec.structs.replace(TERMS, total_steps=LAST_STEP)
     world.run_until(lambda: first.agreement.step > LAST_STEP, limit_s=60)
     world.run_until(lambda: all(it.view is not None and len(it.view.members) == 2 for it in others))
     alone = first.view

@@ -69,9 +69,8 @@ from p2p_dtfm.core.messages.statements import STATEMENTS, require_stated
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import PeerRecord
-from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify
+from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Bar, Member, Snapshot, ViewId
-from p2p_dtfm.core.protocol.workload import Workload
 
 ANOTHER_RUN = "it is of another run, whose views are not to be compared"
 
@@ -80,22 +79,14 @@ class Agreement(AgreementReadings):
     """One peer's part in agreeing on views.
 
     `step` is the number of its committed steps, `held` the version of each layer whose state it
-    has; the caller keeps `held` up to date. `signer` and `verify` are of this run
+    has; the caller keeps `held` up to date. `sign` and `verify` of its `settings` are of this run
     (`signed.signing_in`): certificates are believed whoever shows them, and a member may be in
     another run as well.
     """
 
     def __init__(
-        self,
-        me: Member,
-        run_digest: str,
-        workload: Workload,
-        signer: Sign,
-        verify: Verify,
-        timing: Timing | None = None,
-        history: tuple[KnownView, ...] = (),
+        self, me: Member, settings: RunConstants, history: tuple[KnownView, ...] = ()
     ) -> None:
-        settings = RunConstants(run_digest, workload, signer, verify, timing or Timing())
         self._state = AgreementState(me, settings, history)
         self._machines = machines_of(self._state)
         self.last_heard: Heard | None = None

@@ -3,7 +3,6 @@
 from collections.abc import Collection
 
 from p2p_dtfm.core.commit.ledger import Ledger
-from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.machines import Machines
 from p2p_dtfm.core.consensus.phase import Outlook, outlook
@@ -46,15 +45,6 @@ class AgreementReadings:
     @property
     def ledger(self) -> Ledger | None:
         return self._state.ledger
-
-    @property
-    def terms(self) -> StepTerms | None:
-        """Of the run, where more is known of it than its workload."""
-        return self._state.settings.terms
-
-    @terms.setter
-    def terms(self, terms: StepTerms | None) -> None:
-        self._state.settings.terms = terms
 
     @property
     def frozen(self) -> bool:

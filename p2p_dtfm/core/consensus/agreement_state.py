@@ -52,9 +52,9 @@ class RunConstants:
     workload: Workload
     sign: Sign
     verify: Verify
-    timing: Timing
-    terms: StepTerms | None = None
-    """Of the run, where more is known of it than its workload."""
+    terms: StepTerms
+    """What of a step's numbers nobody needs to be believed."""
+    timing: Timing = field(default_factory=Timing)
 
 
 @dataclass
@@ -211,8 +211,7 @@ class AgreementState:
     @property
     def is_complete(self) -> bool:
         """Whether all steps of the run are committed, so that none will be."""
-        terms = self.settings.terms
-        return terms is not None and self.step > terms.total_steps
+        return self.step > self.settings.terms.total_steps
 
     def grid_of(self, view: View) -> Grid:
         """Of its members: they all know the same records."""

@@ -115,7 +115,7 @@ class _SaidOfStep:
         return {peer: list(found.values()) for peer, found in sorted(versions.items())}
 
 
-def evidence(parts: Iterable[Contribution], terms: StepTerms | None = None) -> Conflict:
+def evidence(parts: Iterable[Contribution], terms: StepTerms | None) -> Conflict:
     """Why each liar is to be left out, and which pairs are in doubt."""
     found, heard = Conflict(), sorted(parts, key=lambda part: part.member)
     contributors = {part.member.peer_id for part in heard}
@@ -139,7 +139,7 @@ def evidence(parts: Iterable[Contribution], terms: StepTerms | None = None) -> C
     return found
 
 
-def shows_contradiction(part: Contribution, plan: Plan, terms: StepTerms | None = None) -> bool:
+def shows_contradiction(part: Contribution, plan: Plan, terms: StepTerms | None) -> bool:
     """Whether it has good reason to have all agree anew: by all Prepared of the step under way, in
     the view of this plan, somebody else has to go."""
     if part.pending is None or part.present is None:

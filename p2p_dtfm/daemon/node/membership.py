@@ -6,6 +6,7 @@ import logging
 from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.consensus.actions import LAN, WAN, ComputePlan, PassOnSoon, Report, SendMessage
 from p2p_dtfm.core.consensus.agreement import Agreement
+from p2p_dtfm.core.consensus.agreement_state import RunConstants
 from p2p_dtfm.core.protocol.records import Intent, PeerRecord
 from p2p_dtfm.core.protocol.signed import signing_in, verifying_in
 from p2p_dtfm.core.protocol.snapshot import Member, Snapshot
@@ -58,16 +59,12 @@ class Membership:
         self.verify = verifying_in(run.digest, verify)
         self.workload = workload_of(run.spec)
         self.view_history = ViewHistory(local.home.root, run.digest)
+        timing, terms = LAN if local.settings.is_near else WAN, terms_of(run.spec)
         self.agreement = Agreement(
             self.me,
-            run.digest,
-            self.workload,
-            self.sign,
-            self.verify,
-            LAN if local.settings.is_near else WAN,
+            RunConstants(run.digest, self.workload, self.sign, self.verify, terms, timing),
             self.view_history.read(),
         )
-        self.agreement.terms = terms_of(run.spec)
         self.agreement.recall_bars(self.view_history.read_bars())
         self.agreement.recall_signatures(self.view_history.read_signatures())
         acquaintances.tell_whom_it_follows(self.agreement, run.digest)

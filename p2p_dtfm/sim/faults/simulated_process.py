@@ -15,6 +15,7 @@ from p2p_dtfm.core.consensus.actions import (
     Actions,
 )
 from p2p_dtfm.core.consensus.agreement import Agreement
+from p2p_dtfm.core.consensus.agreement_state import RunConstants
 from p2p_dtfm.core.consensus.views.reminders import Signatures
 from p2p_dtfm.core.liveness.liveness import Liveness
 from p2p_dtfm.core.messages.agreement_messages import (
@@ -131,16 +132,16 @@ class SimulatedProcess:
         self.given: Counter[str] = Counter()
         self.resent_ns = self.asked_ns = 0
         self.liveness = Liveness(self.world.liveness_timing)
-        self.agreement = Agreement(
-            Member(self.name, self.record.life),
+        constants = RunConstants(
             self.record.run_digest,
             self.world.workload,
             sign_for(self.name),
             verify,
+            TERMS,
             self.world.timing,
-            self.view_history,
         )
-        self.agreement.terms = TERMS
+        me = Member(self.name, self.record.life)
+        self.agreement = Agreement(me, constants, self.view_history)
         self.agreement.recall_bars(self.bars)
         self.agreement.recall_signatures(self.signatures)
         self.set_record(links=self._measured_links())

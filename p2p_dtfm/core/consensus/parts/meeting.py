@@ -286,7 +286,7 @@ class Meeting:
         """As the last step commits members give a planned attempt up, and open no other: one that
         gathered with this peer shows it that they have."""
         state, terms = self._state, self._state.settings.terms
-        if terms is None or message.sender not in attempt.universe:
+        if message.sender not in attempt.universe:
             return refused("members gather with it")
         if not shows_end(message, terms.total_steps, state.settings.verify):
             return refused("members gather with it, and steps are left")

@@ -12,31 +12,12 @@ from collections.abc import Mapping
 from p2p_dtfm.core.commit.judgement import Conflict, conflict_of, fault_of
 from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.cost_model.cuts import kept_by_all
-from p2p_dtfm.core.messages.prepared import (
-    Prepared,
-    PreparedSteps,
-    SignedPrepared,
-    Statement,
-    StepOutcome,
-    open_prepared,
-    sign_prepared,
-)
+from p2p_dtfm.core.messages.prepared import Prepared, Statement, StepOutcome
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.schedule.sums_in_order import added_up
-
-__all__ = [
-    "Prepared",
-    "PreparedSteps",
-    "SignedPrepared",
-    "Statement",
-    "StepOutcome",
-    "StepTransaction",
-    "open_prepared",
-    "sign_prepared",
-]
 
 
 class StepTransaction:

@@ -25,28 +25,7 @@ lower one. `docs/decisions/0002-takeover-by-prepared.md` says why takeover is de
 
 from collections.abc import Collection, Mapping
 
-from p2p_dtfm.core.consensus.actions import (
-    LAN,
-    SECOND_NS,
-    WAN,
-    Action,
-    Actions,
-    ComputePlan,
-    Disagreed,
-    Heard,
-    Left,
-    PassOnSoon,
-    Rejoin,
-    Report,
-    SendMessage,
-    StopStep,
-    TakeOver,
-    TakeSides,
-    Timing,
-    Verdict,
-    ViewAgreed,
-    refused,
-)
+from p2p_dtfm.core.consensus.actions import Actions, Heard, Verdict, refused
 from p2p_dtfm.core.consensus.agreement_readings import AgreementReadings
 from p2p_dtfm.core.consensus.agreement_state import AgreementState, RunConstants
 from p2p_dtfm.core.consensus.machines import machines_of
@@ -277,7 +256,7 @@ class Agreement(AgreementReadings):
         that `needy` names."""
         self._machines.syncing.gives(given, now_ns)
 
-    def committed(self, outcome: StepOutcome, now_ns: int = 0) -> Actions:
+    def committed(self, outcome: StepOutcome, now_ns: int) -> Actions:
         """The ledger gave an outcome: the step is committed, whether or not it is applied yet.
 
         Call this before anything else is received or awaited.
@@ -308,25 +287,3 @@ class Agreement(AgreementReadings):
         The caller keeps all that `progress` says until the step commits or a takeover gives it up.
         """
         self._machines.takeover.computed(step, progress)
-
-
-__all__ = [
-    "LAN",
-    "SECOND_NS",
-    "WAN",
-    "Action",
-    "Actions",
-    "Agreement",
-    "ComputePlan",
-    "Disagreed",
-    "Left",
-    "PassOnSoon",
-    "Rejoin",
-    "Report",
-    "SendMessage",
-    "StopStep",
-    "TakeOver",
-    "TakeSides",
-    "Timing",
-    "ViewAgreed",
-]

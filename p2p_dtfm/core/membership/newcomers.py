@@ -60,10 +60,6 @@ class Newcomers:
         return sum(len(signed.payload) for _, signed in self._asked.values())
 
     @property
-    def is_full(self) -> bool:
-        return len(self._asked) >= WAITING_LIMIT
-
-    @property
     def members(self) -> dict[Member, Signed]:
         """Those that wait, each with its record as signed."""
         items = (self._asked[peer_id] for peer_id in self.waiting)

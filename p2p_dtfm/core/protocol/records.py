@@ -143,11 +143,6 @@ class PeerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {peer_id: link for peer_id, link in known if link is not None}
 
     @property
-    def link_count(self) -> int:
-        """Of measured ones."""
-        return len(self.links if self.brief is msgspec.UNSET else measured_links(self.brief))
-
-    @property
     def called(self) -> str:
         """For people. Text of a stranger, unless it is made of the id."""
         return generated_name(self.peer_id) if self.name is msgspec.UNSET else self.name

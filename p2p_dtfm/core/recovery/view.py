@@ -35,11 +35,6 @@ class View:
     def member_ids(self) -> tuple[str, ...]:
         return tuple(member.peer_id for member in self.members)
 
-    @property
-    def takes_effect_at_once(self) -> bool:
-        """No steps happen in the view before, so there is no step boundary to wait for."""
-        return not self.snapshot.planned
-
     def layers_of(self, peer_id: str) -> range:
         """The layers that a peer holds in this view."""
         return self._layers.get(peer_id, range(0))

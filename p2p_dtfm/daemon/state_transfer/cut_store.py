@@ -33,11 +33,6 @@ class CutStore:
         """What is here of one cut."""
         return self._cuts.get((step, lineage), {})
 
-    @property
-    def size_bytes(self) -> int:
-        copies = (copy for cut in self._cuts.values() for copy in cut.values())
-        return sum(part.nbytes for copy in copies for part in copy.parts)
-
     def keep_from(self, safe: int, is_on_lineage: Callable[[int, str], bool]) -> None:
         """Drop what is older than the newest whole cut, or of another lineage."""
         self._safe = safe

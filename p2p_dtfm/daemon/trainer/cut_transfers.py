@@ -273,10 +273,6 @@ class Cuts:
             clock.receipt(sender, message.step, (message.layer,))
             self._received.set()
 
-    def undelivered(self, receiver: str) -> None:
-        """Pieces on their way to a guardian are lost: sent anew when its receipt is late."""
-        log.debug("pieces of a cut to %s are lost", receiver)
-
     # a guardian's part --------------------------------------------------------------------------
 
     def frame(self, sender: str, header: FrameHeader, payload: bytearray) -> None:

@@ -307,9 +307,9 @@ class Trainer:
         self._followers.stream_lost(sender)
 
     def undelivered(self, receiver: str) -> None:
-        """Gradients on their way to a follower are lost."""
+        """Gradients on their way to a follower are lost. Pieces of a cut on theirs to a guardian
+        are sent anew when its receipt is late."""
         self._tools.stores.donor.undelivered(receiver)
-        self.cuts.undelivered(receiver)
 
     async def hand_over(self) -> None:
         """Wait, for a bounded time, until those who take over layers from here have them."""

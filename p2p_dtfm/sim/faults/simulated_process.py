@@ -223,7 +223,7 @@ class SimulatedProcess:
     def broadcast(self, signed: Signed) -> None:
         view, following = self.agreement.view, self.agreement.next_view
         receivers = set(view.member_ids) if view is not None else set()
-        if view is not None and not view.takes_effect_at_once:
+        if view is not None and view.snapshot.planned:
             receivers |= {member.peer_id for member in view.snapshot.contributors}
         if following is not None:
             receivers |= set(following.member_ids)

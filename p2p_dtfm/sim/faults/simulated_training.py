@@ -349,7 +349,7 @@ class SimulatedTraining:
             donors = set(present.holders(layer))
         if view is peer.agreement.view and isinstance(view.plan, Plan):
             donors |= set(view.plan.holders(layer))
-        if not view.takes_effect_at_once and peer.world.chance.random() < 0.2:
+        if view.snapshot.planned and peer.world.chance.random() < 0.2:
             donors = {m.peer_id for m in view.snapshot.contributors}  # a guardian may have it
         donors.discard(peer.name)
         if donors:

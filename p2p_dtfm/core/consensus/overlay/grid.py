@@ -170,7 +170,7 @@ def _grown(
     limit_ns: int,
 ) -> list[str]:
     """Always the one that is nearest to some peer of the row."""
-    row, taken, heap = [first], {first}, [(0, "")]
+    row, taken = [first], {first}
     heap = [(ns, peer) for peer, ns in round_trips[first].items() if peer in free]
     heapq.heapify(heap)
     while heap and len(row) < size:

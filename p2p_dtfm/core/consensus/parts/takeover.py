@@ -34,7 +34,7 @@ class Takeover:
         self._outsiders = outsiders
         self._telling = telling
 
-    def committed(self, outcome: StepOutcome, now_ns: int = 0) -> Actions:
+    def committed(self, outcome: StepOutcome, now_ns: int) -> Actions:
         """The ledger gave an outcome: the step is committed, whether or not it is applied yet.
 
         Call this before anything else is received or awaited.
@@ -57,7 +57,7 @@ class Takeover:
             elif state.following.is_doomed:
                 state.following.drop()
             return []
-        return self.take_over(view, now_ns or state.present.taken_over_ns)
+        return self.take_over(view, now_ns)
 
     def _end_planned(self, now_ns: int) -> None:
         """After the last step there is none with which a planned view could be taken over: whoever

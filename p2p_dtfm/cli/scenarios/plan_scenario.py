@@ -21,6 +21,7 @@ from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.units import SECOND_NS
 from p2p_dtfm.sim.advice.hiring import HOUR_S, hire, price_per_hour
 from p2p_dtfm.sim.map.plan_map import plan_html, plan_svg
 from p2p_dtfm.sim.paper.cost import PAPER_SIZES, PaperSizes
@@ -35,7 +36,6 @@ from p2p_dtfm.sim.scenario.scenario import Scenario
 from p2p_dtfm.sim.scenario.scenario_snapshot import on_the_wire, scenario_snapshot, workload_in
 from p2p_dtfm.sim.scenario.what_if import what_if
 
-SECOND_NS = 1_000_000_000
 DEFAULT_RUN = "gpt3-xl"
 PAPER_STAGES = 8
 

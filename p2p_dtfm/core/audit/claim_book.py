@@ -34,13 +34,13 @@ from p2p_dtfm.core.messages.audit_messages import (
     is_audit_by,
     is_claim_of,
 )
+from p2p_dtfm.core.messages.prepared import STEPS_AHEAD_LIMIT
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.signed import Verify
 from p2p_dtfm.core.protocol.snapshot import Bar, ViewId
 
-STEPS_AHEAD_LIMIT = 2
 OPENING_BYTES = 32
 EVERYBODY = 1_000_000
 """Millionths."""

@@ -7,14 +7,11 @@ from collections.abc import Mapping
 from p2p_dtfm.core.commit.judgement import Conflict
 from p2p_dtfm.core.commit.step import StepTransaction
 from p2p_dtfm.core.commit.step_terms import StepTerms
-from p2p_dtfm.core.messages.prepared import Statement, StepOutcome
+from p2p_dtfm.core.messages.prepared import STEPS_AHEAD_LIMIT, Statement, StepOutcome
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
-
-STEPS_AHEAD_LIMIT = 2
-"""A peer that commits first may be one step ahead; two leaves room for a message overtaking."""
 
 
 class Ledger:

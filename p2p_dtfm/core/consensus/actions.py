@@ -8,9 +8,7 @@ from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.recovery.partial_replay import PartialReplay
 from p2p_dtfm.core.recovery.recovery_evidence import Restart
 from p2p_dtfm.core.recovery.view import View
-
-SECOND_NS = 1_000_000_000
-
+from p2p_dtfm.core.units import SECOND_NS
 
 BATCH_NS = SECOND_NS // 50
 """What is to be passed on along the overlay waits so long for more of it."""

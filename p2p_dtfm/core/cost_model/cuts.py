@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
+from p2p_dtfm.core.units import SECOND_NS
 
-SECOND_NS = 1_000_000_000
 LAGGING_STEP_SHARE = 50
 """Guardians lag where to wait for them would take more than this part of a step: 2%."""
 LINE_SHARE = 10

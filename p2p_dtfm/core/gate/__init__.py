@@ -1,4 +1,4 @@
 """Who may say what, how often and how large: asked before anything that arrives is handled.
 
-For `net` and the daemon; imports nothing of ours. Begin with `gate_table`.
+For `net` and the daemon; imports `units` alone. Begin with `gate_table`.
 """

@@ -8,7 +8,8 @@ import collections
 from collections.abc import Sequence
 from typing import TypeVar
 
-SECOND_NS = 1_000_000_000
+from p2p_dtfm.core.units import SECOND_NS
+
 ADDRESSES_OF_ONE = 2
 CLAIMS_EVERY_NS = 5 * SECOND_NS
 """Between two peers of whose address there is nothing but a claim."""

@@ -13,8 +13,8 @@ from enum import StrEnum
 import msgspec
 
 from p2p_dtfm.core.gate.gate_table import FAR, Rate, Role, Row, row_of
+from p2p_dtfm.core.units import SECOND_NS
 
-SECOND_NS = 1_000_000_000
 SENDERS_LIMIT = 4096
 """Whoever was heard longest ago is forgotten first."""
 PATIENCE = 64

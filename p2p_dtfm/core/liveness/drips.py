@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 
 from p2p_dtfm.core.liveness.liveness import Suspicion
-from p2p_dtfm.core.liveness.pace import SECOND_NS
+from p2p_dtfm.core.units import SECOND_NS
 
 STEPS = 12
 """Of whatever views: who is late may have them changed. Machines that do other things are late for

@@ -7,7 +7,8 @@ lateness that lasts counts; on a machine with time to spare nothing changes.
 
 from collections import deque
 
-SECOND_NS = 1_000_000_000
+from p2p_dtfm.core.units import SECOND_NS
+
 PUNCTUAL_NS = SECOND_NS * 3 // 10
 """Ticks are a tenth of a second apart; what they are further apart than this, they were late."""
 ASLEEP_NS = 10 * SECOND_NS

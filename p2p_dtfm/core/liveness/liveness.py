@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from p2p_dtfm.core.liveness.lateness import THINNEST, Lapses, Lateness, of_many_ns
-from p2p_dtfm.core.liveness.rhythm import FEWEST_SLOTS, KNOWN_SLOTS, SECOND_NS, Rhythm
-from p2p_dtfm.core.liveness.second_hand import MILLISECOND_NS, TELLERS, SecondHand
+from p2p_dtfm.core.liveness.rhythm import FEWEST_SLOTS, KNOWN_SLOTS, Rhythm
+from p2p_dtfm.core.liveness.second_hand import TELLERS, SecondHand
 from p2p_dtfm.core.messages.message_bounds import MISSED_LIMIT
+from p2p_dtfm.core.units import MILLISECOND_NS, SECOND_NS
 
 CALM_NS = 10 * SECOND_NS
 """So long this peer was not late, and nobody came, went or was suspected: then times are calm."""

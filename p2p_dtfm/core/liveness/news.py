@@ -9,9 +9,9 @@ to itself.
 Pure: time is an argument.
 """
 
-from p2p_dtfm.core.liveness.pace import SECOND_NS
 from p2p_dtfm.core.messages.work import Kind, Work
 from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.units import SECOND_NS
 
 SETTLED_NS = SECOND_NS // 4
 """Machines that do other things are as late with what takes no time."""

@@ -11,8 +11,8 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, Workload
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.core.units import SECOND_NS
 
-SECOND_NS = 1_000_000_000
 FLOOR_NS = 5 * SECOND_NS
 """Less says nothing: a machine that does other things, too, is away for seconds."""
 PIECE_FACTOR = 20

@@ -9,7 +9,8 @@ program) is rare and long, and the longest silence of the last minute tells of i
 from collections import deque
 from operator import itemgetter
 
-SECOND_NS = 1_000_000_000
+from p2p_dtfm.core.units import SECOND_NS
+
 SLOT_NS = SECOND_NS
 SLOTS = 60
 """Of each of so many last seconds in which it was heard, its longest silence counts."""

@@ -7,10 +7,9 @@ after it was last heard here. Machines that are busy delay the first, never make
 
 from collections.abc import Collection, Mapping
 
-from p2p_dtfm.core.liveness.rhythm import SECOND_NS
 from p2p_dtfm.core.messages.message_bounds import MISSED_LIMIT
+from p2p_dtfm.core.units import MILLISECOND_NS, SECOND_NS
 
-MILLISECOND_NS = 1_000_000
 ASKED_NS = 3 * SECOND_NS
 """So long a question stands."""
 FRESH_NS = SECOND_NS * 3 // 4

@@ -23,10 +23,11 @@ from p2p_dtfm.core.liveness.drips import JOINING_DIVISOR, LEAST_NS, Drips
 from p2p_dtfm.core.liveness.lateness import Lateness
 from p2p_dtfm.core.liveness.liveness import Suspicion
 from p2p_dtfm.core.liveness.news import HEARD_WITHIN_NS
-from p2p_dtfm.core.liveness.pace import FLOOR_NS, SECOND_NS, Patience
+from p2p_dtfm.core.liveness.pace import FLOOR_NS, Patience
 from p2p_dtfm.core.liveness.waits import TENSORS, PossibleWaits
 from p2p_dtfm.core.messages.work import LACKS_LIMIT, Kind, Lack, Work
 from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.units import SECOND_NS
 
 PatienceOf = Callable[[str, int], Patience]
 FELLOWS_THAT_JUDGE = 2

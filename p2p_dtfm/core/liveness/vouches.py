@@ -8,9 +8,9 @@ force that serves it: nothing else of what it does is wrong.
 from collections.abc import Iterable
 
 from p2p_dtfm.core.liveness.liveness import Suspicion
-from p2p_dtfm.core.liveness.pace import SECOND_NS
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.units import SECOND_NS
 
 PATIENCE_NS = 24 * SECOND_NS
 """Who cannot hear a newcomer gives that view up after eight seconds, and another is agreed on."""

@@ -7,14 +7,12 @@ restart and no new life ends it. Whoever is only in doubt is not barred: it may 
 from collections.abc import Collection, Iterable, Mapping
 
 from p2p_dtfm.core.messages.agreement_messages import Contribution
+from p2p_dtfm.core.messages.message_bounds import BARS_LIMIT
 from p2p_dtfm.core.protocol.snapshot import Bar, ViewId
 
 FIRST_STEPS = 400
 """A device that erred once comes back; whoever lies again waits twice as long each time."""
 DOUBLINGS_LIMIT = 30
-BARS_LIMIT = 128
-"""Those that end last: one that is over goes first, and whoever makes keys to have others forgotten
-must lose a place with each. Then of those that are in the view, so that nobody's own entry goes."""
 
 
 def agreed_bars(contributions: Collection[Contribution]) -> tuple[Bar, ...]:
@@ -78,7 +76,12 @@ def with_convicted(
 
 def united(bars: Iterable[Bar], here: Collection[str] = ()) -> tuple[Bar, ...]:
     """Of each peer the one that lasts longest; of too many those that are needed most, in order.
-    `here`: who is in the view that they are for."""
+    `here`: who is in the view that they are for.
+
+    Those that end last stay: one that is over goes first, and whoever makes keys to have others
+    forgotten must lose a place with each. Then those that are in the view, so that nobody's own
+    entry goes.
+    """
     longest: dict[str, Bar] = {}
     for bar in sorted(bars):
         held = longest.get(bar.peer_id)

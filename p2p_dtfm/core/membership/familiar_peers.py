@@ -7,7 +7,8 @@ followed.
 
 from collections.abc import Iterable
 
-GIVEN_LIMIT = 16
+from p2p_dtfm.core.messages.message_bounds import GIVEN_LIMIT
+
 FAMILIAR_LIMIT = 4096
 STRANGERS_LIMIT = 512
 

@@ -38,6 +38,9 @@ COMMIT_LIMIT_BYTES = 16 * 1024
 """One Prepared in a Standing."""
 CONTRIBUTION_LIMIT_BYTES = 512 * 1024
 BARS_LIMIT = 128
+ORIGINS_LIMIT = 8
+GIVEN_LIMIT = 16
+"""Those that the user of a peer has named."""
 READY_SETS_LIMIT = 8
 """Most say the same: few things are said besides."""
 VIEWS_LIMIT = 16
@@ -46,8 +49,8 @@ _LENGTHS = {
     "accusations": CHARGES_LIMIT,
     "newcomers": NEWCOMERS_LIMIT,
     "ancestors": 160,
-    "origins": 8,
-    "follows": 16,
+    "origins": ORIGINS_LIMIT,
+    "follows": GIVEN_LIMIT,
     "farewells": FAREWELLS_LIMIT,
     "gives": NEWCOMERS_LIMIT,
     "bars": BARS_LIMIT,

@@ -24,8 +24,8 @@ _KIND = "prepared"
 ACCOUNT_LIMIT_BYTES = 64 * 1024
 """One Prepared, which is passed on after a failure: in a run with audits it states what its maker
 has claimed (`sections.audit_spec.MICROBATCHES_LIMIT`)."""
-
-
+STEPS_AHEAD_LIMIT = 2
+"""A peer that commits first may be one step ahead; two leaves room for a message overtaking."""
 SIGNED_BYTES = 160
 """What stands around the payload of one that is passed on."""
 

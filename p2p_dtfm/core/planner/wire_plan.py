@@ -16,10 +16,8 @@ from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Segment
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, workload_of
-from p2p_dtfm.core.schedule.pieces import pieces_of
+from p2p_dtfm.core.schedule.pieces import CHUNK_ELEMENTS, pieces_of
 
-CHUNK_ELEMENTS = 1 << 20
-"""4 MiB of fp32: large enough for a fast link, small enough to overlap sending with summing."""
 LEAST_CHUNK_ELEMENTS = 1 << 15
 CHUNKS_PER_S = 100
 """Over a slower link: while a chunk is written all that comes later waits, and its sum waits for

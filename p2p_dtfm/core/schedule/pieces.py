@@ -4,6 +4,8 @@ agree on it."""
 from collections.abc import Sequence
 from itertools import pairwise
 
+CHUNK_ELEMENTS = 1 << 20
+"""4 MiB of fp32: large enough for a fast link, small enough to overlap sending with summing."""
 PIECE_ELEMENTS_EACH = 1 << 17
 """Of a piece of a segment, for each holder: less is not worth a message of its own."""
 

@@ -12,9 +12,7 @@ from itertools import pairwise
 
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
-
-CHUNK_ELEMENTS = 1 << 20
-"""4 MiB of fp32, as in a segment's reduction."""
+from p2p_dtfm.core.schedule.pieces import CHUNK_ELEMENTS
 
 
 def tied_ends(spec: RunSpec) -> tuple[int, ...]:

@@ -15,9 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from p2p_dtfm.core.units import SECOND_NS
 from p2p_dtfm.core.virtual.virtual_time import VirtualTime
-
-SECOND_NS = 1_000_000_000
 
 Delivered = Callable[[Any], None]
 

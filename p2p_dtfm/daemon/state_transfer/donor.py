@@ -20,10 +20,10 @@ from typing import Any, NamedTuple, Protocol
 
 from p2p_dtfm.core.cost_model.guardians import queued_bytes_limit
 from p2p_dtfm.core.messages.prepared import StepOutcome
-from p2p_dtfm.core.planner.wire_plan import CHUNK_ELEMENTS
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.core.schedule.pieces import CHUNK_ELEMENTS
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.wire import FollowEnded, FollowLayers, LayerOffered, LayersCommitted

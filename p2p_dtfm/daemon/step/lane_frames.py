@@ -4,11 +4,11 @@ on which of them their sender tells of its losses."""
 from typing import NamedTuple
 
 from p2p_dtfm.core.audit.told_losses import Tellers, tellers
-from p2p_dtfm.core.planner.wire_plan import CHUNK_ELEMENTS
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, Workload
+from p2p_dtfm.core.schedule.pieces import CHUNK_ELEMENTS
 from p2p_dtfm.net.streams.frames import CODEC_ROOM_BYTES, FrameHeader, FrameKind, FrameLimits
 
 KINDS = {

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Container
 from typing import NamedTuple
 
+from p2p_dtfm.core.messages.prepared import STEPS_AHEAD_LIMIT
 from p2p_dtfm.core.planner.wire_plan import WirePlan, wire_plan
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan, Segment
@@ -20,7 +21,6 @@ from p2p_dtfm.daemon.step.lane_frames import loss_frames
 from p2p_dtfm.daemon.step.neighbours import neighbours_of
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 
-STEPS_AHEAD_LIMIT = 2
 TIED_CODEC = "fp32"
 """Of the sums that the ends of a pipeline give each other of a tied matrix."""
 

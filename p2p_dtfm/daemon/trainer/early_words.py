@@ -3,7 +3,7 @@
 from collections import deque
 from typing import Generic, TypeVar
 
-from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT
+from p2p_dtfm.core.messages.prepared import STEPS_AHEAD_LIMIT
 
 Said = TypeVar("Said")
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.liveness.liveness import Suspicion
 from p2p_dtfm.core.liveness.news import EarlyNews
-from p2p_dtfm.core.liveness.pace import SECOND_NS, Pace, Patience
+from p2p_dtfm.core.liveness.pace import Pace, Patience
 from p2p_dtfm.core.liveness.stalls import PatienceOf, Stalls
 from p2p_dtfm.core.liveness.vouches import Vouches
 from p2p_dtfm.core.liveness.waits import PossibleWaits
@@ -16,6 +16,7 @@ from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.recovery.contradictions import stated
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.schedule.tied_ends import tied_ends
+from p2p_dtfm.core.units import SECOND_NS
 from p2p_dtfm.daemon.trainer.step_waits import StepWaits
 
 GRACE_S = 0.25

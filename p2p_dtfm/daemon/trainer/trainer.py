@@ -17,10 +17,10 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable
 
-from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT, Ledger
+from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.messages.audit_messages import Audited, Claimed, ShownClaims
 from p2p_dtfm.core.messages.message_bounds import require_bounded_part
-from p2p_dtfm.core.messages.prepared import Statement
+from p2p_dtfm.core.messages.prepared import STEPS_AHEAD_LIMIT, Statement
 from p2p_dtfm.core.messages.work import Work
 from p2p_dtfm.core.planner.explain import spare_in_short
 from p2p_dtfm.core.protocol.errors import PeerFault

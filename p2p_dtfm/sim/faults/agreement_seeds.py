@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from p2p_dtfm.core.consensus.actions import SECOND_NS, Timing
+from p2p_dtfm.core.consensus.actions import Timing
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import (
     PROTOCOL_VERSION,
@@ -27,6 +27,7 @@ from p2p_dtfm.core.protocol.records import (
 )
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.protocol.workload import LayerCost, Workload
+from p2p_dtfm.core.units import SECOND_NS
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.drawn_plans import any_plan
 from p2p_dtfm.sim.faults.fault_schedule import Faults

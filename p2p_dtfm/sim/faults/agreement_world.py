@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from p2p_dtfm.core.consensus.actions import SECOND_NS, Timing
+from p2p_dtfm.core.consensus.actions import Timing
 from p2p_dtfm.core.liveness.liveness import WAN_LIVENESS, LivenessTiming
 from p2p_dtfm.core.messages.agreement_messages import AgreementMessage
 from p2p_dtfm.core.messages.prepared import SignedPrepared
@@ -20,6 +20,7 @@ from p2p_dtfm.core.protocol.records import Intent, PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot, ViewId
 from p2p_dtfm.core.protocol.workload import Workload
 from p2p_dtfm.core.recovery.partial_replay import PartialReplay
+from p2p_dtfm.core.units import SECOND_NS
 from p2p_dtfm.sim.faults.hash_training import Tensor
 from p2p_dtfm.sim.faults.invariants import Invariants, Violation
 from p2p_dtfm.sim.faults.lossy_network import DirectedLink, LossyNetwork

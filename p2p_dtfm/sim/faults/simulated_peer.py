@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from p2p_dtfm.core.consensus.actions import (
-    SECOND_NS,
     Actions,
     ComputePlan,
     Disagreed,
@@ -38,6 +37,7 @@ from p2p_dtfm.core.protocol.records import (
 )
 from p2p_dtfm.core.recovery.receipts import Receipts
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.core.units import SECOND_NS
 from p2p_dtfm.sim.faults.hash_training import (
     GENESIS_VALUE,
     Boundary,

@@ -10,10 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from p2p_dtfm.core.commit.step_terms import StepTerms
-from p2p_dtfm.core.consensus.actions import (
-    SECOND_NS,
-    Actions,
-)
+from p2p_dtfm.core.consensus.actions import Actions
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.consensus.agreement_state import RunConstants
 from p2p_dtfm.core.consensus.views.reminders import Signatures
@@ -33,6 +30,7 @@ from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Bar, Member, ViewId
 from p2p_dtfm.core.recovery.receipts import Receipts
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.core.units import SECOND_NS
 from p2p_dtfm.sim.faults.hash_training import (
     GENESIS_VALUE,
     Gradient,

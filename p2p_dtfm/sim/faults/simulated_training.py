@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from p2p_dtfm.core.commit.judgement import DIGEST_BYTES, SUM_DIGEST_BYTES
-from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT, Ledger
-from p2p_dtfm.core.messages.prepared import Prepared, Statement, open_prepared, sign_prepared
+from p2p_dtfm.core.commit.ledger import Ledger
+from p2p_dtfm.core.messages.prepared import (
+    STEPS_AHEAD_LIMIT,
+    Prepared,
+    Statement,
+    open_prepared,
+    sign_prepared,
+)
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan

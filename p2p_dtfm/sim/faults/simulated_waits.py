@@ -3,7 +3,6 @@ life."""
 
 from __future__ import annotations
 
-from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.liveness.liveness import Suspicion
 from p2p_dtfm.core.liveness.pace import Patience
 from p2p_dtfm.core.liveness.stalls import Stalls
@@ -11,6 +10,7 @@ from p2p_dtfm.core.liveness.waits import PossibleWaits
 from p2p_dtfm.core.messages.work import Kind, Lack, Work
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.core.units import SECOND_NS
 from p2p_dtfm.sim.faults.simulated_microbatches import SimulatedMicrobatches
 from p2p_dtfm.sim.faults.simulated_process import Key, SimulatedProcess
 

@@ -17,12 +17,11 @@ may be on their way or wait at the receiver, and S ns worth that a sender need n
 import itertools
 from dataclasses import dataclass
 
+from p2p_dtfm.core.units import SECOND_NS
 from p2p_dtfm.sim.scenario.execution import Communicator
 from p2p_dtfm.sim.scenario.scenario import Scenario
 from p2p_dtfm.sim.step_time.step_work import SimulatedStage, StepWork
 from p2p_dtfm.sim.step_time.timeline import StageTimeline
-
-SECOND_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,12 @@ from dataclasses import replace
 from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S
 from p2p_dtfm.core.cost_model.segment_weights import segment_weights
 from p2p_dtfm.core.cost_model.step_timing import StepAtWork
+from p2p_dtfm.core.units import SECOND_NS
 from p2p_dtfm.core.virtual.exchange import ShardedExchange, StarExchange
 from p2p_dtfm.sim.scenario.execution import ReductionKind
 from p2p_dtfm.sim.scenario.scenario import Scenario
 from p2p_dtfm.sim.step_time.step_work import SegmentWork
 from p2p_dtfm.sim.step_time.timeline import ReductionSpan
-
-SECOND_NS = 1_000_000_000
 
 Contribute = Callable[[int], None]
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from p2p_dtfm.core.units import SECOND_NS
 from p2p_dtfm.ports.disk import PARTIAL, Payload
 from p2p_dtfm.testbed.virtual.process import PROCESS, Turns
 
-SECOND_NS = 1_000_000_000
 WRITE_NS = 100_000
 BYTES_PER_S = 500_000_000
 SLOW_WRITE_NS = 150_000_000

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-SECOND_NS = 1_000_000_000
-MILLISECOND_NS = 1_000_000
+from p2p_dtfm.core.units import MILLISECOND_NS, SECOND_NS
+
 RETRANSMISSION_NS = 200 * MILLISECOND_NS
 SLOWER = 50
 SLOW_NS = 120 * MILLISECOND_NS

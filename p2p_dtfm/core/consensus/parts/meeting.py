@@ -4,16 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from p2p_dtfm.core.commit.ledger import STEPS_AHEAD_LIMIT
-from p2p_dtfm.core.consensus.actions import (
-    SECOND_NS,
-    Action,
-    Actions,
-    Report,
-    SendMessage,
-    Verdict,
-    refused,
-)
+from p2p_dtfm.core.consensus.actions import Action, Actions, Report, SendMessage, Verdict, refused
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.overlay.grid import hosts_of
@@ -30,10 +21,12 @@ from p2p_dtfm.core.consensus.views.view_precedence import (
     side_of,
 )
 from p2p_dtfm.core.messages.agreement_messages import KnownView, Reminder, Standing
+from p2p_dtfm.core.messages.prepared import STEPS_AHEAD_LIMIT
 from p2p_dtfm.core.messages.statements import signers
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.core.units import SECOND_NS
 
 FIRM_MEMBERS = 3
 """A view of so many that trains never yields to another swarm of the run with which it has nothing

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
-from p2p_dtfm.core.consensus.actions import SECOND_NS, Actions
+from p2p_dtfm.core.consensus.actions import Actions
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.parts.gather.gathering import Gathering
 from p2p_dtfm.core.membership.leaving import is_waited_for
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.core.units import SECOND_NS
 
 FIRST_STEP_NS = 30 * SECOND_NS
 """So long newcomers wait for the first step of a view of many that has just begun."""

@@ -12,6 +12,7 @@ from p2p_dtfm.core.consensus.views.fellows_views import FellowsViews
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.messages.agreement_messages import Contribution, KnownView, PresentView
 from p2p_dtfm.core.messages.certificate import Certificate
+from p2p_dtfm.core.messages.message_bounds import ORIGINS_LIMIT
 from p2p_dtfm.core.messages.statements import signers
 from p2p_dtfm.core.protocol.canonical import digest
 from p2p_dtfm.core.protocol.plan import Plan
@@ -23,9 +24,9 @@ REMEMBERED_VIEWS = 64
 """Of those that it said Ready to, and those that were proven to it."""
 RECENT_VIEWS = 32
 RARE_VIEWS = 4
-ORIGINS_LIMIT = 8
 ORIGINS_MEMBERS_LIMIT = 64
-"""Of so many views, with so many members in all, newcomers are told; of the newest in any case."""
+"""Of up to `ORIGINS_LIMIT` views, with so many members in all, newcomers are told; of the newest in
+any case."""
 RANKS = 24
 """Of its history a peer keeps the newest views, and of older ones ever fewer: of each rank so many.
 A view has a rank by its id, so two parts of a swarm that were apart for long keep the same ones."""

@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from p2p_dtfm.core.planner.wire_plan import CHUNK_ELEMENTS
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, Workload
+from p2p_dtfm.core.schedule.pieces import CHUNK_ELEMENTS
 from p2p_dtfm.net.streams.frames import FrameHeader
 from p2p_dtfm.train.stage.finite import is_finite
 from p2p_dtfm.train.stage.tensor_bytes import tensor_from_bytes

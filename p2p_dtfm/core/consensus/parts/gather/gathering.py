@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from p2p_dtfm.core.consensus.actions import (
-    SECOND_NS,
     Actions,
     ComputePlan,
     Disagreed,
@@ -31,6 +30,7 @@ from p2p_dtfm.core.messages.statements import certified, charge, members_digest,
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot, ViewId
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.core.units import SECOND_NS
 
 DISAGREEMENT_NS = 10 * SECOND_NS
 DISAGREEMENT_LIMIT_NS = 640 * SECOND_NS

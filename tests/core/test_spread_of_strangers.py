@@ -9,6 +9,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Bodies,
     Contribution,
     PendingStep,
+    ReadySet,
     RetainedBody,
     RetainedStep,
     Spread,
@@ -48,6 +49,20 @@ def test_a_stranger_makes_no_small_swarm_speak_along_an_overlay(sender: Member) 
         heard = world.peers["a"].agreement.last_heard
         assert heard is not None and "a swarm of many" in heard.reason
     trains_on(world, NAMES)
+
+
+def test_what_is_refused_puts_no_attempt_on_the_overlay() -> None:
+    """The question whether a message is of the attempt under way did."""
+    world = swarm(NAMES)
+    peer, member = world.peers["a"], world.peers["b"].agreement.me
+    peer.do(peer.agreement.request_replan("for the test", peer.now_ns))
+    attempt = peer.agreement._state.attempt
+    assert attempt is not None and attempt.wide is None
+    ready = ReadySet(ViewId(attempt.number + 1, "f" * 64), "", "", ((member, b""),))
+    ours = attempt.number, attempt.planned, attempt.base
+    _, fault = say(world, "b", "a", Spread(member, *ours, 1, "", ready_sets=(ready,)))
+    assert fault is not None and "Ready of another attempt" in fault.cause
+    assert peer.agreement._state.attempt is attempt and attempt.wide is None
 
 
 def test_records_that_were_named_are_kept_up_to_so_many_bytes() -> None:

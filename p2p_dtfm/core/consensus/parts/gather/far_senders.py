@@ -42,7 +42,7 @@ def refusal_of_far(state: AgreementState, message: Gather | Spread) -> str:
     `entry_verdict` has it, by what costs nothing to look at."""
     view, attempt = state.view, state.attempt
     assert view is not None
-    if _is_under_way(state, message):
+    if is_under_way(state, message):
         assert attempt is not None
         return "the knowledge is frozen" if attempt.snapshot is not None else ""
     if not message.planned:
@@ -91,7 +91,8 @@ def spread_worth_reading(
     )
 
 
-def _is_under_way(state: AgreementState, message: Gather | Spread) -> bool:
+def is_under_way(state: AgreementState, message: Gather | Spread) -> bool:
+    """Whether it is of the attempt in which this peer takes part."""
     at = state.attempt
     if at is None:
         return False
@@ -107,7 +108,7 @@ def _counting(
     assert state.view is not None
     _require_few_of_each(message)
     members, known, awaited = frozenset(state.view.member_ids), set[Signed](), frozenset[str]()
-    if state.attempt is not None and _is_under_way(state, message):
+    if state.attempt is not None and is_under_way(state, message):
         known, awaited = set(state.attempt.known.values()), state.attempt.awaited_ids
     fresh = [signed for signed in message.contributions if signed not in known]
     by_members = [signed for signed in fresh if signed.peer_id in members]

@@ -9,6 +9,7 @@ from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.wide import Wide
 from p2p_dtfm.core.consensus.parts.gather.far_senders import (
     is_near,
+    is_under_way,
     refusal_of_far,
     spread_worth_reading,
 )
@@ -49,12 +50,13 @@ class SpreadReception:
         """Raises `PeerFault`."""
         if not self._may_be_of_many(message):
             return refused("it is for a swarm of many, and nobody known has said that this is one")
-        was_in, proven = self._wide(message) is not None, self._state.others.views.certified
+        state = self._state
+        was_in, proven = is_under_way(state, message), state.others.views.certified
         verdict = self._receive(message, now_ns)
         actions = [*verdict.actions]
-        if self._wide(message) is None:
+        if not is_under_way(state, message):
             self._keep_for_later(message)
-            if self._state.others.views.certified == proven:
+            if state.others.views.certified == proven:
                 return verdict
             actions += self._enter_by_early(message, now_ns)
         return Verdict(actions + self._read_early(message, was_in, now_ns), verdict.reason)
@@ -64,13 +66,13 @@ class SpreadReception:
         before there was proof of its view."""
         actions: Actions = []
         for one, _ in self._state.attempts.early:
-            if self._wide(message) is None and _are_of_one_attempt(one, message):
+            if not is_under_way(self._state, message) and _are_of_one_attempt(one, message):
                 actions += self._receive(one, now_ns).actions
         return actions
 
     def _read_early(self, message: Spread, was_in: bool, now_ns: int) -> Actions:
         """Once this peer takes part."""
-        if self._wide(message) is None:
+        if not is_under_way(self._state, message):
             return []
         early, self._state.attempts.early = self._state.attempts.early, []
         actions: Actions = []
@@ -86,8 +88,8 @@ class SpreadReception:
         if state.is_newcomer or len(state.members) > state.timing.wide_above:
             return True
         attempt = state.attempt
-        is_under_way = attempt is not None and attempt.wide is not None
-        return is_under_way or sender in state.members or self._is_familiar(sender.peer_id)
+        is_of_many = attempt is not None and attempt.wide is not None
+        return is_of_many or sender in state.members or self._is_familiar(sender.peer_id)
 
     def _is_familiar(self, peer_id: str) -> bool:
         others = self._state.others
@@ -127,7 +129,7 @@ class SpreadReception:
         ready, sender = self._said_ready(message), message.sender.peer_id
         self._keep_bodies(message)
         self._note_giver(message)
-        held = self._wide(message)
+        held = self._along_the_overlay(message)
         if held is not None:
             held[1].giver = sender
         if held is not None and _says_ready_only(message, held[0]):
@@ -135,7 +137,7 @@ class SpreadReception:
         else:
             gather = self._as_gather(message, held[0] if held is not None else None)
             verdict = self._read(gather, now_ns)
-        held = self._wide(message)
+        held = self._along_the_overlay(message)
         if held is None:
             return Verdict(verdict.actions + self._missed(message), verdict.reason)
         attempt, wide = held
@@ -186,17 +188,13 @@ class SpreadReception:
         finally:
             self._state.attempts.spread_giver = ""
 
-    def _wide(self, message: Spread) -> tuple[Attempt, Wide] | None:
-        """The attempt under way, if the message is of that."""
+    def _along_the_overlay(self, message: Spread) -> tuple[Attempt, Wide] | None:
+        """The attempt under way, if the message is of that: from now on it goes along the overlay,
+        since others know of many more."""
         attempt = self._state.attempt
-        if attempt is None or attempt.number != message.number:
+        if attempt is None or not is_under_way(self._state, message):
             return None
-        if (message.planned, message.base) != (attempt.planned, attempt.base):
-            return None
-        if attempt.wide is None:  # others know of many more
-            attempt.passed_on.wide = Wide(hasty=False)
-        wide = attempt.passed_on.wide
-        assert wide is not None
+        wide = attempt.passed_on.wide = attempt.wide or Wide(hasty=False)
         return attempt, wide
 
     def _as_gather(self, message: Spread, attempt: Attempt | None) -> Gather:

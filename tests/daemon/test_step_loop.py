@@ -159,12 +159,12 @@ def test_what_a_newcomer_has_got_is_no_copy_before_it_says_that_it_is_in_the_vie
         trainer = Trainer(trainer_tools(tmp_path), outlet)
         trainer._state.step = 9
         trainer._state.view = with_two_copies(1)
-        assert trainer.safe_step is None
+        assert trainer.tell_safe_step() is None
         outlet.all_in = True
-        assert trainer.safe_step == 9
+        assert trainer.tell_safe_step() == 9
         trainer._state.step, trainer._state.view = 12, with_two_copies(2)
         outlet.all_in = False
-        assert trainer.safe_step == 9, "as before"
+        assert trainer.tell_safe_step() == 9, "as before"
 
     asyncio.run(run())
 
@@ -197,9 +197,9 @@ def test_a_step_is_safe_once_somebody_else_could_show_it(tmp_path: Path) -> None
         outlet = NotTaken()
         trainer = Trainer(trainer_tools(tmp_path), outlet)
         trainer._state.step, trainer._state.view = 9, with_two_copies(1)
-        assert trainer.safe_step == 8
+        assert trainer.tell_safe_step() == 8
         outlet.untaken = 12
-        assert trainer.safe_step == 9
+        assert trainer.tell_safe_step() == 9
 
     asyncio.run(run())
 
@@ -215,11 +215,11 @@ def test_what_was_safe_before_all_others_died_is_so_no_more_as_soon_as_another_c
         trainer = Trainer(trainer_tools(tmp_path), outlet)
         trainer._state.step, trainer._state.view = 9, with_two_copies(1)
         outlet.all_in = True
-        assert trainer.safe_step == 9
+        assert trainer.tell_safe_step() == 9
         alone = View(view_of(2, 1).snapshot, even_plan([name_of(0)], (1,), SPEC))
         trainer.take_over(alone, 9, None, None)
         outlet.all_in = False
         trainer.take_over(with_two_copies(3), 10, None, None)
-        assert trainer.safe_step is None
+        assert trainer.tell_safe_step() is None
 
     asyncio.run(run())

@@ -241,7 +241,7 @@ class StatusApi:
         if participant is None:
             return {"safe_step": None, "layers": [], "whole_checkpoint_step": None}
         return {
-            "safe_step": participant.trainer.safe_step if self._view is not None else None,
+            "safe_step": participant.trainer.tell_safe_step() if self._view is not None else None,
             "layers": sorted(participant.trainer.states),
             "whole_checkpoint_step": participant.checkpoints.whole_step,
         }

@@ -89,11 +89,11 @@ class Trainer:
             return None
         return {layer: state.version for layer, state in self._state.states.items()}
 
-    @property
-    def safe_step(self) -> int | None:
-        """How many steps outlive a crash of any one peer. In a new view no more than before until
-        all have said that they are in it: what a newcomer has got for its place is nothing that it
-        could show anybody, if the others died before it heard that the view is in force."""
+    def tell_safe_step(self) -> int | None:
+        """How many steps outlive a crash of any one peer. In a new view no more than was told
+        before until all have said that they are in it: what a newcomer has got for its place is
+        nothing that it could show anybody, if the others died before it heard that the view is in
+        force."""
         here, before = self._safe_here(), self._safe_before
         if not self._outlet.are_all_in():
             here = None if here is None or before is None else min(here, before)
@@ -193,7 +193,7 @@ class Trainer:
         self._place.take_over(view)
         self._steps.forget_work_of_others(view.layers_of(self._tools.me))
         self._tools.stores.donor.take_over(view)
-        self._safe_before = self.safe_step  # whose fellows died has less, whoever comes next
+        self._safe_before = self.tell_safe_step()  # whose fellows died has less, whoever comes next
         state.wake.set()
 
     def may_commit(self) -> None:

@@ -318,7 +318,7 @@ class Participant:
             held_out_loss=outcome.held_out_loss,
             gradient_norm=outcome.gradient_norm,
             view=next((view["view"] for view in since), 0),  # the next one may be there already
-            safe_step=self.trainer.safe_step,
+            safe_step=self.trainer.tell_safe_step(),
         )
         self.local.observer.step_committed(outcome)
         if self.local.event_files is not None:

@@ -1,5 +1,5 @@
-"""What the program asks of the world besides the network: the time, chance, the disk, and where
-it was installed.
+"""What the program asks of the world besides the network: the time, chance, the disk, what this
+process was granted of its machine, and where it was installed; and how Ctrl-C ends it as it loads.
 
 For `daemon`, `net` and `train`. Begin with `now`. Whoever runs a daemon in a world of its own
 gives its task another clock or disk before it begins; all that it begins inherits it.

@@ -1,6 +1,8 @@
 """What decides whether a daemon that comes back founds, joins or waits: without any network."""
 
 import asyncio
+import contextvars
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +39,7 @@ from p2p_dtfm.daemon.peers.home_memory import (
 from p2p_dtfm.daemon.peers.recall import Past, recall
 from p2p_dtfm.daemon.peers.run_source import is_here
 from p2p_dtfm.daemon.peers.wire import Hello, Welcome
+from p2p_dtfm.ports import chance
 from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec
 from p2p_dtfm.train.data import BlobStore
 from tests.core.builders import run_spec
@@ -244,6 +247,18 @@ def test_the_same_line_goes_on_with_the_newest_founding_of_its_spec(tmp_path: Pa
     founded = new._which_founding(spec)
     assert founded.unmarked == spec and founded not in (spec, marked)
     assert new._acquaintances.memory is None, "nobody is asked"
+    assert new._which_founding(spec) != founded
+
+
+def test_a_run_that_is_founded_afresh_has_the_same_name_whenever_its_world_is_played(
+    tmp_path: Path,
+) -> None:
+    def founded(seed: int) -> str:
+        chance.live_by(random.Random(seed))
+        return joining_of(tmp_path, new=True)._which_founding(run_spec()).digest()
+
+    one, again, other = (contextvars.copy_context().run(founded, seed) for seed in (1, 1, 2))
+    assert one == again != other
 
 
 def test_who_has_changed_a_run_spec_is_told_that_it_is_another_run(

@@ -7,10 +7,14 @@ trainer_state   where this peer stands, which all parts share
 view_mail       what arrives for a view, be it early
 place           the layers of this peer's place in the present view and the next
 followers       states that come here while others train on them
-cuts            copies of states as of one step, for guardians that lag
+cut_transfers   copies of states as of one step, for guardians that lag
 restarting      the states brought to where an unplanned view starts
 step_loop       the steps of a stage-holder
-run_history     what has been committed
+step_waits      what it lacks of whom in its step, and what it has given to whom
+audited         whose work it computes again, and what it says of its own
+
+`run_history` and `seen_paces`, of what has been committed and how fast tensors came, are
+telemetry's.
 """
 
 import asyncio

@@ -25,10 +25,12 @@ from p2p_dtfm.daemon.peers.run_source import Run, open_local_run, prepare_run, s
 from p2p_dtfm.daemon.state_transfer.initial_states import store_initial
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.net.contacts.addresses import parse_address
+from p2p_dtfm.ports import chance
 from p2p_dtfm.sim.scenario.files import find_run_spec
 from p2p_dtfm.train.data import BLOBS_NAME, BlobStore, Progress
 
 CHANGES_TOLD = 3
+FOUNDING_BYTES = 8
 CHANGE_CHARACTERS = 24
 
 log = logging.getLogger("p2p_dtfm")
@@ -134,7 +136,7 @@ class RunJoining:
             if recalled is None:
                 self._tell_of_namesake(spec)
             return spec if recalled is None else recalled.spec
-        marked = spec.model_copy(update={"founding": secrets.token_hex(8)})
+        marked = spec.model_copy(update={"founding": chance.token_bytes(FOUNDING_BYTES).hex()})
         for memory in runs[:1]:
             log.info(
                 "founds run %s afresh; leaves run %s, whose checkpoints stay in %s",

@@ -40,7 +40,7 @@ from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.tensor_bytes import tensor_to_bytes
 from tests.core.planning import name_of
-from tests.daemon.trainer_parts import ME, SPEC, QuietOutlet, trainer_tools, view_of
+from tests.daemon.trainer_parts import ME, SPEC, QuietOutlet, settle, trainer_tools, view_of
 from tests.e2e.test_parity import even_plan
 
 STEP = 7
@@ -317,12 +317,16 @@ def test_a_gradient_of_another_view_is_nobodys(play: Callable[..., None]) -> Non
     async def scenario(parts: Parts) -> None:
         followers, layer = parts.followers, THEIRS[0]
         parts.state.states[layer] = state_of(layer)
-        received: list[int] = []
-        followers.guardian = followers._new(
-            VIEW, {layer}, followers._changed, lambda holder, layer, step, _: received.append(step)
-        )
+        received: list[tuple[int, float]] = []
+
+        def on_gradient(holder: str, layer: int, step: int, gradient: torch.Tensor) -> None:
+            received.append((step, float(gradient.abs().max())))
+
+        followers.guardian = followers._new(VIEW, {layer}, followers._changed, on_gradient)
         await parts.line.heard(FollowLayers)
         followers.receive(OTHER, LayerOffered(VIEW.id, 1, layer, STEP, "", 0))
+        while followers.guardian.missing:
+            await asyncio.sleep(0.01)
         gradient = parts.state.states[layer].gradient_vector()
         header = FrameHeader(
             view_number=VIEW.id.number - 1,
@@ -335,16 +339,14 @@ def test_a_gradient_of_another_view_is_nobodys(play: Callable[..., None]) -> Non
             dtype="float32",
             shape=tuple(gradient.shape),
         )
-        payload = bytearray(tensor_to_bytes(gradient))
-        followers.gradient(OTHER, header, payload)
-        await asyncio.sleep(0.1)
-        assert received == []
-        followers.gradient(
-            OTHER, msgspec.structs.replace(header, view_number=VIEW.id.number), payload
-        )
+        for number, value in ((VIEW.id.number - 1, 1.0), (VIEW.id.number, 2.0)):
+            payload = bytearray(tensor_to_bytes(torch.full_like(gradient, value)))
+            of_view = msgspec.structs.replace(header, view_number=number)
+            followers.gradient(OTHER, of_view, payload)
+            await settle()  # the first one would be taken in the first of these turns
         while not received:
             await asyncio.sleep(0.01)
-        assert received == [STEP]
+        assert received == [(STEP, 2.0)]
 
     play(scenario)
 

@@ -25,9 +25,8 @@ from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.machine.away import Away, StepAside, as_plain
 from p2p_dtfm.daemon.machine.devices.together import for_all_devices
 from p2p_dtfm.daemon.machine.home import Home, fault_of_disk
-from p2p_dtfm.daemon.machine.hours import Hours, for_a_while, pause_seconds
+from p2p_dtfm.daemon.machine.hours import Hours
 from p2p_dtfm.daemon.machine.life import (
-    RESUMED_S,
     ends_with_its_terminal,
     is_a_service,
     when_stdin_closes,
@@ -35,6 +34,7 @@ from p2p_dtfm.daemon.machine.life import (
 from p2p_dtfm.daemon.machine.owner.yields import REASONS, yields_of
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.returning import IN_VAIN, away_s, in_vain, shown_while_away, to_come_back
+from p2p_dtfm.daemon.node.time_away import TimeAway
 from p2p_dtfm.daemon.telemetry.attention.attention import Attention
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.ports import now
@@ -312,96 +312,81 @@ class Resident:
         the machine allow it. `until_s`: by the clock on the wall. Raises `UserError` if the home is
         taken."""
         home = self._held = Home(self._settings.home)
-        status = Status()
-        going_on: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        away = TimeAway(reason, by_itself, until_s, self._is_resumed, self._told_to_leave.set)
+        home.acquire()
+        self.decide, self._is_within = away.decide, False
+        away.begin()
+        self._seen.events.add(Event(round(now.wall_s(), 3), "note", f"paused: {reason}"))
+        shown = self._shown_while_away()
+        buttons = for_all_devices(home.root, {"resume": away.resume, "leave": away.leave})
+        self._dashboard.show(lambda: shown_while_away(shown, away.status, self._seen), buttons)
+        _release_memory()  # now that nothing shows the daemon any more
+        api = self._api_of(away, home)
+        self._listen_for_the_end(away.decide)
+        left = (self._away.port, self._away.listener) if self._away is not None else (None, None)
+        try:
+            await self._dashboard.start(self._settings.dashboard, home.root, *left)
+            await self._dashboard.start_public(self._settings.public_status)
+            await api.start()
+            goes_on = await self._until_decided(away)
+            if goes_on:  # for half a minute, where it is slow, it loads the program
+                away.status.say(State.STARTING, Status.reason)
+                buttons = for_all_devices(home.root, {"leave": away.leave})
+                self._dashboard.show(
+                    lambda: shown_while_away(shown, away.status, self._seen), buttons
+                )
+            return goes_on
+        finally:
+            self.decide = None
+            await api.close()
+            home.release()
 
-        def decide(go_on: bool) -> None:
-            if not going_on.done():
-                going_on.set_result(go_on)
-            elif not go_on:
-                self._told_to_leave.set()
+    async def _until_decided(self, away: TimeAway) -> bool:
+        """By its user, or by the hours and the owner of the machine."""
+        while (goes_on := away.decision) is None:
+            await away.until_decided(LOOK_EVERY_S)
+            await away.look_at_the_clock()
+            why = await self._not_now() if away.by_itself else None
+            if not away.by_itself:  # or not any more: a pause was asked for meanwhile
+                continue
+            if why is None:
+                self._is_within = True
+                away.decide(True)
+            else:
+                away.goes_on_for(why)
+        return goes_on
 
-        async def resume() -> dict[str, Any]:
-            if self._yields is not None:
-                self._yields.waive()
-            self._is_within = self._are_hours
-            decide(True)
-            return {"state": "joining"}
+    def _is_resumed(self) -> None:
+        """By its user, whatever the hours and the owner of the machine say."""
+        if self._yields is not None:
+            self._yields.waive()
+        self._is_within = self._are_hours
 
-        async def leave() -> dict[str, Any]:
-            decide(False)
-            return {"state": "stopped"}
+    def _api_of(self, away: TimeAway, home: Home) -> LocalApi:
+        """What it answers on its own machine."""
 
         async def not_while_paused(parameters: Mapping[str, str]) -> dict[str, Any]:
             return explained(_PAUSED)
 
-        async def pause() -> dict[str, Any]:
-            nonlocal until_s, by_itself
-            until_s, by_itself = None, False
-            status.say(State.PAUSED, "its user asked for it; p2p-dtfm resume ends it")
-            return {"state": "paused"}
-
-        async def pause_for(parameters: Mapping[str, str]) -> dict[str, Any]:
-            nonlocal until_s, by_itself
-            until_s, by_itself = now.wall_s() + pause_seconds(parameters), False
-            status.say(State.PAUSED, for_a_while(until_s, now.wall_s()))
-            return {"state": "paused"}
-
-        home.acquire()
-        self.decide, self._is_within = decide, False
-        status.say(State.PAUSED, reason)
-        self._seen.events.add(Event(round(now.wall_s(), 3), "note", f"paused: {reason}"))
-        shown = self._shown_while_away()
-        buttons = for_all_devices(home.root, {"resume": resume, "leave": leave})
-        self._dashboard.show(lambda: shown_while_away(shown, status, self._seen), buttons)
-        _release_memory()  # now that nothing shows the daemon any more
         readers = {
-            "status": lambda: self._status_json(status),
+            "status": lambda: self._status_json(away.status),
             "plan": lambda: {"view": None},
             "peers": lambda: [],
             "dashboard": self._dashboard.invitation,
         }
-        actions = {"resume": resume, "leave": leave, "pause": pause}
-        orders = {"pause-for": pause_for}
+        actions = {"resume": away.resume, "leave": away.leave, "pause": away.pause}
+        orders = {"pause-for": away.pause_for}
         orders |= dict.fromkeys(("invite", "revoke"), not_while_paused)
         app = make_app(readers, actions, {"trace": not_while_paused}, orders)
-        api = LocalApi(app, home.socket)
+        return LocalApi(app, home.socket)
+
+    def _listen_for_the_end(self, decide: Callable[[bool], None]) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, decide, False)
         if ends_with_its_terminal():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, decide, False)
         if self._settings.until_stdin_closes:
             when_stdin_closes(lambda: decide(False))
-        left = (self._away.port, self._away.listener) if self._away is not None else (None, None)
-        try:
-            await self._dashboard.start(self._settings.dashboard, home.root, *left)
-            await self._dashboard.start_public(self._settings.public_status)
-            await api.start()
-            while not going_on.done():
-                await asyncio.wait({going_on}, timeout=LOOK_EVERY_S)
-                if until_s == RESUMED_S:
-                    await resume()
-                elif until_s is not None and now.wall_s() >= until_s:
-                    until_s, by_itself = None, True  # its owner's hours are as before
-                    reason = ""  # another is to be said
-                why = await self._not_now() if by_itself else None
-                if not by_itself:  # or not any more: a pause was asked for meanwhile
-                    continue
-                if why is None:
-                    self._is_within = True
-                    decide(True)
-                elif not reason:
-                    status.say(State.PAUSED, why)
-                    reason = why
-            if going_on.result():  # for half a minute, where it is slow, it loads the program
-                status.say(State.STARTING, Status.reason)
-                buttons = for_all_devices(home.root, {"leave": leave})
-                self._dashboard.show(lambda: shown_while_away(shown, status, self._seen), buttons)
-            return going_on.result()
-        finally:
-            self.decide = None
-            await api.close()
-            home.release()
 
     def _shown_while_away(self) -> DashboardState:
         """What was reached, without the view and the step that are no longer this peer's."""

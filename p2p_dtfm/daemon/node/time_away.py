@@ -1,0 +1,85 @@
+"""A time in which a machine takes no part: for what, until when, and what is decided meanwhile."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from p2p_dtfm.daemon.machine.hours import for_a_while, pause_seconds
+from p2p_dtfm.daemon.machine.life import RESUMED_S
+from p2p_dtfm.daemon.telemetry.status import State, Status
+from p2p_dtfm.ports import now
+
+
+class TimeAway:
+    """`by_itself`: it ends once the hours and the owner of the machine allow it. `until_s`: by the
+    clock on the wall. `on_resumed` is called before that is decided by its user, `on_told_to_leave`
+    where it is to end after it was decided that it takes part again."""
+
+    def __init__(
+        self,
+        reason: str,
+        by_itself: bool,
+        until_s: float | None,
+        on_resumed: Callable[[], None],
+        on_told_to_leave: Callable[[], None],
+    ) -> None:
+        self.status = Status()
+        self.by_itself = by_itself
+        self._reason = reason
+        self._until_s = until_s
+        self._on_resumed = on_resumed
+        self._on_told_to_leave = on_told_to_leave
+        self._decision: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    @property
+    def decision(self) -> bool | None:
+        """Whether to take part again; else to end. None while that is open."""
+        return self._decision.result() if self._decision.done() else None
+
+    def decide(self, go_on: bool) -> None:
+        if not self._decision.done():
+            self._decision.set_result(go_on)
+        elif not go_on:
+            self._on_told_to_leave()
+
+    async def until_decided(self, limit_s: float) -> None:
+        """Or for that long."""
+        await asyncio.wait({self._decision}, timeout=limit_s)
+
+    async def look_at_the_clock(self) -> None:
+        """Its time may have come."""
+        if self._until_s == RESUMED_S:
+            await self.resume()
+        elif self._until_s is not None and now.wall_s() >= self._until_s:
+            self._until_s, self.by_itself = None, True  # its owner's hours are as before
+            self._reason = ""  # another is to be said
+
+    def begin(self) -> None:
+        self.status.say(State.PAUSED, self._reason)
+
+    def goes_on_for(self, reason: str) -> None:
+        """Though its time has come."""
+        if not self._reason:
+            self.status.say(State.PAUSED, reason)
+            self._reason = reason
+
+    # what its user asks for -----------------------------------------------------------------------
+
+    async def resume(self) -> dict[str, Any]:
+        self._on_resumed()
+        self.decide(True)
+        return {"state": "joining"}
+
+    async def leave(self) -> dict[str, Any]:
+        self.decide(False)
+        return {"state": "stopped"}
+
+    async def pause(self) -> dict[str, Any]:
+        self._until_s, self.by_itself = None, False
+        self.status.say(State.PAUSED, "its user asked for it; p2p-dtfm resume ends it")
+        return {"state": "paused"}
+
+    async def pause_for(self, parameters: Mapping[str, str]) -> dict[str, Any]:
+        self._until_s, self.by_itself = now.wall_s() + pause_seconds(parameters), False
+        self.status.say(State.PAUSED, for_a_while(self._until_s, now.wall_s()))
+        return {"state": "paused"}

@@ -128,9 +128,7 @@ class StepEngine:
         self._sums, self._got, self._account, self._tied = {}, {}, None, {}
         due = self._terms.due(step, self._place.plan)
         self.work.keeps_held_out = due is not None and due.held_out > 0
-        for sender, early in self.mailbox.begin_step(step).items():
-            self.frames.on_poison(sender, f"a tensor of step {early} before step {step}")
-        self.frames.begin_step(step)
+        self._forget_what_is_not_near(step)
         self._tools.recorder.begin(step, goes_on=replay.forwards > 0)
         await self._tools.compute.run(self._start, step, replay)
         held_out_loss = 0.0
@@ -166,6 +164,12 @@ class StepEngine:
             held_out_loss_sum=held_out_loss,
             held_out_token_count=held_out_count * tokens,
         )
+
+    def _forget_what_is_not_near(self, step: int) -> None:
+        """And tell of who has sent what belongs to no step that is."""
+        for sender, early in self.mailbox.begin_step(step).items():
+            self.frames.on_poison(sender, f"a tensor of step {early} before step {step}")
+        self.frames.begin_step(step)
 
     def _start(self, step: int, replay: StageReplay) -> None:
         """Take up what an attempt that was stopped has left, as far as it is kept."""

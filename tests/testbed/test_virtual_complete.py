@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+from p2p_dtfm.daemon.peers.run_source import RunComplete
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.judge import has_saved_all
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
@@ -29,6 +30,26 @@ def test_a_complete_run_stays_complete_when_somebody_goes_home(tmp_path: Path) -
         assert any("generate" in line for line in stays.daemon.observer.live().next)
         swarm.end(stays)
         await swarm.until(lambda: not stays.is_running, "it leaves", 20)
+
+    play(1, tmp_path / "world", scene)
+
+
+def test_who_has_the_model_and_finds_nobody_any_more_is_told_that_it_is_here(
+    tmp_path: Path,
+) -> None:
+    """A volunteer's service looked for the others for ever after a reboot, long after the end."""
+    run = make_run(tmp_path, STEPS, saves_every_steps=5)
+
+    async def scene(swarm: Swarm) -> None:
+        founder, volunteer = await complete_at_two(swarm, run)
+        for peer in (founder, volunteer):
+            swarm.kill(peer)
+        swarm.start(volunteer)
+        await swarm.until(lambda: not volunteer.is_running, "it ends", 30)
+        assert volunteer.ended is not None
+        error = volunteer.ended.exception()
+        assert isinstance(error, RunComplete) and error.exit_code == 5
+        assert "the whole model is here" in error.fixes[0]
 
     play(1, tmp_path / "world", scene)
 

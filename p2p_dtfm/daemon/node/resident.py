@@ -177,10 +177,12 @@ class Resident:
         wall; None where it has left, or is to try elsewhere at once. Raises what is the end."""
         pauses, is_to_leave = (daemon.pause_reason, daemon.pause_until_s), self._is_to_leave(daemon)
         if isinstance(error, UserError) and error.exit_code == UNREACHABLE:
-            if is_to_leave or (is_last_resort and daemon.pause_reason is None):
+            is_the_end = is_last_resort and daemon.pause_reason is None
+            if is_to_leave or (is_the_end and not is_a_service()):
                 raise error
-            log.warning("those met before are gone: %s", error.cause)
-            return pauses
+            if not is_the_end:
+                log.warning("those met before are gone: %s", error.cause)
+                return pauses
         is_watched = not (self._comes_back or daemon.has_begun or is_a_service())
         pause_s, home = away_s(error, now.monotonic_s() - self._began_s), self._settings.home
         if not (reason := in_vain(error, home, daemon.has_begun, is_watched, pause_s)):

@@ -139,6 +139,7 @@ class Trainer:
     def stop_step(self) -> None:
         """A failure: the step under way is decided by the next view. Keep all, compute nothing."""
         self._state.stopped = True
+        self._waits_for_nobody()
         self._followers.stop_guarding()
         self.cuts.stop()
         self._steps.stop()
@@ -153,8 +154,11 @@ class Trainer:
         self._steps.forget_work()
         self.history.is_in_no_view()
         self._state.view = self._state.ledger = None
-        self._tools.status.facts["waits_for"] = []
+        self._waits_for_nobody()
         self._state.wake.set()
+
+    def _waits_for_nobody(self) -> None:
+        self._tools.status.facts["waits_for"] = []
 
     async def settled(self) -> None:
         """Wait, for a bounded time, until the last committed step is applied to all states."""
@@ -175,6 +179,7 @@ class Trainer:
         kept of `step`, if it has failed before."""
         state = self._state
         state.stuck_at = None
+        self._waits_for_nobody()
         before = state.ledger
         self._behind = before if before is not None and restart is None else None
         self.history.goes_on_from(step)

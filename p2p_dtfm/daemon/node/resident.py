@@ -24,7 +24,7 @@ from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.machine.away import Away, StepAside, as_plain
 from p2p_dtfm.daemon.machine.devices.together import for_all_devices
-from p2p_dtfm.daemon.machine.home import Home, fault_of_disk
+from p2p_dtfm.daemon.machine.home import Home, fault_of_disk, unexplained
 from p2p_dtfm.daemon.machine.hours import Hours, for_a_while, pause_seconds
 from p2p_dtfm.daemon.machine.life import (
     RESUMED_S,
@@ -190,8 +190,7 @@ class Resident:
         if is_to_leave:  # with code 0: a service starts again what ends with that of a fault
             log.warning("leaves after a fault: %s", getattr(error, "cause", error))
             return None, None
-        is_explained = isinstance(error, UserError) or fault_of_disk(error, home)
-        log.warning("%s", reason, exc_info=None if is_explained else error)
+        log.warning("%s", reason, exc_info=unexplained(error, home))
         if daemon.pause_reason is not None:
             return pauses
         if not self._is_held_up:

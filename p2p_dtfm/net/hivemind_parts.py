@@ -23,7 +23,8 @@ def _enter_package_only(name: str, names: dict[str, tuple[str, ...]] | None = No
     if name in sys.modules:
         return
     spec = importlib.util.find_spec(name)
-    assert spec is not None, f"{name} is a dependency of this package"
+    if spec is None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     package = sys.modules[name] = importlib.util.module_from_spec(spec)
     parent, _, leaf = name.rpartition(".")
     if parent:

@@ -6,6 +6,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from p2p_dtfm.core.protocol.errors import UserError
+
 OF_PIPX = "pipx_metadata.json"
 """pipx leaves it in each environment that it makes."""
 
@@ -29,3 +31,17 @@ def how_to_install(package: str) -> str:
     if (place / OF_PIPX).is_file():
         return shlex.join(("pipx", "inject", place.name, package))
     return shlex.join((sys.executable, "-m", "pip", "install", package))
+
+
+def not_loaded(error: ImportError | OSError) -> UserError:
+    """Of what imports raised: a package is not there, or is and lacks a part of its own."""
+    package = getattr(error, "name", None) or ""
+    is_missing = isinstance(error, ModuleNotFoundError) and "." not in package
+    return UserError(
+        f"a package that p2p-dtfm needs cannot be loaded: {str(error).partition(chr(10))[0]}",
+        (
+            *((f"install it: {how_to_install(package)}",) if is_missing and package else ()),
+            "install p2p-dtfm anew: pipx install --force FILE.whl, with the wheel that you were "
+            "given; in a clone: make environment",
+        ),
+    )

@@ -1,12 +1,15 @@
 """What `verify` says of a transcript, besides that it holds."""
 
+import io
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import typer
 
-from p2p_dtfm.cli.commands.offline.verify import UNJUDGED, _tell, verify
+from p2p_dtfm.cli.commands.offline.verify import UNJUDGED, _progress, _tell, verify
+from p2p_dtfm.core.transcript.checking import NotTrue
 from p2p_dtfm.core.transcript.entries import FORMAT, Began, line_of
 from p2p_dtfm.daemon.proof.sample_again import Judged
 from tests.core.builders import run_spec
@@ -56,3 +59,23 @@ def test_where_nobody_can_judge_nobody_is_to_be_asked(
     _tell(checker, judged, [None, None], told)  # type: ignore[arg-type, list-item]
     said = " ".join(capsys.readouterr().out.split())
     assert "--sample 0" in said and "ask somebody" not in said
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_is_said_in_the_end_does_not_stand_behind_what_was_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The verdict began in the middle of that line, a refusal as well."""
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with pytest.raises(NotTrue), _progress() as tell:
+        tell(41, 50)
+        raise NotTrue("it does not add up")
+    assert sys.stderr.getvalue() == "\rcomputes step 41 ...\r\x1b[K"
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with _progress() as tell:
+        tell(41, 50)
+    assert not sys.stderr.getvalue()

@@ -44,7 +44,7 @@ def test_gone_peers_are_no_bug() -> None:
     error = explained(ExceptionGroup("step", [inner, Unreachable("x", "stream reset")]))
     assert isinstance(error, UserError) and error.exit_code == 6
     assert error.cause.count("stream reset") == 1 and "y: no" in error.cause
-    assert "--initial-peers" in error.fixes[0]
+    assert "--initial-peers" in error.fixes[0] and "--invite" in error.fixes[0]
 
 
 def test_a_bug_among_them_stays_a_bug() -> None:

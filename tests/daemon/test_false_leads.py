@@ -210,6 +210,17 @@ def test_who_could_go_on_from_its_own_disk_is_told_how(tmp_path: Path, could_go_
     assert ("without --initial-peers: it goes on from its own disk" in fix) is could_go_on
 
 
+def test_in_a_run_by_invitation_nobody_is_told_to_name_an_address(tmp_path: Path) -> None:
+    """By which nobody is let in there."""
+    daemon = seeker(tmp_path, {})
+    invited = run_spec(admission={"mode": "invited", "key": "ab" * 32, "founder": "x" * 52})
+    daemon._acquaintances.memory = memory_of(tmp_path, invited)
+    for complete_by, could_go_on in (("", False), ("", True), ("somebody", False)):
+        daemon._acquaintances.say_nobody_answers("12" * 32, 4.0, complete_by, could_go_on)
+        ((_, fix),) = daemon._acquaintances._local.status.troubles.present()
+        assert "--invite" in fix and "--initial-peers" not in fix
+
+
 def test_who_comes_back_to_a_complete_run_is_told_that_the_model_is_here(tmp_path: Path) -> None:
     """It was told to ask a member for what lay in its own home."""
     (known,) = peer_ids(tmp_path, 1)

@@ -1,5 +1,6 @@
 """What to type where a package is missing works where the program itself was installed."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -24,3 +25,41 @@ def test_by_pipx_where_pipx_has_installed_it(
     (place / "pipx_metadata.json").write_text("{}")
     monkeypatch.setattr(sys, "prefix", str(place))
     assert how_to_install("pyarrow") == "pipx inject p2p-dtfm pyarrow"
+
+
+DOCTOR = """
+import sys
+from importlib.machinery import PathFinder
+
+missing, find = sys.argv.pop(), PathFinder.find_spec
+PathFinder.find_spec = lambda name, *where: None if name == missing else find(name, *where)
+from p2p_dtfm.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("missing", ["torch", "hivemind"])
+def test_the_doctor_says_which_package_is_missing(missing: str, tmp_path: Path) -> None:
+    """It ended with a traceback, as it needs them itself: it was to look for that."""
+    cause = _what_the_doctor_says(tmp_path, missing)
+    assert "a package that p2p-dtfm needs cannot be loaded: " in cause
+    assert f"install it: {how_to_install(missing)}" in cause
+
+
+def test_the_doctor_says_that_one_is_broken(tmp_path: Path) -> None:
+    """A library that it brings along has gone, or is another system's."""
+    (tmp_path / "torch.py").write_text('raise OSError("libtorch.so: cannot open\\nmore of it")')
+    cause = _what_the_doctor_says(tmp_path, "")
+    assert "cannot be loaded: libtorch.so: cannot open" in cause
+    assert "install it: " not in cause and "install p2p-dtfm anew" in cause
+
+
+def _what_the_doctor_says(folder: Path, missing: str) -> str:
+    sources = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", DOCTOR, "doctor", "--home", str(folder), missing],
+        env={"PYTHONPATH": f"{folder}:{sources}", "PATH": ""},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    return done.stderr

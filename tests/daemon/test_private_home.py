@@ -81,8 +81,11 @@ def test_a_browser_is_given_a_private_file(tmp_path: Path, monkeypatch: pytest.M
     assert _mode(page) == 0o600 and f"#token={token}" in page.read_text()
     monkeypatch.setattr(dashboard_command, "call_daemon", lambda *_: invitation)
     monkeypatch.setattr(dashboard_command.webbrowser, "open", opened.append)
-    assert CliRunner().invoke(app, ["dashboard", "--open"]).exit_code == 0
+    done = CliRunner().invoke(app, ["dashboard", "--open"])
+    assert done.exit_code == 0
     assert opened == [page.as_uri()] and token not in opened[0]
+    assert "may not read that file, open the address above" in done.stderr, "as one of snap"
+    assert invitation["address_with_token"] in done.stdout
 
 
 def _far_down(root: Path) -> Home:

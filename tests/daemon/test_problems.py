@@ -2,10 +2,17 @@
 
 import logging
 from dataclasses import replace
+from typing import Any
 
+import msgspec
+
+from p2p_dtfm.core.planner.planner import compute_plan, without_planning
+from p2p_dtfm.core.protocol.plan import LAYERS_LOST, NoPlan
+from p2p_dtfm.core.protocol.workload import Confined, Workload
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
 from p2p_dtfm.daemon.telemetry.problems import Sight, problems_in
 from p2p_dtfm.daemon.telemetry.status import State, Status, Troubles
+from tests.core.planning import Peer, name_of, snapshot, workload
 
 WELL = Sight(State.TRAINING, "step 3 of 9", 60.0, uncommitted_s=0.4, step_s=0.5)
 
@@ -74,6 +81,33 @@ def test_no_plan_and_nobody_who_lets_one_in() -> None:
     assert "no steps happen" in texts(replace(WELL, state=State.WAITING, no_plan="too few"))[0]
     alone = replace(WELL, state=State.JOINING, in_state_s=120.0, reason="asks …aaaaaa")
     assert texts(alone)[0].startswith("for 2 min nobody has let this peer in")
+
+
+def test_what_helps_depends_on_why_there_is_no_plan() -> None:
+    """Another computer was asked for whatever the reason, and by its address where only who is
+    invited is let in."""
+
+    def fix(plan: object, is_invited: bool = False) -> str:
+        assert isinstance(plan, NoPlan)
+        stuck = replace(WELL, state=State.WAITING, no_plan=plan.reason, is_invited=is_invited)
+        (problem,) = problems_in(stuck)
+        return problem.fix
+
+    def confined(**to: Any) -> Workload:
+        return msgspec.structs.replace(workload(), confined=Confined(**to))
+
+    short = [Peer(memory_bytes=64 << 20)]
+    small = compute_plan(snapshot(short))
+    assert "--initial-peers" in fix(small)
+    assert "--initial-peers" not in fix(small, True) and "--invite" in fix(small, True)
+    named = compute_plan(snapshot([Peer()], confined(ends=(name_of(7),))))
+    assert "a computer that the run names" in fix(named)
+    whole = compute_plan(snapshot(short, confined(one_stage=True)))
+    assert "a computer with so much memory" in fix(whole)
+    failing = without_planning(snapshot([Peer()]))
+    assert "report it" in fix(failing) and "another computer" not in fix(failing)
+    lost = NoPlan(f"{LAYERS_LOST} 2, 3 any more; waits for a peer that does")
+    assert "that had them" in fix(lost)
 
 
 def test_a_trouble_lasts_until_it_is_over(tmp_path, caplog) -> None:

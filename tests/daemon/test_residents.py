@@ -220,6 +220,19 @@ def test_so_does_a_service_at_its_first_start(
 LASTING = UserError("run tiny is complete", exit_code=5)
 
 
+def test_a_service_whom_nobody_answers_at_its_first_start_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever invites is off: systemd started it again after half a minute, and each time it said
+    that it takes part no more."""
+    monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getpid()))
+    resident = Told(tmp_path, (is_cut_off, is_cut_off, is_cut_off, ends))
+    assert asyncio.run(resident.run()) == 0
+    assert len(resident.away_for) == 3 and all(resident.away_until_s)
+    assert all("cannot take part now: a peer is gone" in it for it in resident.away_for)
+    assert [it.kind for it in resident.notices] == ["problem"]
+
+
 @pytest.mark.parametrize(
     "acts",
     [

@@ -2,10 +2,17 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from p2p_dtfm.daemon.dashboard.observer import Observer
 from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.node.participation.sampling import sample_writer_of
+from p2p_dtfm.daemon.telemetry.status import Status
 from p2p_dtfm.daemon.trainer.sample_writer import (
     KEPT,
     PART_OF_TIME,
@@ -100,3 +107,30 @@ def test_a_long_run_keeps_every_second_text(compute: Compute) -> None:
     case.writer.samples = Samples("", tuple(Sample(-n, "x") for n in range(KEPT, 0, -1)))
     found = case.evaluated(0)
     assert len(found.written) == KEPT // 2 + 1 and found.written[-1].step == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "withheld", "path", "why"),
+    [
+        ({"samples": False}, (), Path("here"), "--no-samples"),
+        ({"device": "emulated:40"}, (), Path("here"), "emulated"),
+        ({}, (0, 5), None, "members that it names"),
+        ({}, (), None, "tokenizer"),
+    ],
+)
+def test_where_nobody_will_write_the_page_says_why(
+    settings: dict[str, Any], withheld: tuple[int, ...], path: Path | None, why: str
+) -> None:
+    """It promised a text after each evaluation."""
+    observer = Observer(Status())
+    run = SimpleNamespace(
+        blobs=SimpleNamespace(path=lambda digest: path),
+        manifest=SimpleNamespace(tokenizer=SimpleNamespace(digest="ab")),
+    )
+    local = SimpleNamespace(settings=Settings(**settings), observer=observer)
+    membership: Any = SimpleNamespace(local=local, run=run)
+    checkpoints: Any = SimpleNamespace(withheld=withheld)
+    assert sample_writer_of(membership, None, checkpoints) is None  # type: ignore[arg-type]
+    note = observer.seen.samples.note
+    observer.close()
+    assert note.startswith("none is written here: ") and why in note

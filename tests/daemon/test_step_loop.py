@@ -182,6 +182,23 @@ def test_who_stood_still_gets_on_in_another_view(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_nobody_is_waited_for_in_a_view_that_has_failed(tmp_path: Path) -> None:
+    """`status` said for whom, though that one was gone: until the next commit, and where no plan
+    followed for good."""
+
+    async def run() -> None:
+        tools = trainer_tools(tmp_path)
+        trainer, facts = Trainer(tools, QuietOutlet()), tools.status.facts
+        facts["waits_for"] = [name_of(1)]
+        trainer.stop_step()
+        assert not facts["waits_for"]
+        facts["waits_for"] = [name_of(1)]
+        trainer.take_over(with_two_copies(3), 9, None, None)
+        assert not facts["waits_for"]
+
+    asyncio.run(run())
+
+
 class NotTaken(QuietOutlet):
     untaken = 8
 

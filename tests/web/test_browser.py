@@ -8,7 +8,16 @@ import pytest
 
 from p2p_dtfm.core.protocol.invited.line import open_line
 from p2p_dtfm.web.qr import qr_picture
-from p2p_dtfm.web.state import Event, MeasuredWorth, Span, Timeline, TimelineLane, ViewState
+from p2p_dtfm.web.state import (
+    ContributionBoard,
+    Event,
+    MeasuredWorth,
+    Samples,
+    Span,
+    Timeline,
+    TimelineLane,
+    ViewState,
+)
 from tests.e2e.helpers import wait_until
 from tests.programs import skip_without
 from tests.web import chromium as browser
@@ -265,6 +274,42 @@ def test_a_paused_page_says_so_everywhere(page: Page) -> None:
         example.change_live(state="paused", problems=())
         for room in ("map", "pipelines", "part", "timeline"):
             page.wait_for(f"/[Pp]aused/.test(document.querySelector('#{room}').textContent)")
+        page.open("about:blank")
+
+
+def test_who_leaves_or_is_out_again_is_not_told_that_it_is_to_begin(page: Page) -> None:
+    """After days it took "no part in a view yet"; and who left was to compute "once it goes on"."""
+    example = two()
+    answer = "(document.querySelector('#answers dd')?.textContent ?? '')"
+    page.set_view(1440, 900)
+    with served(example) as address:
+        page.open(address)
+        page.wait_for(DRAWN)
+        example.change_live(state="leaving")
+        page.wait_for(f"{answer} === 'It leaves'")
+        example.state = msgspec.structs.replace(example.state, view=ViewState())
+        example.change_live(state="joining", committed_here=40)
+        page.wait_for(f"{answer} === 'Not now'")
+        never = msgspec.structs.replace(example.state, contribution=ContributionBoard())
+        example.state = never
+        example.change_live(committed_here=0)
+        page.wait_for(f"{answer} === 'Not yet'")
+        page.open("about:blank")
+
+
+def test_no_text_is_promised_where_none_will_be_written(page: Page) -> None:
+    example = two()
+    shown = "document.querySelector('#samples-text').textContent"
+    page.set_view(1440, 900)
+    with served(example) as address:
+        page.open(address)
+        page.wait_for(DRAWN)
+        example.state = msgspec.structs.replace(example.state, samples=Samples())
+        page.wait_for(f"{shown}.includes('after each held-out evaluation')")
+        note = "none is written here: its owner wants none (--no-samples)"
+        example.state = msgspec.structs.replace(example.state, samples=Samples(note=note))
+        page.wait_for(f"{shown} === 'Nothing so far.'")
+        assert page.evaluate("document.querySelector('#samples-note').textContent") == note
         page.open("about:blank")
 
 

@@ -58,12 +58,21 @@ def doctor(
     """Find what would keep this machine from taking part, and say what to do about it."""
     from p2p_dtfm.daemon.machine.settings import resolve
     from p2p_dtfm.daemon.peers.checks.check import Check, Grade
-    from p2p_dtfm.daemon.peers.doctor import Examination, examine, exit_code
-    from p2p_dtfm.daemon.peers.facts.newcomer import within_limits
-    from p2p_dtfm.daemon.peers.guests.pasted_line import addresses_of, invitation_of, run_digest_of
-    from p2p_dtfm.net import event_loop
+    from p2p_dtfm.ports.packages import not_loaded
     from p2p_dtfm.sim.scenario.files import read_run_spec
-    from p2p_dtfm.train.model.kinds.registry import with_sizes
+
+    try:
+        from p2p_dtfm.daemon.peers.doctor import Examination, examine, exit_code
+        from p2p_dtfm.daemon.peers.facts.newcomer import within_limits
+        from p2p_dtfm.daemon.peers.guests.pasted_line import (
+            addresses_of,
+            invitation_of,
+            run_digest_of,
+        )
+        from p2p_dtfm.net import event_loop
+        from p2p_dtfm.train.model.kinds.registry import with_sizes
+    except (ImportError, OSError) as error:  # that is what this command is to find
+        raise not_loaded(error) from error
 
     set_up_logging("json" if as_json else "auto")
     settings = resolve(

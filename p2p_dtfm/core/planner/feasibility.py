@@ -6,7 +6,7 @@ from itertools import chain, permutations
 from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
 from p2p_dtfm.core.cost_model.tables.layer_tables import LayerBytes, layer_sizes
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted
-from p2p_dtfm.core.protocol.plan import NoPlan
+from p2p_dtfm.core.protocol.plan import LEFT_TO_SOME, ON_ONE_PEER, NoPlan
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.workload import Workload
 
@@ -129,7 +129,7 @@ def why_infeasible(problem: PlanningProblem) -> NoPlan:
         return NoPlan(
             f"the head of this run is its token embedding, so where work is audited each peer "
             f"holds the whole model: "
-            f"that needs {gibibytes(needed + aside)} on one peer; the largest of {count} "
+            f"that needs {gibibytes(needed + aside)} {ON_ONE_PEER} {count} "
             f"offers {gibibytes(most)}: {gibibytes(short)} more memory is needed",
             short,
         )
@@ -173,14 +173,14 @@ def _too_few_named(
     if not named:
         return NoPlan(
             "this run leaves its first and last stages to members that it names "
-            "(`privacy.ends`), and none of them is here to train: they wait for one of them",
+            f"{LEFT_TO_SOME}, and none of them is here to train: they wait for one of them",
             0,
         )
     short = whole_bytes - offers[named[0]]
     if len(named) > 1 or short <= 0:
         return None
     return NoPlan(
-        "this run leaves its first and last stages to members that it names (`privacy.ends`), and "
+        f"this run leaves its first and last stages to members that it names {LEFT_TO_SOME}, and "
         f"one of them is here to train: alone it needs {gibibytes(whole_bytes)} for the whole "
         f"model and offers {gibibytes(offers[named[0]])}: {gibibytes(short)} more memory is "
         "needed, or another one of them",
@@ -195,7 +195,7 @@ def _too_large_layer(problem: PlanningProblem, offers: Sequence[int]) -> NoPlan 
         able = [room for peer, room in enumerate(offers) if problem.may_have(peer, number)]
         if size > (most := max(able, default=0)):
             return NoPlan(
-                f"{name} needs {gibibytes(size)} on one peer; the largest of "
+                f"{name} needs {gibibytes(size)} {ON_ONE_PEER} "
                 f"{len(able)} offers {gibibytes(most)}: that peer needs "
                 f"{gibibytes(size - most)} more memory",
                 size - most,

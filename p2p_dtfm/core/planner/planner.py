@@ -21,6 +21,7 @@ from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.measured_plans import agreed
 from p2p_dtfm.core.protocol.plan import (
     LONGEST_STEP_NS,
+    PLANNER_FAILS,
     NoPlan,
     Pipeline,
     Plan,
@@ -112,7 +113,7 @@ def without_planning(snapshot: Snapshot) -> Plan | NoPlan:
     plan = snapshot.present
     if plan is not None and _stands(snapshot, plan):
         return _with_spares(snapshot, plan)
-    return NoPlan("a fault of this program: it cannot plan with what these members state")
+    return NoPlan(f"{PLANNER_FAILS}: it cannot plan with what these members state")
 
 
 def _stands(snapshot: Snapshot, plan: Plan) -> bool:

@@ -13,6 +13,13 @@ LONGEST_STEP_NS = (1 << 53) - 1
 is higher (`messages.message_bounds.NUMBER_LIMIT`): with a plan of more they would all be refused,
 and no view could come after it."""
 
+LAYERS_LOST = "no member holds layers"
+LEFT_TO_SOME = "(`privacy.ends`)"
+ON_ONE_PEER = "on one peer; the largest of"
+PLANNER_FAILS = "a fault of this program"
+"""Words of the reasons why there is no plan: what helps is told by them. Members compare reasons,
+so other words are another protocol."""
+
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One peer's contiguous layers `first_layer .. end_layer - 1` in a pipeline."""

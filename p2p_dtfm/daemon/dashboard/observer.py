@@ -361,6 +361,7 @@ class Observer:
             predicted_s=self._view_state.predicted_step_ns / 1e9,
             is_only_member=len(self._view_state.peers) == 1,
             no_plan=self._view_state.no_plan,
+            is_invited=self._spec is not None and self._spec.admission.is_invited,
             is_failing=agreement is not None and agreement.view is not None and agreement.frozen,
             lost=[self._names.of(peer_id) for peer_id in agreement.suspected] if agreement else (),
             waits_for=[self._names.of(peer_id) for peer_id in status.facts.get("waits_for") or ()],

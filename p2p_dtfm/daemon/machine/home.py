@@ -86,6 +86,11 @@ def fault_of_disk(error: OSError, home: Path) -> str:
     return f"a disk is full: {error}" if is_full(error) else fault_of_home(error, home)
 
 
+def unexplained(error: UserError | OSError, home: Path) -> OSError | None:
+    """The same where its words do not say what to see to: the log has where it comes from."""
+    return None if isinstance(error, UserError) or fault_of_disk(error, home) else error
+
+
 def all_below(directory: Path, but: Path | None = None) -> Iterator[Path]:
     """Files and directories, but for one directory in it and what is below that. `Path.rglob` fails
     where another removes one meanwhile."""

@@ -172,18 +172,21 @@ class Acquaintances:
         was never met here, and shows that the run is complete: keys can be made for that.
         `could_go_on`: from its own disk, had it not been told of peers."""
         what = f"no member of run {run_digest[:16]} answers"
+        is_invited = self.memory is not None and self.memory.spec.admission.is_invited
+        option = "--invite" if is_invited else "--initial-peers"
+        its_own = "a line that it prints" if is_invited else "its address"
         fix = (
             "start one of them; or, if one runs elsewhere, start this one again with "
-            "--initial-peers and its address"
+            f"{option} and {its_own}"
         )
         if could_go_on:
             fix = (
                 "start one of them; or, if none of them comes back, start this one again without "
-                "--initial-peers: it goes on from its own disk"
+                f"{option}: it goes on from its own disk"
             )
         if complete_by:
             what += f" that was met here; {complete_by}, which was not, {SHOWS_END}"
-            fix = "if you know that peer, start this one again with --initial-peers and its address"
+            fix = f"if you know that peer, start this one again with {option} and {its_own}"
         self._local.status.say(State.WAITING, f"{what}; looks again in {pause_s:.0f} s")
         self._local.status.troubles.tell(NOBODY_ANSWERS, what, fix)
 

@@ -276,7 +276,8 @@ def explained(error: BaseException) -> BaseException:
     return UserError(
         f"a peer that this one works with is gone: {causes}",
         (
-            "start p2p-dtfm again with --initial-peers and the address of a peer that still runs",
+            "start p2p-dtfm again: it finds whom it has met; or name one that still runs, with "
+            "--initial-peers and its address, in a run by invitation with --invite and its line",
             "if none does, start the founder again: it goes on from its newest whole checkpoint",
         ),
         exit_code=UNREACHABLE,

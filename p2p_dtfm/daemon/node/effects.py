@@ -123,7 +123,7 @@ class Effects:
         log.info("view %s from step %d on", view.id, step)
         for text in _remarks(action):
             self._local.tell(text)
-        if isinstance(view.plan, NoPlan):
+        if isinstance(view.plan, NoPlan) and not participant.trainer.stays_done(view, step):
             status.say(State.WAITING, view.plan.reason)
             log.info("waiting: %s", view.plan.reason)
         elif status.state in (State.MEASURING, State.JOINING):

@@ -24,7 +24,7 @@ from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.machine.away import Away, StepAside, as_plain
 from p2p_dtfm.daemon.machine.devices.together import for_all_devices
-from p2p_dtfm.daemon.machine.home import Home, fault_of_disk
+from p2p_dtfm.daemon.machine.home import Home, fault_of_disk, unexplained
 from p2p_dtfm.daemon.machine.hours import Hours
 from p2p_dtfm.daemon.machine.life import (
     ends_with_its_terminal,
@@ -177,10 +177,12 @@ class Resident:
         wall; None where it has left, or is to try elsewhere at once. Raises what is the end."""
         pauses, is_to_leave = (daemon.pause_reason, daemon.pause_until_s), self._is_to_leave(daemon)
         if isinstance(error, UserError) and error.exit_code == UNREACHABLE:
-            if is_to_leave or (is_last_resort and daemon.pause_reason is None):
+            is_the_end = is_last_resort and daemon.pause_reason is None
+            if is_to_leave or (is_the_end and not is_a_service()):
                 raise error
-            log.warning("those met before are gone: %s", error.cause)
-            return pauses
+            if not is_the_end:
+                log.warning("those met before are gone: %s", error.cause)
+                return pauses
         is_watched = not (self._comes_back or daemon.has_begun or is_a_service())
         pause_s, home = away_s(error, now.monotonic_s() - self._began_s), self._settings.home
         if not (reason := in_vain(error, home, daemon.has_begun, is_watched, pause_s)):
@@ -188,8 +190,7 @@ class Resident:
         if is_to_leave:  # with code 0: a service starts again what ends with that of a fault
             log.warning("leaves after a fault: %s", getattr(error, "cause", error))
             return None, None
-        is_explained = isinstance(error, UserError) or fault_of_disk(error, home)
-        log.warning("%s", reason, exc_info=None if is_explained else error)
+        log.warning("%s", reason, exc_info=unexplained(error, home))
         if daemon.pause_reason is not None:
             return pauses
         if not self._is_held_up:

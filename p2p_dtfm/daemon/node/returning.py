@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from p2p_dtfm.core.protocol.errors import UNREACHABLE, DeviceFault, P2pdLost, UserError
+from p2p_dtfm.core.protocol.errors import DeviceFault, P2pdLost, UserError
 from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.machine.home import Home, fault_of_disk
 from p2p_dtfm.daemon.machine.settings import Settings
@@ -19,9 +19,8 @@ AT_ONCE_S = 3.0
 TOOK_PART_S = 600.0
 """Whose p2pd has ended after less did not gain by coming back at once."""
 IN_VAIN = "cannot take part now: "
-_OF_NO_USE = (5, UNREACHABLE)
-"""Exit codes: another run is trained there, or none any more; or nobody answers, which its service
-takes for a reason to start it again."""
+_OF_NO_USE = 5
+"""Exit code: another run is trained there, or none any more."""
 
 
 def shown_while_away(shown: DashboardState, status: Status, seen: Seen) -> DashboardState:
@@ -57,15 +56,15 @@ def in_vain(
     error: UserError | OSError, home: Path, has_begun: bool, is_watched: bool, pause_s: float
 ) -> str:
     """Why it stays away once more, where what was in the way may pass: memory that others have, a
-    full disk, a port or a device in use. Empty where another try would come to the same, or
-    somebody watches; and for who has begun, perhaps hours ago, unless its device makes way, or its
-    p2pd has ended, which is a matter of a new one."""
+    full disk, a port or a device in use, nobody who answers. Empty where another try would come to
+    the same, or somebody watches; and for who has begun, perhaps hours ago, unless its device makes
+    way, or its p2pd has ended, which is a matter of a new one."""
     if is_watched or (has_begun and not isinstance(error, DeviceFault | P2pdLost)):
         return ""
     if isinstance(error, OSError):
         cause = fault_of_disk(error, home) or str(error)
     else:
-        cause = "" if error.exit_code in _OF_NO_USE else error.cause
+        cause = "" if error.exit_code == _OF_NO_USE else error.cause
     when = "at once" if pause_s == AT_ONCE_S else "in 5 minutes, or with p2p-dtfm resume"
     return cause and f"{IN_VAIN}{cause}; tries again {when}"
 

@@ -85,7 +85,7 @@ async def examine(what: Examination, tell: Callable[[Check], None]) -> list[Chec
     add(check_daemon(what.home, running))
     members = await asyncio.to_thread(ask_daemon, what.home, "peers") if running else None
     add(check_kernel(ways_of(members, running["peer_id"] if running else None)))
-    for listening in check_ports(what.listen, running is not None, what.takes_lines):
+    for listening in check_ports(what.listen, takes_part(running), what.takes_lines):
         add(listening)
     await examine_network(what, running, add)
     return done
@@ -97,6 +97,11 @@ def exit_code(checks: Sequence[Check]) -> int:
     if not failed:
         return 0
     return 6 if all(name == "initial peer" for name in failed) else 2
+
+
+def takes_part(daemon: Mapping[str, object] | None) -> bool:
+    """By its status: one that is paused has no port, and shows what was so before."""
+    return daemon is not None and daemon["state"] != "paused"
 
 
 def check_daemon(home: Path, status: dict[str, object] | None) -> Check:
@@ -228,12 +233,11 @@ async def _worth_of(
 async def _finding(
     host: Host, what: Examination, daemon: Mapping[str, object] | None
 ) -> ReachabilityFinding | None:
-    """What peers elsewhere say; a daemon that runs has asked them. None: nobody was asked."""
-    if daemon is not None and isinstance(reachability := daemon.get("reachability"), dict):
+    """What peers elsewhere say; a daemon that takes part has asked them. None: nobody was asked."""
+    told = daemon.get("reachability") if daemon is not None and takes_part(daemon) else None
+    if isinstance(told, dict):
         return ReachabilityFinding(
-            Reachability(reachability["reachability"]),
-            reachability["reason"],
-            reachability["public_host"],
+            Reachability(told["reachability"]), told["reason"], told["public_host"]
         )
     connected = await host.connected_peers()
     reached = [

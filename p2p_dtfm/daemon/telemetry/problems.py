@@ -4,6 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from p2p_dtfm.core.protocol.facts.in_words import counted
+from p2p_dtfm.core.protocol.plan import (
+    LAYERS_LOST,
+    LEFT_TO_SOME,
+    ON_ONE_PEER,
+    PLANNER_FAILS,
+)
 from p2p_dtfm.daemon.telemetry.estimate import in_words
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.web.state import Problem
@@ -38,6 +44,8 @@ class Sight:
     """What one takes by the plan in force; 0: there is none."""
     is_only_member: bool = False
     no_plan: str = ""
+    is_invited: bool = False
+    """The run is by invitation."""
     is_failing: bool = False
     """A failure ended the view; the members agree on how to go on."""
     lost: Sequence[str] = ()
@@ -63,11 +71,8 @@ def problems_in(sight: Sight) -> Iterator[Problem]:
     if sight.state in WAITS_FOR_NOBODY:
         return
     if sight.no_plan:
-        yield Problem(
-            f"no steps happen: {sight.no_plan}",
-            "start p2p-dtfm on another computer with --initial-peers and this peer's address",
-            NO_STEPS,
-        )
+        fix = _for_a_plan(sight.no_plan, sight.is_invited)
+        yield Problem(f"no steps happen: {sight.no_plan}", fix, NO_STEPS)
     elif sight.is_failing and sight.lost:  # else a step is repeated, by itself and at once
         yield _failing(sight)
     elif sight.state in (State.TRAINING, State.WAITING) and _is_late(sight):
@@ -82,6 +87,21 @@ def problems_in(sight: Sight) -> Iterator[Problem]:
         yield _overdue(*sight.overdue[0])
     elif sight.state is State.TRAINING:
         yield from _audits(sight)
+
+
+def _for_a_plan(reason: str, is_invited: bool) -> str:
+    """What would help, by why there is none: memory is not all that can lack."""
+    if reason.startswith(PLANNER_FAILS):
+        return "please report it, with the log of this peer: nothing that is started helps"
+    if reason.startswith(LAYERS_LOST):
+        return "start the computers that had them: they may have them on their disks"
+    if LEFT_TO_SOME in reason:
+        return "start p2p-dtfm on a computer that the run names, with memory for its part"
+    what = "a computer with so much memory" if ON_ONE_PEER in reason else "another computer"
+    how = "--initial-peers and this peer's address"
+    if is_invited:
+        how = "--invite and a line of p2p-dtfm invite, from the founder or who may invite"
+    return f"start p2p-dtfm on {what} with {how}"
 
 
 def _audits(sight: Sight) -> Iterator[Problem]:

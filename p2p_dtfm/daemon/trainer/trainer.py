@@ -143,6 +143,7 @@ class Trainer:
     def stop_step(self) -> None:
         """A failure: the step under way is decided by the next view. Keep all, compute nothing."""
         self._state.stopped = True
+        self._waits_for_nobody()
         self._followers.stop_guarding()
         self.cuts.stop()
         self._steps.stop()
@@ -157,8 +158,11 @@ class Trainer:
         self._steps.forget_work()
         self.history.is_in_no_view()
         self._state.view = self._state.ledger = None
-        self._tools.status.facts["waits_for"] = []
+        self._waits_for_nobody()
         self._state.wake.set()
+
+    def _waits_for_nobody(self) -> None:
+        self._tools.status.facts["waits_for"] = []
 
     async def settled(self) -> None:
         """Wait, for a bounded time, until the last committed step is applied to all states."""
@@ -179,6 +183,7 @@ class Trainer:
         kept of `step`, if it has failed before."""
         state = self._state
         state.stuck_at = None
+        self._waits_for_nobody()
         before = state.ledger
         self._behind = before if before is not None and restart is None else None
         self.history.goes_on_from(step)
@@ -198,7 +203,19 @@ class Trainer:
         self._steps.forget_work_of_others(view.layers_of(self._tools.me))
         self._tools.stores.donor.take_over(view)
         self._safe_before = self.tell_safe_step()  # whose fellows died has less, whoever comes next
+        if self.stays_done(view, step):
+            self._say_done()
         state.wake.set()
+
+    def stays_done(self, view: View, step: int) -> bool:
+        """The run is complete, and somebody has gone home: those that stay have all of its last
+        state between them, and too little memory for another look at it, which changes nothing."""
+        is_last = self.done.is_set() and step == self._spec.total_steps
+        return is_last and isinstance(view.plan, NoPlan) and not view.snapshot.lost_layers
+
+    def _say_done(self) -> None:
+        what = f"all {self._spec.total_steps:,} steps are committed"
+        self._tools.status.say(State.DONE, what)
 
     def may_commit(self) -> None:
         """A member has said that it is active. Whose Prepared are all here waits for that alone."""
@@ -334,11 +351,9 @@ class Trainer:
         while True:
             view = state.view
             if state.step > self._spec.total_steps and not self.done.is_set():
-                self._tools.status.say(
-                    State.DONE, f"all {self._spec.total_steps:,} steps are committed"
-                )
+                self._say_done()
                 self.done.set()
-            elif state.step <= self._spec.total_steps:
+            elif state.step <= self._spec.total_steps and not self._is_still_done:
                 self.done.clear()  # a failure has cost the last steps: they are computed again
             if state.restarts:
                 await self._restarting.do(*state.restarts[0])
@@ -359,6 +374,10 @@ class Trainer:
                         state.fetches = False
                     if state.view is view:
                         await self._steps.run(view, view.plan, self._mail.of_stage(view.id))
+
+    @property
+    def _is_still_done(self) -> bool:
+        return self._state.view is not None and self.stays_done(self._state.view, self._state.step)
 
     async def _idle(self) -> None:
         """No steps happen: give state to whoever asks, until something changes.

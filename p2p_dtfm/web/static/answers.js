@@ -29,6 +29,8 @@ function helping(live, view, contribution) {
   const me = view && view.me !== null ? view.peers[view.me] : null;
   if (live.state === "done") return ["Thank you", given || "the run is complete"];
   if (live.state === "paused") return ["Paused", given || "nothing is computed here"];
+  if (live.state === "leaving") return ["It leaves", given || "others get what they need of it"];
+  if (!me && (given || live.committed_here)) return ["Not now", live.work || "it is in no view of the others"];
   if (!me) return ["Not yet", live.work || "it takes no part in a view yet"];
   if (me.pipeline === null) return ["As a spare", given || (view.part?.guards.length ? "it guards layers of others" : "it stands in when another goes")];
   const share = `${percent(view.part?.share ?? 0)} of each step`;

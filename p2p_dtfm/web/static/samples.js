@@ -29,8 +29,8 @@ function draw() {
   byId("samples-note").textContent = samples.note;
   if (!chosen) {
     byId("samples-when").textContent = "";
-    byId("samples-text").replaceChildren(element("span", { className: "quiet" },
-      "Nothing yet: after each held-out evaluation it goes on from the same few letters."));
+    byId("samples-text").replaceChildren(element("span", { className: "quiet" }, samples.note
+      ? "Nothing so far." : "Nothing yet: after each held-out evaluation it goes on from the same few letters."));
     return;
   }
   const loss = chosen.held_out_loss === null ? "" : `, held-out loss ${chosen.held_out_loss.toFixed(3)}`;

@@ -1,10 +1,11 @@
 """`p2p-dtfm verify TRANSCRIPT`: what a run says of itself, checked by who was not there."""
 
+import contextlib
 import json
 import random
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -194,9 +195,10 @@ def _computed_again(
     if chosen and checker.spec is not None:
         told["drawn"] = chosen
         run, *others = (path.parent for path in paths)
-        sample = sample_of(checker.spec, checker.steps, run, data, _progress(), others)
-        judged = sample.judge(chosen, gaps)
-        sample.look_at_checkpoints()
+        with _progress() as tell:
+            sample = sample_of(checker.spec, checker.steps, run, data, tell, others)
+            judged = sample.judge(chosen, gaps)
+            sample.look_at_checkpoints()
     told |= {
         "computed_though_missing": sorted(judged.bridged),
         "not_shown": [{"first": a, "end": b, "why": why} for (a, b), why in judged.open.items()],
@@ -210,11 +212,16 @@ def _computed_again(
     return judged, chosen
 
 
-def _progress() -> Callable[[int, int], None]:
-    """On a terminal, one line that changes."""
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """On a terminal, one line that changes, and is gone before anything else is said."""
     if not sys.stderr.isatty():
-        return lambda step, last: None
-    return lambda step, last: print(f"\rcomputes step {step} ...", end="", file=sys.stderr)
+        yield lambda step, last: None
+        return
+    try:
+        yield lambda step, last: print(f"\rcomputes step {step} ...", end="", file=sys.stderr)
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _tell_refusal(told: dict[str, Any], as_json: bool, is_one_of_several: bool = False) -> None:

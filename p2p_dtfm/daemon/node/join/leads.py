@@ -69,10 +69,10 @@ class Leads:
                     complete = error if self._is_known(found.peer_id) else complete
                     self.complete_by = found.peer_id
         if complete is not None:
-            raise self._with_own_model(complete)
+            raise self.with_own_model(complete)
         return None
 
-    def _with_own_model(self, complete: RunComplete) -> RunComplete:
+    def with_own_model(self, complete: RunComplete) -> RunComplete:
         """Whoever was there at the end has the model, and need ask nobody for it."""
         memory, home, settings = self._acquaintances.memory, self._local.home, self._local.settings
         if memory is None or not memory.run_digest.startswith(complete.run) or memory.spec.layers:
@@ -126,7 +126,7 @@ class Leads:
                 )
             except UserError as nobody:
                 if isinstance(error, RunComplete):
-                    error = self._with_own_model(error)
+                    error = self.with_own_model(error)
                 raise (error or nobody) from nobody
             try:
                 return await self._join_found(peer_id, welcome)

@@ -21,7 +21,13 @@ from p2p_dtfm.daemon.node.join.own_disk import was_in, whole_step, why_not_alone
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import Network
 from p2p_dtfm.daemon.peers.home_memory import Memory
-from p2p_dtfm.daemon.peers.run_source import Run, open_local_run, prepare_run, sign_spec
+from p2p_dtfm.daemon.peers.run_source import (
+    Run,
+    RunComplete,
+    open_local_run,
+    prepare_run,
+    sign_spec,
+)
 from p2p_dtfm.daemon.state_transfer.initial_states import store_initial
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.net.contacts.addresses import parse_address
@@ -185,8 +191,10 @@ class RunJoining:
 
     async def _take_up(self, recalled: Memory) -> Run:
         """Go where the others are. Where nobody is, a daemon that was told of no peers goes on from
-        its own disk, if that has a whole checkpoint or this peer founded the run; others wait."""
+        its own disk, if that has a whole checkpoint or this peer founded the run; others wait,
+        unless the last step is there."""
         digest, pause_s = recalled.run_digest, LOOK_AGAIN_S
+        last_step = recalled.spec.total_steps
         store = BlobStore(self._local.home.run_directory(digest) / BLOBS_NAME)
         home, me = self._local.home, self._network.me.peer_id
         why_not = await asyncio.to_thread(why_not_alone, home, me, recalled, store)
@@ -207,6 +215,8 @@ class RunJoining:
                 if not await asyncio.to_thread(whole_step, home, recalled):
                     log.warning("no whole checkpoint of it is here: it begins again at step 0")
                 return open_local_run(recalled.signed_spec, store)
+            if not alone and await asyncio.to_thread(whole_step, home, recalled) == last_step:
+                raise self._leads.with_own_model(RunComplete(digest[:16], last_step))
             could_go_on = not alone and not why_not
             known.say_nobody_answers(digest, pause_s, self._leads.complete_by, could_go_on)
             await asyncio.sleep(pause_s)

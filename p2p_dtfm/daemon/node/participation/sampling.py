@@ -1,5 +1,8 @@
 """Texts that the model writes while it learns, and from which of its weights."""
 
+from msgspec.structs import replace
+
+from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.membership import Membership
 from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.daemon.trainer.sample_writer import ModelSource, SampleWriter
@@ -15,12 +18,13 @@ from p2p_dtfm.train.stage.emulated import emulated_flops_per_s
 def sample_writer_of(
     membership: Membership, trainer: Trainer, checkpoints: Checkpoints
 ) -> SampleWriter | None:
-    """None where the owner wants no texts, or the device computes nothing."""
+    """None where nobody will write here, which the page says, with why."""
     local, run = membership.local, membership.run
+    show, shown = local.observer.show_samples, local.observer.seen.samples
     path = run.blobs.path(run.manifest.tokenizer.digest)
-    if not local.settings.samples or path is None or checkpoints.withheld:
-        return None
-    if emulated_flops_per_s(local.settings.device) is not None:
+    why_none = _why_none(local.settings, bool(checkpoints.withheld), path is not None)
+    if why_none or path is None:
+        show(replace(shown, note=f"none is written here: {why_none}"))
         return None
 
     async def saved_layer(layer: int, step: int) -> LayerState:
@@ -38,6 +42,15 @@ def sample_writer_of(
         saved_layer,
         sum(map(entry_bytes, entries)),
     )
-    show = local.observer.show_samples
-    shown = local.observer.seen.samples
     return SampleWriter(model, load_tokenizer(path), local.compute, show, shown)
+
+
+def _why_none(settings: Settings, is_withheld: bool, has_tokenizer: bool) -> str:
+    """Why no text is written here as long as this daemon lives; empty if some is."""
+    if not settings.samples:
+        return "its owner wants none (--no-samples)"
+    if emulated_flops_per_s(settings.device) is not None:
+        return "an emulated device computes nothing"
+    if is_withheld:
+        return "this run leaves its first and last layers to members that it names"
+    return "" if has_tokenizer else "the run's tokenizer is not on this disk"

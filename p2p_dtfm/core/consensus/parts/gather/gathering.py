@@ -27,7 +27,7 @@ from p2p_dtfm.core.consensus.parts.takeover import Takeover
 from p2p_dtfm.core.consensus.views.origins import origins_of_newcomer
 from p2p_dtfm.core.messages.agreement_messages import Accusation, Ready
 from p2p_dtfm.core.messages.statements import certified, charge, members_digest, stated
-from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.plan import LAYERS_LOST, NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot, ViewId
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.units import SECOND_NS
@@ -231,7 +231,7 @@ class Gathering:
             state.others.newcomers.refuse(member.peer_id, now_ns)
         if snapshot.lost_layers:
             names = ", ".join(map(str, snapshot.lost_layers))
-            reason = f"no member holds layers {names} any more; waits for a peer that does"
+            reason = f"{LAYERS_LOST} {names} any more; waits for a peer that does"
             return left_out + self.plan_computed(snapshot, NoPlan(reason), now_ns)
         return [*left_out, ComputePlan(snapshot)]
 

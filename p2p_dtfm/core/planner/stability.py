@@ -22,6 +22,7 @@ import msgspec
 
 from p2p_dtfm.core.cost_model.costs import PlacementCost, StepModel
 from p2p_dtfm.core.cost_model.pipeline_cost import PipelineCost
+from p2p_dtfm.core.cost_model.tables.layer_tables import LayerBytes
 from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
 from p2p_dtfm.core.planner.search import rank
 from p2p_dtfm.core.protocol.measured_plans import PlanShape
@@ -31,8 +32,6 @@ HORIZON_STEPS = 100
 NOISE_DIVISOR = 10
 ADDING_DIVISOR = 50
 DEALING_DIVISOR = 20
-GRADIENTS_PER_FETCH = 3
-"""What is fetched of a layer is three times its gradient: parameters and two moments."""
 FOLLOWED_SHARE = 2
 """Of the time of a step, gradients may travel for one part in so many while states move."""
 HAND_OVER_NS = 1_000_000_000
@@ -50,6 +49,9 @@ class PlanChoice:
 
     cost: PlacementCost
     move_ns: int
+    """Until states have moved, by themselves."""
+    follow_ns: int
+    """Until the gradients of one step have followed them."""
     only_adds: bool
     step_ns: int
     """As predicted, or as it was measured."""
@@ -60,8 +62,7 @@ class PlanChoice:
 
     def can_follow(self, step_ns: int) -> bool:
         """Whether states arrive while others go on with steps of that length."""
-        gradients_ns = self.move_ns // GRADIENTS_PER_FETCH
-        return gradients_ns * FOLLOWED_SHARE <= step_ns
+        return self.follow_ns * FOLLOWED_SHARE <= step_ns
 
 
 class PresentPlan:
@@ -308,25 +309,26 @@ class PresentPlan:
         return self.model.combine(tuple(peers for peers, _ in fixed), timed, None)
 
     def _choice(self, cost: PlacementCost) -> PlanChoice:
-        move_ns, only_adds = 0, True
+        move_ns, follow_ns, only_adds = 0, 0, True
         for peers, timed in zip(cost.placement, cost.pipelines, strict=True):
             for position, peer in enumerate(peers):
                 layers = range(timed.cuts[position], timed.cuts[position + 1])
                 before = self.held.get(peer, range(0))
-                move_ns = max(move_ns, self._fetch_ns(peer, layers))
+                new = self._new_to(peer, layers)
+                fetched_bytes = sum(size.fetched_bytes for size in new)
+                followed_bytes = sum(size.followed_bytes for size in new)
+                move_ns = max(move_ns, self._sent_ns(peer, fetched_bytes))
+                follow_ns = max(follow_ns, self._sent_ns(peer, followed_bytes))
                 only_adds &= not before or layers == before
-        return PlanChoice(cost, move_ns, only_adds, self._step_ns(cost))
+        return PlanChoice(cost, move_ns, follow_ns, only_adds, self._step_ns(cost))
 
-    def _fetch_ns(self, peer: int, layers: range) -> int:
-        """Time to fetch parameters and moments, three quarters of the state, of new layers.
+    def _new_to(self, peer: int, layers: range) -> list[LayerBytes]:
+        """Those of which it has no state."""
+        has = self.states.get(peer, ())
+        return [self.problem.layers.of(layer) for layer in layers if layer not in has]
 
-        From the peer that holds something and has the best link to this one.
-        """
-        size = sum(
-            3 * self.problem.layers.of(layer).state_bytes // 4
-            for layer in layers
-            if layer not in self.states.get(peer, ())
-        )
+    def _sent_ns(self, peer: int, size: int) -> int:
+        """From the peer that holds something and has the best link to this one."""
         if size == 0:
             return 0
         rows = self.problem.links.bytes_per_s

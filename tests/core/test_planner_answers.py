@@ -213,6 +213,18 @@ def test_who_comes_on_a_home_line_follows_what_is_trained(kind: str) -> None:
     assert len(found.pipelines) == 2 and not found.spares
 
 
+def test_nobody_is_dropped_for_a_gain_within_the_noise() -> None:
+    """A stage went to a spare that was 3% faster than its holder, and back with the next
+    measurement: only those that come were asked whether they had other layers."""
+    work = workload(microbatches=2, block_parameters=1 << 10)
+    first = plan(snapshot([Peer()] * 3, work))
+    assert len(first.pipelines) == 2 and len(first.spares) == 1, "two have all there is to do"
+    slower = Peer(Peer().block_ns * 103 // 100)
+    for holder in first.stage_holders():
+        peers = [slower if name_of(n) == holder else Peer() for n in range(3)]
+        assert holdings(plan(snapshot(peers, work, present=first))) == holdings(first)
+
+
 def test_after_a_loss_the_other_pipelines_keep_their_layers() -> None:
     half = Peer(memory_bytes=7 * 24 * MEBIBYTE + 7 * 8 * 4 * MEBIBYTE)
     first = plan(snapshot([half] * 6, workload(microbatches=256), link=FAST_LAN))

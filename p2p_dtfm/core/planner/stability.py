@@ -3,7 +3,8 @@
 A plan that moves layers costs time and risk, and measurements are noisy: with every figure 5% off,
 another plan may seem up to a tenth better than it is. So, counted over `HORIZON_STEPS` steps, the
 gain must exceed the time in which the state moves, and it must exceed the noise: a tenth of a step
-if anybody who has a stage gets other layers, a fiftieth if pipelines of spares are only added.
+if anybody who has a stage gets other layers or none, a fiftieth if spares are only added, and a
+twentieth where steps were measured under both plans: a gain that does not come is taken back.
 To deal microbatches anew moves no state; it is done when a step gets shorter by a twentieth. Else a
 plan that moves nobody is the present one to the byte.
 
@@ -32,6 +33,7 @@ HORIZON_STEPS = 100
 NOISE_DIVISOR = 10
 ADDING_DIVISOR = 50
 DEALING_DIVISOR = 20
+TRIED_DIVISOR = 20
 FOLLOWED_SHARE = 2
 """Of the time of a step, gradients may travel for one part in so many while states move."""
 HAND_OVER_NS = 1_000_000_000
@@ -52,13 +54,22 @@ class PlanChoice:
     """Until states have moved, by themselves."""
     follow_ns: int
     """Until the gradients of one step have followed them."""
-    only_adds: bool
+    moves: bool
+    """Whether anybody who has a stage gets other layers."""
+    stay: frozenset[int]
+    """Who has the same layers as before."""
     step_ns: int
     """As predicted, or as it was measured."""
+    is_tried: bool
+    """It was measured."""
 
     @property
     def horizon_ns(self) -> int:
         return HORIZON_STEPS * self.step_ns + self.move_ns
+
+    def only_adds(self, base: "PlanChoice") -> bool:
+        """Whether all stay who do in `base`, with the layers that they have."""
+        return not self.moves and base.stay <= self.stay
 
     def can_follow(self, step_ns: int) -> bool:
         """Whether states arrive while others go on with steps of that length."""
@@ -309,7 +320,10 @@ class PresentPlan:
         return self.model.combine(tuple(peers for peers, _ in fixed), timed, None)
 
     def _choice(self, cost: PlacementCost) -> PlanChoice:
-        move_ns, follow_ns, only_adds = 0, 0, True
+        move_ns, follow_ns = 0, 0
+        stay: set[int] = set()
+        moves = False
+        is_tried = self._shape(cost) in self.measured
         for peers, timed in zip(cost.placement, cost.pipelines, strict=True):
             for position, peer in enumerate(peers):
                 layers = range(timed.cuts[position], timed.cuts[position + 1])
@@ -319,8 +333,11 @@ class PresentPlan:
                 followed_bytes = sum(size.followed_bytes for size in new)
                 move_ns = max(move_ns, self._sent_ns(peer, fetched_bytes))
                 follow_ns = max(follow_ns, self._sent_ns(peer, followed_bytes))
-                only_adds &= not before or layers == before
-        return PlanChoice(cost, move_ns, follow_ns, only_adds, self._step_ns(cost))
+                moves |= bool(before) and layers != before
+                if layers == before:
+                    stay.add(peer)
+        step_ns = self._step_ns(cost)
+        return PlanChoice(cost, move_ns, follow_ns, moves, frozenset(stay), step_ns, is_tried)
 
     def _new_to(self, peer: int, layers: range) -> list[LayerBytes]:
         """Those of which it has no state."""
@@ -351,6 +368,8 @@ def _bargain(choice: PlanChoice) -> tuple[int, object]:
 
 
 def _pays(choice: PlanChoice, base: PlanChoice) -> bool:
-    divisor = ADDING_DIVISOR if choice.only_adds else NOISE_DIVISOR
+    divisor = TRIED_DIVISOR if choice.is_tried and base.is_tried else NOISE_DIVISOR
+    if choice.only_adds(base):
+        divisor = ADDING_DIVISOR
     gain = base.step_ns - choice.step_ns
     return gain * divisor > base.step_ns and choice.horizon_ns < base.horizon_ns

@@ -12,7 +12,6 @@ from p2p_dtfm.core.cost_model.tables.layer_tables import (
     LayerNs,
     LayerTable,
     layer_ns_of,
-    layer_sizes,
 )
 from p2p_dtfm.core.cost_model.tables.link_tables import (
     MESSAGE_NS,
@@ -21,6 +20,7 @@ from p2p_dtfm.core.cost_model.tables.link_tables import (
     duration_ns,
     link_tables,
 )
+from p2p_dtfm.core.cost_model.tables.stage_memory import StageMemory, stage_memory
 from p2p_dtfm.core.protocol.records import ACCELERATOR, Intent, PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import Workload
@@ -75,6 +75,7 @@ class PlanningProblem:
     layers: LayerTable
     step: StepRules
     watchers: "Watchers"
+    memory: StageMemory
     ends: frozenset[int] | None = None
     """Members, watchers among them, that alone may have the first and the last layer; None: all."""
 
@@ -141,7 +142,7 @@ def problem_of(snapshot: Snapshot, held_back: Container[str] = ()) -> PlanningPr
     chosen = {record.peer_id for record in able}
     idle = tuple(record.peer_id for record in records if record.peer_id not in chosen)
     workload = snapshot.workload
-    links = SwarmLinks(records)
+    links, memory = SwarmLinks(records), stage_memory(workload)
     return PlanningProblem(
         peer_ids=tuple(record.peer_id for record in able),
         idle=idle,
@@ -150,9 +151,10 @@ def problem_of(snapshot: Snapshot, held_back: Container[str] = ()) -> PlanningPr
             memory_bytes=tuple(record.device.memory_bytes for record in able),
         ),
         links=link_tables(able, links, workload.boundary_wire_bytes),
-        layers=layer_sizes(workload),
+        layers=memory.layers,
         step=_step_rules(workload),
         watchers=_watchers(able, records, links),
+        memory=memory,
         ends=_ends(workload, [*able, *_others(records)]),
     )
 

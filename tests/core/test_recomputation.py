@@ -7,6 +7,7 @@ import pytest
 
 from p2p_dtfm.core.cost_model.guardians import guarded_pairs, guards_in
 from p2p_dtfm.core.cost_model.guarding import Guarding
+from p2p_dtfm.core.planner.explain import explain
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.planner.recomputation import must_recompute, problem_in_force
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text
@@ -48,6 +49,14 @@ def test_memory_that_starves_a_long_pipeline_is_made_by_recomputing() -> None:
     assert stages[0].in_flight > 4 * starved.pipelines[0].stages[0].in_flight
     assert must_recompute(auto, plan, stages[0].peer_id)
     assert not any(must_recompute(never, starved, s.peer_id) for s in starved.pipelines[0].stages)
+    stage, told = stages[0], explain(auto, plan).peers[0]
+    assert stage.peer_id == told.peer_id and stage.first_layer == 0
+    (block, tenth), count = (3_000_000, 300_000), plan.pipelines[0].microbatch_count
+    once_ns = (len(stage.layers) - 1) * block + tenth
+    assert told.compute_ns == count * once_ns * 4 // 3, "with a second forward"
+    kept = 40 + len(stage.layers) - 1
+    used = 64 * len(stage.layers) + stage.in_flight * kept + 40
+    assert told.used_bytes == used * MEBIBYTE <= short
 
 
 def test_with_room_enough_nobody_recomputes_unless_the_run_says_so() -> None:

@@ -17,7 +17,8 @@ which the next step ends first; a better one follows, for which states move whil
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 import msgspec
 
@@ -43,6 +44,19 @@ WORTH_A_VIEW_NS = 2 * HAND_OVER_NS
 
 _Fixed = tuple[tuple[int, ...], tuple[int, ...]]
 """Peers of a pipeline, and its cuts as they are in force."""
+
+
+class WhyNot(Enum):
+    """Why a plan that is faster is not the one in force."""
+
+    LITTLE = auto()
+    """By too little."""
+    LINE = auto()
+    """A line is too slow for the states that the peer would get."""
+    MOVES = auto()
+    """States of others would move for too long."""
+    UNSEEN = auto()
+    """Nothing is in its way: no search has come to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +138,12 @@ class PresentPlan:
 
     def choose(self, found: PlacementCost) -> PlacementCost:
         """`found`, or what stays closer to the present plan if that is the better bargain."""
-        kept = [self._choice(cost) for cost in self._kept()]
-        rival = self._choice(found)
+        kept = [self.choice(cost) for cost in self._kept()]
+        rival = self.choice(found)
         if not kept:
-            return min([rival, *map(self._choice, self._left())], key=_bargain).cost
+            return min([rival, *map(self.choice, self._left())], key=_bargain).cost
         base = min(kept, key=_bargain)
-        grown = [self._choice(cost) for cost in self._others(base)]
+        grown = [self.choice(cost) for cost in self._others(base)]
         worthwhile = [c for c in (rival, *grown) if _pays(c, base) and self._arrives(c, base)]
         return min([base, *worthwhile], key=_bargain).cost
 
@@ -139,8 +153,8 @@ class PresentPlan:
     def at_once(self, wanted: PlacementCost) -> PlacementCost:
         """`wanted`, or whatever lets a swarm that stands still end its next step sooner."""
         offers = [*self._left(), *self._kept(), *self._joined()]
-        first = min(map(self._choice, offers), key=_next_step_first, default=None)
-        rival = self._choice(wanted)
+        first = min(map(self.choice, offers), key=_next_step_first, default=None)
+        rival = self.choice(wanted)
         if first is None or _next_step_ns(first) + WORTH_A_VIEW_NS > _next_step_ns(rival):
             return wanted
         return first.cost
@@ -319,7 +333,8 @@ class PresentPlan:
             timed.append(cost)
         return self.model.combine(tuple(peers for peers, _ in fixed), timed, None)
 
-    def _choice(self, cost: PlacementCost) -> PlanChoice:
+    def choice(self, cost: PlacementCost) -> PlanChoice:
+        """With what it would take to get there."""
         move_ns, follow_ns = 0, 0
         stay: set[int] = set()
         moves = False
@@ -339,6 +354,15 @@ class PresentPlan:
         step_ns = self._step_ns(cost)
         return PlanChoice(cost, move_ns, follow_ns, moves, frozenset(stay), step_ns, is_tried)
 
+    def fetch_ns(self, peer: int, cost: PlacementCost) -> int:
+        """Until this peer has what it would hold."""
+        for peers, timed in zip(cost.placement, cost.pipelines, strict=True):
+            if peer in peers:
+                at = peers.index(peer)
+                new = self._new_to(peer, range(timed.cuts[at], timed.cuts[at + 1]))
+                return self._sent_ns(peer, sum(size.fetched_bytes for size in new))
+        return 0
+
     def _new_to(self, peer: int, layers: range) -> list[LayerBytes]:
         """Those of which it has no state."""
         has = self.states.get(peer, ())
@@ -351,6 +375,21 @@ class PresentPlan:
         rows = self.problem.links.bytes_per_s
         rates = [rows[donor][peer] for donor in sorted(self.states) if donor != peer]
         return duration_ns(size, max(rates)) if rates else 0
+
+
+def why_not(
+    model: StepModel, plan: Plan, cost: PlacementCost, peer: int, step_ns: int, other_ns: int
+) -> WhyNot:
+    """Why a plan whose steps take `step_ns` is not left for `cost`, under which they would take
+    `other_ns`, and this peer have a stage."""
+    present = PresentPlan(model, plan)
+    base = PlanChoice(cost, 0, 0, False, frozenset(present.held), step_ns, False)
+    other = replace(present.choice(cost), step_ns=other_ns, is_tried=False)
+    if not _exceeds_noise(other, base):
+        return WhyNot.LITTLE
+    if other.horizon_ns < base.horizon_ns and other.can_follow(step_ns):
+        return WhyNot.UNSEEN
+    return WhyNot.LINE if present.fetch_ns(peer, cost) == other.move_ns else WhyNot.MOVES
 
 
 def _next_step_first(choice: PlanChoice) -> tuple[int, object]:
@@ -368,8 +407,11 @@ def _bargain(choice: PlanChoice) -> tuple[int, object]:
 
 
 def _pays(choice: PlanChoice, base: PlanChoice) -> bool:
+    return _exceeds_noise(choice, base) and choice.horizon_ns < base.horizon_ns
+
+
+def _exceeds_noise(choice: PlanChoice, base: PlanChoice) -> bool:
     divisor = TRIED_DIVISOR if choice.is_tried and base.is_tried else NOISE_DIVISOR
     if choice.only_adds(base):
         divisor = ADDING_DIVISOR
-    gain = base.step_ns - choice.step_ns
-    return gain * divisor > base.step_ns and choice.horizon_ns < base.horizon_ns
+    return (base.step_ns - choice.step_ns) * divisor > base.step_ns

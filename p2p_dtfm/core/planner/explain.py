@@ -16,10 +16,9 @@ from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
 from p2p_dtfm.core.cost_model.unmeasured import held_back
 from p2p_dtfm.core.planner.feasibility import too_small
 from p2p_dtfm.core.planner.link_sources import link_sources
-from p2p_dtfm.core.planner.recomputation import must_recompute, problem_in_force
+from p2p_dtfm.core.planner.recomputation import problem_in_force, stage_work_ns
 from p2p_dtfm.core.planner.stability import WhyNot, why_not
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted, layers_text, rate_text
-from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot
@@ -284,7 +283,7 @@ def _explain_peer(
     return PeerExplanation(
         peer_id=record.peer_id,
         role=role,
-        compute_ns=_compute_ns(snapshot, plan, stage, record) if stage else 0,
+        compute_ns=stage_work_ns(snapshot, plan, record.peer_id, record.device),
         used_bytes=_used_bytes(problem, stage, record) if stage else 0,
         memory_bytes=record.device.memory_bytes,
         alternative=alternative,
@@ -360,15 +359,6 @@ def _way(record: PeerRecord, after: str, links: SwarmLinks) -> str:
     rate, round_trip = rate_text(link.bytes_per_s), _ms(link.round_trip_ns)
     estimated = ", estimated" if source is Source.ESTIMATED else ""
     return f" ({rate}, {round_trip} there and back{estimated})"
-
-
-def _compute_ns(snapshot: Snapshot, plan: Plan, stage: Stage, record: PeerRecord) -> int:
-    each, forwards = 0, 2 if must_recompute(snapshot, plan, stage.peer_id) else 1
-    for layer in stage.layers:
-        timing = timing_of(record.device, snapshot.workload, layer)
-        each += forwards * timing.forward_ns + timing.backward_ns
-    places = plan.places_of(stage.peer_id)
-    return each * sum(plan.pipelines[number].microbatch_count for number, _ in places)
 
 
 def _used_bytes(problem: PlanningProblem, stage: Stage, record: PeerRecord) -> int:

@@ -11,7 +11,9 @@ from dataclasses import replace
 from p2p_dtfm.core.cost_model.placement_problem import DeviceTables, PlanningProblem, problem_of
 from p2p_dtfm.core.cost_model.tables.layer_tables import LayerNs, UnlikeNs, unlike_ns
 from p2p_dtfm.core.cost_model.tables.stage_memory import stage_memory
+from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.plan import Plan, Stage
+from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import Workload
 
@@ -30,6 +32,20 @@ def stage_recomputes(workload: Workload, stage: Stage, memory_bytes: int) -> boo
     """Whether it does on a peer with so much memory."""
     memory = stage_memory(workload)
     return memory.recomputes(stage.first_layer, stage.end_layer, stage.in_flight, memory_bytes)
+
+
+def stage_work_ns(snapshot: Snapshot, plan: Plan, peer_id: str, device: Device) -> int:
+    """What a device takes for the microbatches of a step that this peer computes, by its timings,
+    with the forwards that it runs again."""
+    forwards = 2 if must_recompute(snapshot, plan, peer_id) else 1
+    whole_ns = 0
+    for number, position in plan.places_of(peer_id):
+        pipeline = plan.pipelines[number]
+        layers = pipeline.stages[position].layers
+        timings = [timing_of(device, snapshot.workload, layer) for layer in layers]
+        once_ns = sum(forwards * each.forward_ns + each.backward_ns for each in timings)
+        whole_ns += pipeline.microbatch_count * once_ns
+    return whole_ns
 
 
 def problem_in_force(snapshot: Snapshot, plan: Plan) -> PlanningProblem:

@@ -14,9 +14,8 @@ from statistics import mean, median
 from p2p_dtfm.core.audit.believed_speeds import pace_of
 from p2p_dtfm.core.cost_model.links.swarm_links import SwarmLinks
 from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
-from p2p_dtfm.core.planner.recomputation import must_recompute
+from p2p_dtfm.core.planner.recomputation import stage_work_ns
 from p2p_dtfm.core.protocol.facts.seen_paces import LONGEST_PACE_NS, PACES_LIMIT
-from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.measured_plans import STEPS_ENOUGH
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import Link
@@ -199,9 +198,5 @@ def _measurable(view: View, plan: Plan, me: str) -> dict[str, _Seen]:
 
 def _work_ns(view: View, plan: Plan, peer_id: str) -> int:
     """Of a peer that has all layers, by its record."""
-    device, workload = view.snapshot.record(peer_id).device, view.snapshot.workload
-    timings = [timing_of(device, workload, layer) for layer in plan.layers_of(peer_id)]
-    forwards = 2 if must_recompute(view.snapshot, plan, peer_id) else 1
-    once_ns = sum(forwards * each.forward_ns + each.backward_ns for each in timings)
-    number, _ = plan.places_of(peer_id)[0]
-    return max(1, plan.pipelines[number].microbatch_count * once_ns)
+    device = view.snapshot.record(peer_id).device
+    return max(1, stage_work_ns(view.snapshot, plan, peer_id, device))

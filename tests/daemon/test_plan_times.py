@@ -94,6 +94,16 @@ def test_a_gain_that_does_not_come_is_taken_back() -> None:
     assert {plan.step_ns // MILLISECOND_NS for plan in clock.times.told()} <= {599, 600, 699, 700}
 
 
+@pytest.mark.parametrize("step_s", [60.0, 600.0])
+def test_a_gain_that_does_not_come_is_taken_back_however_long_steps_take(step_s: float) -> None:
+    """What was measured was forgotten after ten minutes, before a new plan had shown its time."""
+    clock = Clock()
+    clock.train(view_of((1,), int(1000 * step_s)), step_s, steps=12)
+    clock.train(view_of((2,), int(500 * step_s)), 1.4 * step_s, steps=12)
+    assert "is taken back" in (clock.asked() or "")
+    assert len(clock.times.told()) == 2
+
+
 def test_reasons_come_ever_less_often() -> None:
     clock, asked_s = Clock(), []
     plans = [view_of(counts, 100) for counts in ((1,), (2,), (1, 1))]

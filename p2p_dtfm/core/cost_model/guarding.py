@@ -72,7 +72,7 @@ class Guarding:
         for at, peer in enumerate(peers):
             if peer not in watchers.accelerated:
                 stage = cuts[at], cuts[at + 1], in_flight[at]
-                room[peer] -= problem.memory.used_bytes(*stage, self._offers[peer])
+                room[peer] -= problem.devices.stages.used_bytes(*stage, self._offers[peer])
         others = [peer for peer in watchers.order if peer not in held]
         candidates = [*others, *(peer for peer in watchers.order if peer in held)]
         return guarded_of(held, candidates, room, self._sizes, self._way, self._may)

@@ -33,6 +33,8 @@ class DeviceTables:
     layer_ns: tuple[LayerNs, ...]
     memory_bytes: tuple[int, ...]
     """For layers."""
+    stages: StageMemory
+    """What these take of it."""
     aside_bytes: int = 0
     """What each sets aside of what it offers, if it offers so much."""
     offered_bytes: tuple[int, ...] = ()
@@ -75,7 +77,6 @@ class PlanningProblem:
     layers: LayerTable
     step: StepRules
     watchers: "Watchers"
-    memory: StageMemory
     ends: frozenset[int] | None = None
     """Members, watchers among them, that alone may have the first and the last layer; None: all."""
 
@@ -142,19 +143,19 @@ def problem_of(snapshot: Snapshot, held_back: Container[str] = ()) -> PlanningPr
     chosen = {record.peer_id for record in able}
     idle = tuple(record.peer_id for record in records if record.peer_id not in chosen)
     workload = snapshot.workload
-    links, memory = SwarmLinks(records), stage_memory(workload)
+    links, stages = SwarmLinks(records), stage_memory(workload)
     return PlanningProblem(
         peer_ids=tuple(record.peer_id for record in able),
         idle=idle,
         devices=DeviceTables(
             layer_ns=tuple(layer_ns_of(record.device, workload) for record in able),
             memory_bytes=tuple(record.device.memory_bytes for record in able),
+            stages=stages,
         ),
         links=link_tables(able, links, workload.boundary_wire_bytes),
-        layers=memory.layers,
+        layers=stages.layers,
         step=_step_rules(workload),
         watchers=_watchers(able, records, links),
-        memory=memory,
         ends=_ends(workload, [*able, *_others(records)]),
     )
 

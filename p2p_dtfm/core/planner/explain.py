@@ -363,7 +363,7 @@ def _way(record: PeerRecord, after: str, links: SwarmLinks) -> str:
 
 def _used_bytes(problem: PlanningProblem, stage: Stage, record: PeerRecord) -> int:
     first, end, offered_bytes = stage.first_layer, stage.end_layer, record.device.memory_bytes
-    return problem.memory.used_bytes(first, end, stage.in_flight, offered_bytes)
+    return problem.devices.stages.used_bytes(first, end, stage.in_flight, offered_bytes)
 
 
 def _without(model: _Model, placement: Placement, peer_id: str) -> Alternative | None:

@@ -61,15 +61,17 @@ def problem_in_force(snapshot: Snapshot, plan: Plan) -> PlanningProblem:
 
 def recomputing(problem: PlanningProblem) -> PlanningProblem:
     """The problem of a swarm in which all stages recompute."""
-    once = problem.memory.once_bytes
+    devices, stages = problem.devices, problem.devices.stages
+    once = stages.once_bytes
     return replace(
         problem,
-        layers=problem.memory.again,
+        layers=stages.again,
         devices=DeviceTables(
-            layer_ns=tuple(map(_forward_again, problem.devices.layer_ns)),
-            memory_bytes=tuple(max(0, room - once) for room in problem.devices.memory_bytes),
+            layer_ns=tuple(map(_forward_again, devices.layer_ns)),
+            memory_bytes=tuple(max(0, room - once) for room in devices.memory_bytes),
+            stages=stages,
             aside_bytes=once,
-            offered_bytes=problem.devices.memory_bytes,
+            offered_bytes=devices.memory_bytes,
         ),
         step=replace(problem.step, splits_backwards=False),
     )

@@ -3,7 +3,13 @@
 import msgspec
 import pytest
 
-from p2p_dtfm.core.planner.explain import explain, explain_peer, spare_in_short
+from p2p_dtfm.core.planner.explain import (
+    NO_FASTER,
+    SEEN_SLOWER,
+    explain,
+    explain_peer,
+    spare_in_short,
+)
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import Intent, Link
@@ -119,3 +125,35 @@ def test_a_spare_without_room_is_told_that_it_has_none() -> None:
     assert spare_in_short(small, me, 1) == why
     large = planned_of([*here, Peer(memory_bytes=24 * MEBIBYTE)])
     assert spare_in_short(large, me, 1) == "the plan is faster without this peer"
+
+
+def test_a_spare_that_others_see_to_be_slower_is_told_so() -> None:
+    """It was explained by its own word, and read that it would make the swarm 50% faster."""
+    work = workload(block_parameters=1 << 10)
+    two = compute_plan(planned_of([Peer()] * 2, work))
+    three = planned_of([Peer()] * 3, work, present=two)
+    paces = {name_of(2): 1000 * 2 * Peer().block_ns}
+    seen = [msgspec.structs.replace(record, paces=paces) for record in three.records[:2]]
+    three = msgspec.structs.replace(three, records=(*seen, three.records[2]))
+    plan = compute_plan(three)
+    assert isinstance(plan, Plan) and plan.spares == (name_of(2),)
+    for told in (explain_peer(three, plan, name_of(2)), explain(three, plan).peers[2]):
+        assert told.role == f"{NO_FASTER}; {SEEN_SLOWER}"
+    short = spare_in_short(three, name_of(2), 1)
+    assert short == f"the plan is faster without this peer: {SEEN_SLOWER}"
+
+
+def test_a_spare_whose_line_is_too_slow_for_the_states_is_told_so() -> None:
+    """It read that it would be worth too little, whatever kept it out."""
+    whole = workload(blocks=10, boundary_bytes=1 << 23)
+    layer = msgspec.structs.replace(
+        whole.block, parameter_count=10_000, state_bytes=4 << 28, frozen_bytes=(4 << 28) - 160_000
+    )
+    work = msgspec.structs.replace(whole, embedding=layer, block=layer, head=layer)
+    one = compute_plan(planned_of([Peer()], work))
+    made = planned_of([Peer()] * 2, work, link=Link(20_000_000, 5_000_000), present=one)
+    plan = compute_plan(made)
+    assert isinstance(plan, Plan) and plan.spares == (name_of(1),)
+    assert explain_peer(made, plan, name_of(1)).role.endswith(
+        "% faster, but its line is too slow for the states"
+    )

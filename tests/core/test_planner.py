@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage, check_pla
 from p2p_dtfm.core.protocol.prng import Prng
 from p2p_dtfm.core.protocol.records import Intent, Link
 from p2p_dtfm.core.protocol.snapshot import Snapshot
-from p2p_dtfm.core.protocol.workload import Workload
+from p2p_dtfm.core.protocol.workload import Confined, Workload
 from p2p_dtfm.core.recovery.view import View
 from tests.core.planning import LAN, MEBIBYTE, Peer, name_of, snapshot, workload
 
@@ -91,6 +92,27 @@ def test_one_layer_larger_than_any_peer_is_named() -> None:
     assert isinstance(found, NoPlan)
     assert found.missing_bytes == 4 * MEBIBYTE
     assert "embedding" in found.reason
+
+
+@pytest.mark.parametrize("named", [(), tuple(range(5))])
+def test_one_that_alone_has_room_for_an_end_is_told_what_a_second_one_lacks(
+    named: tuple[int, ...],
+) -> None:
+    """It read that layers do not divide, and asked for memory for all of them: 21 peers offered
+    ten times what the run takes."""
+    whole = workload()
+    larger = msgspec.structs.replace(whole.embedding, state_bytes=1017 * MEBIBYTE)
+    head = msgspec.structs.replace(larger, state_bytes=1020 * MEBIBYTE)
+    ends = Confined(ends=tuple(map(name_of, named)))
+    work = msgspec.structs.replace(whole, embedding=larger, head=head, confined=ends)
+    peers = [Peer(memory_bytes=1030 * MEBIBYTE), *[Peer(memory_bytes=1000 * MEBIBYTE)] * 20]
+    found = compute_plan(snapshot(peers, work))
+    assert isinstance(found, NoPlan)
+    assert found.missing_bytes == 25 * MEBIBYTE
+    count = len(named) or 21
+    assert f"a second one of {count} peers" in found.reason and "embedding" in found.reason
+    peers[1] = Peer(memory_bytes=1000 * MEBIBYTE + found.missing_bytes)
+    assert isinstance(compute_plan(snapshot(peers, work)), Plan)
 
 
 def test_layers_that_do_not_divide_are_named() -> None:

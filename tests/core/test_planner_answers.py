@@ -189,6 +189,42 @@ def test_a_newcomer_that_pays_is_taken_in_and_nobody_else_moves() -> None:
         assert holdings(found)[peer] == layers
 
 
+@pytest.mark.parametrize("kind", ["adapters", "local"])
+def test_who_comes_on_a_home_line_follows_what_is_trained(kind: str) -> None:
+    """A third of what it fetches was taken for what it gets in each step: of adapters over a model
+    of 100 million parameters 100 MB, and it stayed spare for ever."""
+    whole = workload(blocks=10, boundary_bytes=1 << 23)
+    layer = msgspec.structs.replace(
+        whole.block, parameter_count=100_000, state_bytes=36 * 100_000, saved_bytes=1 << 20
+    )
+    if kind == "adapters":
+        frozen_bytes = 4 * 100_000_000 // 12
+        layer = msgspec.structs.replace(
+            layer,
+            parameter_count=10_000,
+            state_bytes=frozen_bytes + 16 * 10_000,
+            frozen_bytes=frozen_bytes,
+        )
+    work = msgspec.structs.replace(whole, embedding=layer, block=layer, head=layer)
+    home = Link(round_trip_ns=20_000_000, bytes_per_s=5_000_000)
+    here = Peer(block_ns=5_000_000)
+    first = plan(snapshot([here], work))
+    found = plan(snapshot([here] * 2, work, link=home, present=first))
+    assert len(found.pipelines) == 2 and not found.spares
+
+
+def test_nobody_is_dropped_for_a_gain_within_the_noise() -> None:
+    """A stage went to a spare that was 3% faster than its holder, and back with the next
+    measurement: only those that come were asked whether they had other layers."""
+    work = workload(microbatches=2, block_parameters=1 << 10)
+    first = plan(snapshot([Peer()] * 3, work))
+    assert len(first.pipelines) == 2 and len(first.spares) == 1, "two have all there is to do"
+    slower = Peer(Peer().block_ns * 103 // 100)
+    for holder in first.stage_holders():
+        peers = [slower if name_of(n) == holder else Peer() for n in range(3)]
+        assert holdings(plan(snapshot(peers, work, present=first))) == holdings(first)
+
+
 def test_after_a_loss_the_other_pipelines_keep_their_layers() -> None:
     half = Peer(memory_bytes=7 * 24 * MEBIBYTE + 7 * 8 * 4 * MEBIBYTE)
     first = plan(snapshot([half] * 6, workload(microbatches=256), link=FAST_LAN))

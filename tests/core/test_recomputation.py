@@ -5,11 +5,14 @@ import random
 import msgspec
 import pytest
 
+from p2p_dtfm.core.cost_model.guardians import guarded_pairs, guards_in
+from p2p_dtfm.core.cost_model.guarding import Guarding
+from p2p_dtfm.core.planner.explain import explain
 from p2p_dtfm.core.planner.planner import compute_plan
-from p2p_dtfm.core.planner.recomputation import must_recompute
+from p2p_dtfm.core.planner.recomputation import must_recompute, problem_in_force
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text
-from p2p_dtfm.core.protocol.plan import NoPlan, Plan
-from p2p_dtfm.core.protocol.records import Link
+from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.records import Device, Link, PeerRecord
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, Snapshot
 from p2p_dtfm.core.protocol.workload import workload_of
 from tests.core.builders import run_spec
@@ -46,6 +49,14 @@ def test_memory_that_starves_a_long_pipeline_is_made_by_recomputing() -> None:
     assert stages[0].in_flight > 4 * starved.pipelines[0].stages[0].in_flight
     assert must_recompute(auto, plan, stages[0].peer_id)
     assert not any(must_recompute(never, starved, s.peer_id) for s in starved.pipelines[0].stages)
+    stage, told = stages[0], explain(auto, plan).peers[0]
+    assert stage.peer_id == told.peer_id and stage.first_layer == 0
+    (block, tenth), count = (3_000_000, 300_000), plan.pipelines[0].microbatch_count
+    once_ns = (len(stage.layers) - 1) * block + tenth
+    assert told.compute_ns == count * once_ns * 4 // 3, "with a second forward"
+    kept = 40 + len(stage.layers) - 1
+    used = 64 * len(stage.layers) + stage.in_flight * kept + 40
+    assert told.used_bytes == used * MEBIBYTE <= short
 
 
 def test_with_room_enough_nobody_recomputes_unless_the_run_says_so() -> None:
@@ -81,6 +92,33 @@ def test_who_must_wait_gets_no_stage_where_the_others_hold_the_model_by_recomput
     assert new in planned(three).stage_holders(), "it makes the step shorter"
     three = msgspec.structs.replace(three, bars=(Bar(GENESIS, 0, new, 0, 50, "new"),))
     assert set(planned(three).stage_holders()) == others
+
+
+def test_who_guards_what_is_the_same_in_a_plan_and_in_its_view() -> None:
+    """A view counted all that a stage saves, though it recomputed, and the plan for one that does
+    not only its inputs: layers that the plan saw guarded were guarded by nobody."""
+    shot = swarm(0, "auto")
+    devices = [
+        msgspec.structs.replace(record.device, memory_bytes=mebibytes * MEBIBYTE)
+        for record, mebibytes in zip(shot.records, (820, 2048), strict=True)
+    ]
+    records = tuple(map(_with_device, shot.records, devices))
+    shot = msgspec.structs.replace(shot, records=records)
+    stages = Stage(name_of(0), 0, 7, 5), Stage(name_of(1), 7, 14, 5)
+    plan = Plan((Pipeline(stages, 0, 64),), (), 10**9)
+    assert [must_recompute(shot, plan, name_of(n)) for n in (0, 1)] == [True, False]
+    problem = problem_in_force(shot, plan)
+    planned = Guarding(problem).by((0, 1), (0, 7, 14), (5, 5))
+    guarded = guarded_pairs(shot, plan, guards_in(shot, plan))
+    assert [(name_of(it.holder), name_of(it.guardian), it.size_bytes) for it in planned] == [
+        (it.holder, it.guardian, it.gradient_bytes) for it in guarded
+    ]
+    # of 96 MiB each: the second has 2048 - 448 - 5 * 280 left, the first 820 - 448 - 40 - 5 * 46
+    assert [len(it.layers) for it in guarded] == [2, 1]
+
+
+def _with_device(record: PeerRecord, device: Device) -> PeerRecord:
+    return msgspec.structs.replace(record, device=device)
 
 
 @pytest.mark.parametrize(("count", "share"), [(1, 0.5), (1, 3.0), (2, 0.5)])

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from p2p_dtfm.core.cost_model.tables.layer_tables import layer_sizes
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.workload import LayerRole, workload_of
 from tests.core.builders import run_spec
@@ -80,6 +81,23 @@ def test_what_a_replica_keeps_to_itself_counts_as_state() -> None:
     ):
         work = workload_of(run_spec(**changes))
         assert work.block.state_bytes == 4 * copies * work.block.parameter_count
+
+
+def test_of_a_state_parameters_and_moments_are_fetched_and_gradients_follow() -> None:
+    """What a replica keeps to itself moves nowhere, and what is frozen is fetched once."""
+    local = {"sync": {"mode": "local", "inner_steps": 2}}
+    lossy = {"codecs": {"reduction": "sparse"}}
+    model = {**run_spec().model.model_dump(), "initial": "ab" * 32}
+    adapters = {"lora": {"rank": 2}, "model": model}
+    frozen = layer_sizes(workload_of(run_spec()))
+    for changes in ({}, local, lossy, {**local, **lossy}, adapters):
+        work = workload_of(run_spec(**changes))
+        sizes = layer_sizes(work)
+        for layer in range(work.layer_count):
+            found, trained = sizes.of(layer), work.cost(layer).parameter_count
+            file_bytes = 4 * frozen.of(layer).gradient_elements if "lora" in changes else 0
+            assert found.fetched_bytes == 12 * trained + file_bytes
+            assert found.followed_bytes == 4 * trained
 
 
 def test_muon_takes_time_and_signs_few_bytes() -> None:

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import msgspec
+import pytest
 
 from p2p_dtfm.core.planner.planner import fixed_plan
 from p2p_dtfm.core.protocol.workload import workload_of
@@ -37,8 +38,8 @@ class Clock:
             self.times.committed()
 
 
-def view_of(stage_counts: tuple[int, ...], planned_ms: int) -> View:
-    found = snapshot([Peer()] * 2, workload_of(run_spec()))
+def view_of(stage_counts: tuple[int, ...], planned_ms: int, **changes: object) -> View:
+    found = snapshot([Peer()] * 2, workload_of(run_spec(**changes)))
     plan = fixed_plan(found, stage_counts)
     return View(found, msgspec.structs.replace(plan, predicted_step_ns=planned_ms * MILLISECOND_NS))
 
@@ -93,6 +94,16 @@ def test_a_gain_that_does_not_come_is_taken_back() -> None:
     assert {plan.step_ns // MILLISECOND_NS for plan in clock.times.told()} <= {599, 600, 699, 700}
 
 
+@pytest.mark.parametrize("step_s", [60.0, 600.0])
+def test_a_gain_that_does_not_come_is_taken_back_however_long_steps_take(step_s: float) -> None:
+    """What was measured was forgotten after ten minutes, before a new plan had shown its time."""
+    clock = Clock()
+    clock.train(view_of((1,), int(1000 * step_s)), step_s, steps=12)
+    clock.train(view_of((2,), int(500 * step_s)), 1.4 * step_s, steps=12)
+    assert "is taken back" in (clock.asked() or "")
+    assert len(clock.times.told()) == 2
+
+
 def test_reasons_come_ever_less_often() -> None:
     clock, asked_s = Clock(), []
     plans = [view_of(counts, 100) for counts in ((1,), (2,), (1, 1))]
@@ -106,20 +117,38 @@ def test_reasons_come_ever_less_often() -> None:
     assert len(asked_s) <= 7
 
 
-def test_a_device_is_stated_as_slow_as_it_is_seen_to_be() -> None:
-    pace, device = DevicePace(), ALONE.snapshot.records[0].device
-    count = ALONE.plan.pipelines[0].microbatch_count
+MUON = {"peak_learning_rate": 3e-3, "kind": "muon"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "forwards", "updates"),
+    [
+        ({}, 1, 0),
+        ({"compute": {"recompute": "always"}}, 2, 0),
+        ({"optimizer": MUON}, 1, 1),
+        ({"optimizer": MUON, "sync": {"mode": "local", "inner_steps": 2}}, 1, 2),
+    ],
+)
+def test_a_device_is_stated_as_slow_as_it_is_seen_to_be(
+    changes: dict, forwards: int, updates: int
+) -> None:
+    """One whose stage recomputes, or updates by Muon, stated itself a third slower than it is."""
+    alone = view_of((1,), 1000, **changes)
+    pace, device, work = DevicePace(), alone.snapshot.records[0].device, alone.snapshot.workload
+    count = alone.plan.pipelines[0].microbatch_count
     layers = (device.embedding, device.block, device.head)
-    blocks = ALONE.snapshot.workload.block_count
     said_ns = count * sum(
-        (layer.forward_ns + layer.backward_ns) * (blocks if layer is device.block else 1)
+        (forwards * layer.forward_ns + layer.backward_ns)
+        * (work.block_count if layer is device.block else 1)
         for layer in layers
     )
+    once_ns = work.block_count * device.block.forward_ns * work.block_update_ppm // 1_000_000
+    said_ns += updates * once_ns
     for factor, expected in ((1, None), (3, 3)):
         pace.took_over()
         for step in range(12):
             pace.committed(step * factor * said_ns)
-        found = pace.seen(device, device, ALONE, name_of(0))
+        found = pace.seen(device, device, alone, name_of(0))
         assert (found is None) == (expected is None)
         if found is not None:
             assert found.block.forward_ns == expected * device.block.forward_ns

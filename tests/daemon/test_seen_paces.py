@@ -164,6 +164,21 @@ def test_who_has_no_work_any_more_is_tried_again_ever_later() -> None:
     assert (pause_s(0), pause_s(99)) == (FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
 
+def test_where_steps_take_long_it_is_tried_again_after_forty() -> None:
+    """After a minute it had its work back before a step was done without it."""
+    clock = Clock()
+    clock.paces.took_over(REPLICAS)
+    clock.train(3 * WORK_NS)
+    assert told(clock)
+    plan = msgspec.structs.replace(PIPELINE.plan, predicted_step_ns=60 * SECOND_NS)
+    clock.paces.took_over(View(PIPELINE.snapshot, plan))
+    since_ns = clock.now_ns
+    while told(clock):
+        clock.now_ns += 10 * SECOND_NS
+    assert clock.now_ns - since_ns == 40 * 60 * SECOND_NS
+    assert pause_s(99, 1.0) == LONGEST_PAUSE_S
+
+
 def test_the_log_says_in_words_who_is_slower_than_it_says() -> None:
     """It said "young-moose: 36962722 ns (0: as it says)"."""
     text = "x is slower than it says, as seen here: it takes 37.0 ms for a layer of each kind"

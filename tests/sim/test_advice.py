@@ -151,23 +151,58 @@ def test_every_choice_is_a_run_spec_that_reads_back() -> None:
 def test_loss_is_what_was_measured_or_unknown() -> None:
     path = find_run_spec("gpt2-small")
     values = read_values(path)
-    begin, many, _, measured, signs = starts(values, path.name, DIMENSIONS)
+    begin, many, _, sparse, signs = starts(values, path.name, DIMENSIONS)
     assert loss_cost(begin.spec, begin.spec, 6) == EXACT
     assert loss_cost(many.spec, begin.spec, 6) is None
-    known = loss_cost(measured.spec, begin.spec, 2)
-    assert known is not None and known.percent == 0.92
     source = (packaged_configs().parent / "docs" / "benchmarks" / "compression.md").read_text()
-    assert "+0.92%" in source
-    assert loss_cost(measured.spec, begin.spec, 6) is None, "measured with two replicas"
-    assert outer_of(measured.spec) == (1.0, 0.0) and outer_of(signs.spec) == (1.0, 0.5)
-    longer = one_of(neighbours(values, path.name, signs, DIMENSIONS), "inner-steps", 20)
-    assert outer_of(longer.spec) == (1.0, 0.3)
-    two, four = loss_cost(longer.spec, begin.spec, 2), loss_cost(signs.spec, begin.spec, 4)
+    assert outer_of(sparse.spec) == (1.0, 0.0) and outer_of(signs.spec) == (1.0, 0.5)
+    near = list(neighbours(values, path.name, signs, DIMENSIONS))
+    assert outer_of(one_of(near, "inner-steps", 20).spec) == (1.0, 0.3)
+    often = one_of(near, "global-batch", 8)
+    longer = one_of(neighbours(values, path.name, often, DIMENSIONS), "inner-steps", 20)
+    two, four = loss_cost(longer.spec, begin.spec, 2), loss_cost(often.spec, begin.spec, 4)
     assert two is not None and four is not None and two.percent < four.percent < 0
-    muons = loss_cost(signs.spec, signs.spec, 4)
+    in_step = one_of(neighbours(values, path.name, begin, DIMENSIONS), "optimizer", "muon")
+    muons = loss_cost(often.spec, in_step.spec, 4)
     assert muons is not None and muons.percent > 0, "more than Muon's own in step"
     for known in (two, four, muons):
         assert f"{known.percent:+.1f}%" in source
+
+
+def test_of_local_steps_the_loss_is_known_as_they_were_measured() -> None:
+    """It was told of batches four times as large, of half the context, and of another rate."""
+    tiny = read_run_spec("tiny")
+    sparse = {"reduction": "sparse", "sparse": {"one_in": 1, "keep_percent": 50, "bits": 4}}
+    local = {"mode": "local", "outer_learning_rate": 1.0}
+    slower = {"peak_learning_rate": 1.5e-3}
+    measured = (
+        (2, 0.92, 320, {"inner_steps": 40, "outer_momentum": 0.0}, sparse, slower),
+        (4, -1.2, 420, {"inner_steps": 13, "outer_momentum": 0.5}, {"reduction": "sign"}, MUON),
+        (2, -10.1, 420, {"inner_steps": 26, "outer_momentum": 0.3}, {"reduction": "sign"}, MUON),
+    )
+    for replicas, percent, batch, sync, codecs, optimizer in measured:
+
+        def changed(**sections: dict) -> RunSpec:
+            values = tiny.model_dump(mode="python")
+            for name, keys in sections.items():
+                values[name] |= keys
+            return RunSpec.model_validate(values)
+
+        as_it_was = {
+            "batch": {"global_batch": batch}, "sync": local | sync, "codecs": codecs,
+            "optimizer": optimizer,
+        }  # fmt: skip
+        known = loss_cost(changed(**as_it_was), tiny, replicas)
+        assert known is not None and known.percent == percent
+        for name, keys in (
+            ("batch", {"global_batch": 4 * batch}),
+            ("model", {"context": 24}), ("optimizer", optimizer | {"peak_learning_rate": 6e-3}),
+        ):  # fmt: skip
+            assert loss_cost(changed(**as_it_was | {name: keys}), tiny, replicas) is None, name
+        assert loss_cost(changed(**as_it_was), tiny, 8) is None, "nor with so many replicas"
+
+
+MUON = {"kind": "muon"}
 
 
 def test_of_boundaries_the_loss_is_known_where_one_codec_was_measured() -> None:

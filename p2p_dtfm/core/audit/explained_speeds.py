@@ -79,12 +79,17 @@ def explained(snapshot: Snapshot, in_force: InForce) -> Snapshot | None:
 def doubted(plan: Plan, snapshot: Snapshot, in_force: InForce) -> list[str]:
     """Who is taken to be slower than its word in this plan of the snapshot; nobody has seen it, and
     nobody is blamed for it."""
-    snapshot = believed(snapshot)
-    found = explained(snapshot, in_force)
-    if found is None or not is_borne_out(plan, snapshot):
-        return []
+    found, snapshot = as_planned(plan, snapshot, in_force), believed(snapshot)
     pairs = zip(found.records, snapshot.records, strict=True)
     return [taken.peer_id for taken, told in pairs if taken.device != told.device]
+
+
+def as_planned(plan: Plan, snapshot: Snapshot, in_force: InForce) -> Snapshot:
+    """The snapshot as this plan of it was made: with each peer as slow as others have seen it, or
+    as explains what steps took."""
+    snapshot = believed(snapshot)
+    found = explained(snapshot, in_force)
+    return found if found is not None and is_borne_out(plan, snapshot) else snapshot
 
 
 def is_borne_out(plan: Plan, snapshot: Snapshot) -> bool:

@@ -13,6 +13,7 @@ from p2p_dtfm.core.cost_model.cuts import (
 )
 from p2p_dtfm.core.cost_model.links.swarm_links import SwarmLinks
 from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
+from p2p_dtfm.core.cost_model.tables.stage_memory import StageMemory, stage_memory
 from p2p_dtfm.core.cost_model.unmeasured import held_back
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.records import ACCELERATOR, Intent, PeerRecord
@@ -141,7 +142,8 @@ def guards_in(snapshot: Snapshot, plan: Plan | NoPlan) -> dict[int, str]:
     workload, waiting = snapshot.workload, held_back(snapshot) - set(plan.stage_holders())
     staying = [r for r in snapshot.records if r.intent is not Intent.LEAVING]
     staying = [record for record in staying if record.peer_id not in waiting]
-    rooms = {record.peer_id: _room_bytes(record, plan, workload) for record in staying}
+    memory = stage_memory(workload)
+    rooms = {record.peer_id: _room_bytes(record, plan, memory) for record in staying}
     records = {record.peer_id: record for record in snapshot.records}
     links = SwarmLinks(snapshot.records)
 
@@ -205,7 +207,8 @@ def cut_pace(snapshot: Snapshot, plan: Plan | NoPlan, guards: Mapping[int, str])
         peer: FLOAT_BYTES * sum(workload.cost(n).parameter_count for n in plan.layers_of(peer))
         for peer in plan.stage_holders()
     }
-    left = {peer: _room_bytes(records[peer], plan, workload) for peer in own}
+    memory = stage_memory(workload)
+    left = {peer: _room_bytes(records[peer], plan, memory) for peer in own}
     for layer, guardian in guards.items():
         if guardian in left:
             left[guardian] -= guarded_bytes(workload, layer)
@@ -229,7 +232,7 @@ def unguarded_layers(snapshot: Snapshot, plan: Plan | NoPlan) -> tuple[int, ...]
     return tuple(sorted(set(alone) - guards_in(snapshot, plan).keys()))
 
 
-def _room_bytes(record: PeerRecord, plan: Plan, workload: Workload) -> int:
+def _room_bytes(record: PeerRecord, plan: Plan, memory: StageMemory) -> int:
     """What the plan leaves of the memory that a member offers.
 
     Guarded layers are in the processor's memory. An accelerator's stage is not.
@@ -237,8 +240,10 @@ def _room_bytes(record: PeerRecord, plan: Plan, workload: Workload) -> int:
     stage = plan.stage_of(record.peer_id)
     used_bytes = 0
     if stage is not None and record.device.kind != ACCELERATOR:
-        costs = [workload.cost(layer) for layer in stage.layers]
-        used_bytes = sum(c.state_bytes + stage.in_flight * c.saved_bytes for c in costs)
+        offered_bytes = record.device.memory_bytes
+        used_bytes = memory.used_bytes(
+            stage.first_layer, stage.end_layer, stage.in_flight, offered_bytes
+        )
     return max(LEAST_ROOM_BYTES, record.device.guarding_bytes - used_bytes)
 
 

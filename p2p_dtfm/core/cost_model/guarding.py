@@ -50,7 +50,8 @@ class Guarding:
     def __init__(self, problem: PlanningProblem) -> None:
         self.problem = problem
         watchers = problem.watchers
-        memory_bytes = (*problem.devices.memory_bytes, *watchers.memory_bytes)
+        self._offers = problem.devices.offered_bytes or problem.devices.memory_bytes
+        memory_bytes = (*self._offers, *watchers.memory_bytes)
         self._room = dict(enumerate(memory_bytes)) | watchers.beside_bytes
         layers = map(problem.layers.of, range(problem.layer_count))
         self._sizes = [layer.guarded_bytes for layer in layers]
@@ -70,9 +71,8 @@ class Guarding:
         room = dict(self._room)
         for at, peer in enumerate(peers):
             if peer not in watchers.accelerated:
-                first, end = cuts[at], cuts[at + 1]
-                room[peer] -= problem.layers.state_bytes(first, end)
-                room[peer] -= in_flight[at] * problem.layers.saved_bytes(first, end)
+                stage = cuts[at], cuts[at + 1], in_flight[at]
+                room[peer] -= problem.devices.stages.used_bytes(*stage, self._offers[peer])
         others = [peer for peer in watchers.order if peer not in held]
         candidates = [*others, *(peer for peer in watchers.order if peer in held)]
         return guarded_of(held, candidates, room, self._sizes, self._way, self._may)

@@ -12,7 +12,6 @@ from p2p_dtfm.core.cost_model.tables.layer_tables import (
     LayerNs,
     LayerTable,
     layer_ns_of,
-    layer_sizes,
 )
 from p2p_dtfm.core.cost_model.tables.link_tables import (
     MESSAGE_NS,
@@ -21,6 +20,7 @@ from p2p_dtfm.core.cost_model.tables.link_tables import (
     duration_ns,
     link_tables,
 )
+from p2p_dtfm.core.cost_model.tables.stage_memory import StageMemory, stage_memory
 from p2p_dtfm.core.protocol.records import ACCELERATOR, Intent, PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import Workload
@@ -33,6 +33,8 @@ class DeviceTables:
     layer_ns: tuple[LayerNs, ...]
     memory_bytes: tuple[int, ...]
     """For layers."""
+    stages: StageMemory
+    """What these take of it."""
     aside_bytes: int = 0
     """What each sets aside of what it offers, if it offers so much."""
     offered_bytes: tuple[int, ...] = ()
@@ -141,16 +143,17 @@ def problem_of(snapshot: Snapshot, held_back: Container[str] = ()) -> PlanningPr
     chosen = {record.peer_id for record in able}
     idle = tuple(record.peer_id for record in records if record.peer_id not in chosen)
     workload = snapshot.workload
-    links = SwarmLinks(records)
+    links, stages = SwarmLinks(records), stage_memory(workload)
     return PlanningProblem(
         peer_ids=tuple(record.peer_id for record in able),
         idle=idle,
         devices=DeviceTables(
             layer_ns=tuple(layer_ns_of(record.device, workload) for record in able),
             memory_bytes=tuple(record.device.memory_bytes for record in able),
+            stages=stages,
         ),
         links=link_tables(able, links, workload.boundary_wire_bytes),
-        layers=layer_sizes(workload),
+        layers=stages.layers,
         step=_step_rules(workload),
         watchers=_watchers(able, records, links),
         ends=_ends(workload, [*able, *_others(records)]),

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from p2p_dtfm.core.audit.believed_speeds import seen_slower
+from p2p_dtfm.core.audit.explained_speeds import as_planned
 from p2p_dtfm.core.audit.roles import followers, following
 from p2p_dtfm.core.cost_model.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.cost_model.cuts import CutPace
@@ -14,9 +16,9 @@ from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
 from p2p_dtfm.core.cost_model.unmeasured import held_back
 from p2p_dtfm.core.planner.feasibility import too_small
 from p2p_dtfm.core.planner.link_sources import link_sources
-from p2p_dtfm.core.planner.recomputation import problem_in_force
+from p2p_dtfm.core.planner.recomputation import problem_in_force, stage_work_ns
+from p2p_dtfm.core.planner.stability import WhyNot, why_not
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted, layers_text, rate_text
-from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot
@@ -114,6 +116,14 @@ TOLD_PPM = 1_000
 """Of a gain: it is told in tenths of a percent."""
 NO_FASTER = "spare: every place that was tried makes the step no faster"
 NO_ROOM = "spare: no place was found that its memory allows"
+IN_THE_WAY = {
+    WhyNot.LITTLE: "too little to move layers for",
+    WhyNot.LINE: "but its line is too slow for the states",
+    WhyNot.MOVES: "but the states of others would move for too long",
+    WhyNot.UNSEEN: "and may get a place in the next plan",
+}
+SEEN_SLOWER = "others see it compute more slowly than it says"
+MADE_SLOWER = "steps are as late as if it computed more slowly than it says"
 NOT_NAMED = (
     "spare: the run leaves its first and last stages to others (privacy.ends), and there is no "
     "place between them"
@@ -122,13 +132,14 @@ NOT_NAMED = (
 
 def explain(snapshot: Snapshot, plan: Plan) -> Explanation:
     """Explain `plan`, which was made from `snapshot`."""
+    snapshot, slower = _as_planned(snapshot, plan)
     problem = problem_in_force(snapshot, plan)
     model, placement = StepModel(problem), _placement(problem, plan)
     cost, timed = _in_force(model, plan, placement), model.refined
     if cost is not None and model.events(cost) * problem.peer_count <= MOST_EVENTS:
         timed = model.simulated
     told = model.judged(cost) if cost is not None else None
-    timing = _timing(snapshot, plan, model, cost, timed)
+    timing = _timing(snapshot, plan, model, cost, timed, slower)
     links = timing.links
     peers = tuple(
         _explain_peer(snapshot, plan, timing, placement, record) for record in snapshot.records
@@ -158,10 +169,11 @@ def role_of_holder(snapshot: Snapshot, plan: Plan, peer_id: str) -> str:
 
 def explain_peer(snapshot: Snapshot, plan: Plan, peer_id: str) -> PeerExplanation:
     """The part of `explain` that is about one member, for much less work."""
+    snapshot, slower = _as_planned(snapshot, plan)
     problem = problem_in_force(snapshot, plan)
     model, placement = StepModel(problem), _placement(problem, plan)
     cost = _in_force(model, plan, placement)
-    timing = _timing(snapshot, plan, model, cost, model.refined)
+    timing = _timing(snapshot, plan, model, cost, model.refined, slower)
     return _explain_peer(snapshot, plan, timing, placement, snapshot.record(peer_id))
 
 
@@ -176,7 +188,17 @@ def spare_in_short(snapshot: Snapshot, peer_id: str, step: int) -> str:
     why = "the plan is faster without this peer"
     if not snapshot.workload.may_have(peer_id, 0):
         why += " between the stages of those whom the run names"
-    return why
+    return f"{why}: {SEEN_SLOWER}" if peer_id in seen_slower(snapshot) else why
+
+
+def _as_planned(snapshot: Snapshot, plan: Plan) -> tuple[Snapshot, dict[str, str]]:
+    """What the plan was made by; and why, of each peer that is slower there than it says."""
+    told, seen = as_planned(plan, snapshot, problem_in_force), seen_slower(snapshot)
+    return told, {
+        taken.peer_id: SEEN_SLOWER if taken.peer_id in seen else MADE_SLOWER
+        for taken, said in zip(told.records, snapshot.records, strict=True)
+        if taken.device != said.device
+    }
 
 
 def _placement(problem: PlanningProblem, plan: Plan) -> Placement:
@@ -192,10 +214,13 @@ def _timing(
     model: StepModel,
     cost: PlacementCost | None,
     timed: Callable[[PlacementCost], PlacementCost],
+    slower: dict[str, str],
 ) -> "_Model":
     plan_ns = plan.predicted_step_ns if cost is None else model.judged(cost).step_ns
     off_ns = 0 if cost is None else plan_ns - timed(cost).step_ns
-    return _Model(model.problem, model, SwarmLinks(snapshot.records), timed, plan_ns, off_ns)
+    return _Model(
+        model.problem, model, SwarmLinks(snapshot.records), timed, plan_ns, off_ns, slower
+    )
 
 
 def _in_force(model: StepModel, plan: Plan, placement: Placement) -> PlacementCost | None:
@@ -225,6 +250,8 @@ class _Model:
     """A step of the plan in force; as it was made, where that cannot be timed."""
     off_ns: int
     """What that way makes the plan in force too short; taken to hold for alternatives alike."""
+    slower: dict[str, str]
+    """Why a peer is taken to be slower than it says."""
 
     def step_ns(self, cost: PlacementCost) -> int:
         return self.timed(cost).step_ns + self.off_ns
@@ -248,10 +275,7 @@ def _explain_peer(
         until_step = followers(snapshot.bars, snapshot.step)[record.peer_id]
         role, alternative = f"spare: it is new here, and follows until step {until_step}", None
     elif stage is None:
-        alternative = _best_insertion(model, placement, record.peer_id)
-        role = _why_spare(snapshot.workload.least_gain_ppm, model.plan_ns, alternative)
-        if alternative is not None and alternative.step_ns is None:
-            role, alternative = _why_nowhere(snapshot.workload, record), None
+        role, alternative = _why_spare(snapshot.workload, plan, model, placement, record)
     else:
         role = _role(plan, stage, record, model.links)
         is_mended = bool(plan.stand_ins)  # for a step or two
@@ -259,8 +283,8 @@ def _explain_peer(
     return PeerExplanation(
         peer_id=record.peer_id,
         role=role,
-        compute_ns=_compute_ns(snapshot, plan, stage, record) if stage else 0,
-        used_bytes=_used_bytes(problem, stage) if stage else 0,
+        compute_ns=stage_work_ns(snapshot, plan, record.peer_id, record.device),
+        used_bytes=_used_bytes(problem, stage, record) if stage else 0,
         memory_bytes=record.device.memory_bytes,
         alternative=alternative,
     )
@@ -273,15 +297,26 @@ def _why_nowhere(workload: Workload, record: PeerRecord) -> str:
     return f"spare: {short}" if short else NO_ROOM
 
 
-def _why_spare(least_gain_ppm: int, plan_ns: int, alternative: Alternative | None) -> str:
-    step_ns = alternative.step_ns if alternative is not None else None
-    gain_ppm = (plan_ns - step_ns) * 1_000_000 // step_ns if step_ns else 0
+def _why_spare(
+    workload: Workload, plan: Plan, model: _Model, placement: Placement, record: PeerRecord
+) -> tuple[str, Alternative | None]:
+    """And the best place for it, where there is any."""
+    found = _best_insertion(model, placement, record.peer_id)
+    if found is None:
+        return _why_nowhere(workload, record), None
+    what, cost, step_ns = found
+    alternative = Alternative(record.peer_id, what, step_ns)
+    gain_ppm = (model.plan_ns - step_ns) * 1_000_000 // max(1, step_ns)
     if gain_ppm < TOLD_PPM:
-        return NO_FASTER
+        slower = model.slower.get(record.peer_id)
+        return (f"{NO_FASTER}; {slower}" if slower else NO_FASTER), alternative
     gain = f"spare: it would make the swarm {_percent(gain_ppm)} faster"
-    if gain_ppm < least_gain_ppm:
-        return f"{gain}; this run asks for {_percent(least_gain_ppm)} of each (limits.least_gain)"
-    return f"{gain}, too little to move layers for"
+    if gain_ppm < workload.least_gain_ppm:
+        asked = _percent(workload.least_gain_ppm)
+        return f"{gain}; this run asks for {asked} of each (limits.least_gain)", alternative
+    peer = model.problem.peer_ids.index(record.peer_id)
+    why = IN_THE_WAY[why_not(model.step, plan, cost, peer, model.plan_ns, step_ns)]
+    return f"{gain}, {why}", alternative
 
 
 def _percent(ppm: int) -> str:
@@ -326,18 +361,9 @@ def _way(record: PeerRecord, after: str, links: SwarmLinks) -> str:
     return f" ({rate}, {round_trip} there and back{estimated})"
 
 
-def _compute_ns(snapshot: Snapshot, plan: Plan, stage: Stage, record: PeerRecord) -> int:
-    each = 0
-    for layer in stage.layers:
-        timing = timing_of(record.device, snapshot.workload, layer)
-        each += timing.forward_ns + timing.backward_ns
-    places = plan.places_of(stage.peer_id)
-    return each * sum(plan.pipelines[number].microbatch_count for number, _ in places)
-
-
-def _used_bytes(problem: PlanningProblem, stage: Stage) -> int:
-    state = problem.layers.state_bytes(stage.first_layer, stage.end_layer)
-    return state + stage.in_flight * problem.layers.saved_bytes(stage.first_layer, stage.end_layer)
+def _used_bytes(problem: PlanningProblem, stage: Stage, record: PeerRecord) -> int:
+    first, end, offered_bytes = stage.first_layer, stage.end_layer, record.device.memory_bytes
+    return problem.devices.stages.used_bytes(first, end, stage.in_flight, offered_bytes)
 
 
 def _without(model: _Model, placement: Placement, peer_id: str) -> Alternative | None:
@@ -354,8 +380,11 @@ def _without(model: _Model, placement: Placement, peer_id: str) -> Alternative |
     return Alternative(peer_id, what, None if cost is None else model.step_ns(cost))
 
 
-def _best_insertion(model: _Model, placement: Placement, peer_id: str) -> Alternative | None:
-    """The best place for a spare: a pipeline of its own, or a stage in one of the pipelines."""
+def _best_insertion(
+    model: _Model, placement: Placement, peer_id: str
+) -> tuple[str, PlacementCost, int] | None:
+    """The best place for a spare, and a step with it: a pipeline of its own, or a stage in one of
+    the pipelines; None where some peer lacks the memory in all of them."""
     problem = model.problem
     peer = problem.peer_ids.index(peer_id)
     tried = [("as a pipeline of its own", (*placement, (peer,)))]
@@ -369,9 +398,9 @@ def _best_insertion(model: _Model, placement: Placement, peer_id: str) -> Altern
     costs = [(what, model.step.cost(candidate)) for what, candidate in tried[:TRIED_PLACES_LIMIT]]
     possible = [(cost, what) for what, cost in costs if cost is not None]
     if not possible:
-        return Alternative(peer_id, "anywhere", None)
+        return None
     cost, what = min(possible, key=lambda each: each[0].step_ns)
-    return Alternative(peer_id, what, model.step_ns(cost))
+    return what, cost, model.step_ns(cost)
 
 
 def _ms(duration_ns: int) -> str:

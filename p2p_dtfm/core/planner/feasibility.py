@@ -146,7 +146,8 @@ def why_infeasible(problem: PlanningProblem) -> NoPlan:
             f"{gibibytes(short)} more memory is needed",
             short,
         )
-    return _too_large_layer(problem, offers) or _undivided(problem, needed, peers)
+    refusal = _too_large_layer(problem, offers) or _one_for_both_ends(problem, offers)
+    return refusal or _undivided(problem, needed, peers)
 
 
 def too_small(workload: Workload, record: PeerRecord) -> str:
@@ -201,6 +202,25 @@ def _too_large_layer(problem: PlanningProblem, offers: Sequence[int]) -> NoPlan 
                 size - most,
             )
     return None
+
+
+def _one_for_both_ends(problem: PlanningProblem, offers: Sequence[int]) -> NoPlan | None:
+    """Where the same peer alone has room for either end: it can hold one beside another's."""
+    outer, aside = (0, problem.layer_count - 1), problem.devices.aside_bytes
+    ends = [(name, layer) for name, layer, number in _named_layers(problem) if number in outer]
+    named = [peer for peer in range(problem.peer_count) if problem.may_have(peer, 0)]
+    able = {peer for peer in named for _, end in ends if offers[peer] >= end.needed_bytes + aside}
+    if len(able) != 1:
+        return None
+    name, end = min(ends, key=lambda each: each[1].needed_bytes)
+    size = end.needed_bytes + aside
+    second = max((offers[peer] for peer in named if peer not in able), default=0)
+    return NoPlan(
+        f"one peer alone has room for the first or the last stage, and they need two: {name} needs "
+        f"{gibibytes(size)}, and a second one of {counted(len(named), 'peer')} that may have it "
+        f"offers {gibibytes(second)}: that peer needs {gibibytes(size - second)} more memory",
+        size - second,
+    )
 
 
 def _undivided(problem: PlanningProblem, needed: int, peers: str) -> NoPlan:

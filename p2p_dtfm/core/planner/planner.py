@@ -75,7 +75,7 @@ def _without(snapshot: Snapshot, idle: frozenset[str]) -> Plan | NoPlan:
         )
     if (standing := standing_plan(snapshot)) is not None:
         return standing
-    again = recomputing(problem, snapshot.workload)
+    again = recomputing(problem)
     if snapshot.workload.recompute == "always":
         return _made(snapshot, again).plan
     plain = _made(snapshot, problem)
@@ -153,7 +153,7 @@ def _holds_all(problem: PlanningProblem, workload: Workload) -> bool:
     if workload.recompute != "always" and memory_pipeline(problem) is not None:
         return True
     is_allowed = workload.recompute in ("auto", "always")
-    return is_allowed and memory_pipeline(recomputing(problem, workload)) is not None
+    return is_allowed and memory_pipeline(recomputing(problem)) is not None
 
 
 class _Made(NamedTuple):

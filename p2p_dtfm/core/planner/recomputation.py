@@ -9,8 +9,11 @@ alike.
 from dataclasses import replace
 
 from p2p_dtfm.core.cost_model.placement_problem import DeviceTables, PlanningProblem, problem_of
-from p2p_dtfm.core.cost_model.tables.layer_tables import LayerNs, LayerTable, UnlikeNs, unlike_ns
+from p2p_dtfm.core.cost_model.tables.layer_tables import LayerNs, UnlikeNs, unlike_ns
+from p2p_dtfm.core.cost_model.tables.stage_memory import stage_memory
+from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.plan import Plan, Stage
+from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import Workload
 
@@ -27,11 +30,22 @@ def must_recompute(snapshot: Snapshot, plan: Plan, peer_id: str) -> bool:
 
 def stage_recomputes(workload: Workload, stage: Stage, memory_bytes: int) -> bool:
     """Whether it does on a peer with so much memory."""
-    if workload.recompute != "auto":
-        return workload.recompute == "always"
-    costs = [workload.cost(layer) for layer in stage.layers]
-    needed = sum(cost.state_bytes + stage.in_flight * cost.saved_bytes for cost in costs)
-    return needed > memory_bytes
+    memory = stage_memory(workload)
+    return memory.recomputes(stage.first_layer, stage.end_layer, stage.in_flight, memory_bytes)
+
+
+def stage_work_ns(snapshot: Snapshot, plan: Plan, peer_id: str, device: Device) -> int:
+    """What a device takes for the microbatches of a step that this peer computes, by its timings,
+    with the forwards that it runs again."""
+    forwards = 2 if must_recompute(snapshot, plan, peer_id) else 1
+    whole_ns = 0
+    for number, position in plan.places_of(peer_id):
+        pipeline = plan.pipelines[number]
+        layers = pipeline.stages[position].layers
+        timings = [timing_of(device, snapshot.workload, layer) for layer in layers]
+        once_ns = sum(forwards * each.forward_ns + each.backward_ns for each in timings)
+        whole_ns += pipeline.microbatch_count * once_ns
+    return whole_ns
 
 
 def problem_in_force(snapshot: Snapshot, plan: Plan) -> PlanningProblem:
@@ -41,60 +55,26 @@ def problem_in_force(snapshot: Snapshot, plan: Plan) -> PlanningProblem:
     here = {record.peer_id for record in snapshot.records}
     holders = (peer_id for peer_id in plan.stage_holders() if peer_id in here)
     if any(must_recompute(snapshot, plan, peer_id) for peer_id in holders):
-        return recomputing(problem, snapshot.workload)
+        return recomputing(problem)
     return problem
 
 
-def recomputing(problem: PlanningProblem, workload: Workload) -> PlanningProblem:
-    """The problem of a swarm in which all stages recompute.
-
-    Besides the inputs of its layers a stage then holds what one layer saves, while it goes back
-    through that layer. The wider of the two kinds counts: the head's, where it is held.
-    """
-    layers = problem.layers
-    if layers.unlike:
-        sizes, once = _unlike_recomputing(layers, workload)
-    else:
-        sizes, once = _alike_recomputing(layers, workload)
+def recomputing(problem: PlanningProblem) -> PlanningProblem:
+    """The problem of a swarm in which all stages recompute."""
+    devices, stages = problem.devices, problem.devices.stages
+    once = stages.once_bytes
     return replace(
         problem,
-        layers=sizes,
+        layers=stages.again,
         devices=DeviceTables(
-            layer_ns=tuple(map(_forward_again, problem.devices.layer_ns)),
-            memory_bytes=tuple(max(0, room - once) for room in problem.devices.memory_bytes),
+            layer_ns=tuple(map(_forward_again, devices.layer_ns)),
+            memory_bytes=tuple(max(0, room - once) for room in devices.memory_bytes),
+            stages=stages,
             aside_bytes=once,
-            offered_bytes=problem.devices.memory_bytes,
+            offered_bytes=devices.memory_bytes,
         ),
         step=replace(problem.step, splits_backwards=False),
     )
-
-
-def _alike_recomputing(layers: LayerTable, workload: Workload) -> tuple[LayerTable, int]:
-    """What each layer keeps, and what is saved once."""
-    entry_bytes = workload.boundary_bytes
-    block, head = layers.block, layers.head
-    once = block.saved_bytes
-    sizes = replace(
-        layers,
-        block=replace(block, saved_bytes=min(block.saved_bytes, entry_bytes)),
-        head=replace(
-            head,
-            state_bytes=head.state_bytes + max(0, head.saved_bytes - once),
-            saved_bytes=min(head.saved_bytes, entry_bytes),
-        ),
-    )
-    return sizes, once
-
-
-def _unlike_recomputing(layers: LayerTable, workload: Workload) -> tuple[LayerTable, int]:
-    """The same where each layer saves, and is entered with, its own; the most counts once."""
-    boundaries = workload.unlike.boundary_bytes if workload.unlike is not None else ()
-    once = max(layer.saved_bytes for layer in layers.unlike)
-    kept = tuple(
-        replace(layer, saved_bytes=min(layer.saved_bytes, entry_bytes))
-        for layer, entry_bytes in zip(layers.unlike, (boundaries[0], *boundaries), strict=True)
-    )
-    return replace(layers, unlike=kept), once
 
 
 def _forward_again(times: LayerNs) -> LayerNs:

@@ -3,7 +3,8 @@
 A plan that moves layers costs time and risk, and measurements are noisy: with every figure 5% off,
 another plan may seem up to a tenth better than it is. So, counted over `HORIZON_STEPS` steps, the
 gain must exceed the time in which the state moves, and it must exceed the noise: a tenth of a step
-if anybody who has a stage gets other layers, a fiftieth if pipelines of spares are only added.
+if anybody who has a stage gets other layers or none, a fiftieth if spares are only added, and a
+twentieth where steps were measured under both plans: a gain that does not come is taken back.
 To deal microbatches anew moves no state; it is done when a step gets shorter by a twentieth. Else a
 plan that moves nobody is the present one to the byte.
 
@@ -16,12 +17,14 @@ which the next step ends first; a better one follows, for which states move whil
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 import msgspec
 
 from p2p_dtfm.core.cost_model.costs import PlacementCost, StepModel
 from p2p_dtfm.core.cost_model.pipeline_cost import PipelineCost
+from p2p_dtfm.core.cost_model.tables.layer_tables import LayerBytes
 from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
 from p2p_dtfm.core.planner.search import rank
 from p2p_dtfm.core.protocol.measured_plans import PlanShape
@@ -31,8 +34,7 @@ HORIZON_STEPS = 100
 NOISE_DIVISOR = 10
 ADDING_DIVISOR = 50
 DEALING_DIVISOR = 20
-GRADIENTS_PER_FETCH = 3
-"""What is fetched of a layer is three times its gradient: parameters and two moments."""
+TRIED_DIVISOR = 20
 FOLLOWED_SHARE = 2
 """Of the time of a step, gradients may travel for one part in so many while states move."""
 HAND_OVER_NS = 1_000_000_000
@@ -44,24 +46,48 @@ _Fixed = tuple[tuple[int, ...], tuple[int, ...]]
 """Peers of a pipeline, and its cuts as they are in force."""
 
 
+class WhyNot(Enum):
+    """Why a plan that is faster is not the one in force."""
+
+    LITTLE = auto()
+    """By too little."""
+    LINE = auto()
+    """A line is too slow for the states that the peer would get."""
+    MOVES = auto()
+    """States of others would move for too long."""
+    UNSEEN = auto()
+    """Nothing is in its way: no search has come to it."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanChoice:
     """A candidate, and what leaving the present plan for it costs."""
 
     cost: PlacementCost
     move_ns: int
-    only_adds: bool
+    """Until states have moved, by themselves."""
+    follow_ns: int
+    """Until the gradients of one step have followed them."""
+    moves: bool
+    """Whether anybody who has a stage gets other layers."""
+    stay: frozenset[int]
+    """Who has the same layers as before."""
     step_ns: int
     """As predicted, or as it was measured."""
+    is_tried: bool
+    """It was measured."""
 
     @property
     def horizon_ns(self) -> int:
         return HORIZON_STEPS * self.step_ns + self.move_ns
 
+    def only_adds(self, base: "PlanChoice") -> bool:
+        """Whether all stay who do in `base`, with the layers that they have."""
+        return not self.moves and base.stay <= self.stay
+
     def can_follow(self, step_ns: int) -> bool:
         """Whether states arrive while others go on with steps of that length."""
-        gradients_ns = self.move_ns // GRADIENTS_PER_FETCH
-        return gradients_ns * FOLLOWED_SHARE <= step_ns
+        return self.follow_ns * FOLLOWED_SHARE <= step_ns
 
 
 class PresentPlan:
@@ -112,12 +138,12 @@ class PresentPlan:
 
     def choose(self, found: PlacementCost) -> PlacementCost:
         """`found`, or what stays closer to the present plan if that is the better bargain."""
-        kept = [self._choice(cost) for cost in self._kept()]
-        rival = self._choice(found)
+        kept = [self.choice(cost) for cost in self._kept()]
+        rival = self.choice(found)
         if not kept:
-            return min([rival, *map(self._choice, self._left())], key=_bargain).cost
+            return min([rival, *map(self.choice, self._left())], key=_bargain).cost
         base = min(kept, key=_bargain)
-        grown = [self._choice(cost) for cost in self._others(base)]
+        grown = [self.choice(cost) for cost in self._others(base)]
         worthwhile = [c for c in (rival, *grown) if _pays(c, base) and self._arrives(c, base)]
         return min([base, *worthwhile], key=_bargain).cost
 
@@ -127,8 +153,8 @@ class PresentPlan:
     def at_once(self, wanted: PlacementCost) -> PlacementCost:
         """`wanted`, or whatever lets a swarm that stands still end its next step sooner."""
         offers = [*self._left(), *self._kept(), *self._joined()]
-        first = min(map(self._choice, offers), key=_next_step_first, default=None)
-        rival = self._choice(wanted)
+        first = min(map(self.choice, offers), key=_next_step_first, default=None)
+        rival = self.choice(wanted)
         if first is None or _next_step_ns(first) + WORTH_A_VIEW_NS > _next_step_ns(rival):
             return wanted
         return first.cost
@@ -307,31 +333,63 @@ class PresentPlan:
             timed.append(cost)
         return self.model.combine(tuple(peers for peers, _ in fixed), timed, None)
 
-    def _choice(self, cost: PlacementCost) -> PlanChoice:
-        move_ns, only_adds = 0, True
+    def choice(self, cost: PlacementCost) -> PlanChoice:
+        """With what it would take to get there."""
+        move_ns, follow_ns = 0, 0
+        stay: set[int] = set()
+        moves = False
+        is_tried = self._shape(cost) in self.measured
         for peers, timed in zip(cost.placement, cost.pipelines, strict=True):
             for position, peer in enumerate(peers):
                 layers = range(timed.cuts[position], timed.cuts[position + 1])
                 before = self.held.get(peer, range(0))
-                move_ns = max(move_ns, self._fetch_ns(peer, layers))
-                only_adds &= not before or layers == before
-        return PlanChoice(cost, move_ns, only_adds, self._step_ns(cost))
+                new = self._new_to(peer, layers)
+                fetched_bytes = sum(size.fetched_bytes for size in new)
+                followed_bytes = sum(size.followed_bytes for size in new)
+                move_ns = max(move_ns, self._sent_ns(peer, fetched_bytes))
+                follow_ns = max(follow_ns, self._sent_ns(peer, followed_bytes))
+                moves |= bool(before) and layers != before
+                if layers == before:
+                    stay.add(peer)
+        step_ns = self._step_ns(cost)
+        return PlanChoice(cost, move_ns, follow_ns, moves, frozenset(stay), step_ns, is_tried)
 
-    def _fetch_ns(self, peer: int, layers: range) -> int:
-        """Time to fetch parameters and moments, three quarters of the state, of new layers.
+    def fetch_ns(self, peer: int, cost: PlacementCost) -> int:
+        """Until this peer has what it would hold."""
+        for peers, timed in zip(cost.placement, cost.pipelines, strict=True):
+            if peer in peers:
+                at = peers.index(peer)
+                new = self._new_to(peer, range(timed.cuts[at], timed.cuts[at + 1]))
+                return self._sent_ns(peer, sum(size.fetched_bytes for size in new))
+        return 0
 
-        From the peer that holds something and has the best link to this one.
-        """
-        size = sum(
-            3 * self.problem.layers.of(layer).state_bytes // 4
-            for layer in layers
-            if layer not in self.states.get(peer, ())
-        )
+    def _new_to(self, peer: int, layers: range) -> list[LayerBytes]:
+        """Those of which it has no state."""
+        has = self.states.get(peer, ())
+        return [self.problem.layers.of(layer) for layer in layers if layer not in has]
+
+    def _sent_ns(self, peer: int, size: int) -> int:
+        """From the peer that holds something and has the best link to this one."""
         if size == 0:
             return 0
         rows = self.problem.links.bytes_per_s
         rates = [rows[donor][peer] for donor in sorted(self.states) if donor != peer]
         return duration_ns(size, max(rates)) if rates else 0
+
+
+def why_not(
+    model: StepModel, plan: Plan, cost: PlacementCost, peer: int, step_ns: int, other_ns: int
+) -> WhyNot:
+    """Why a plan whose steps take `step_ns` is not left for `cost`, under which they would take
+    `other_ns`, and this peer have a stage."""
+    present = PresentPlan(model, plan)
+    base = PlanChoice(cost, 0, 0, False, frozenset(present.held), step_ns, False)
+    other = replace(present.choice(cost), step_ns=other_ns, is_tried=False)
+    if not _exceeds_noise(other, base):
+        return WhyNot.LITTLE
+    if other.horizon_ns < base.horizon_ns and other.can_follow(step_ns):
+        return WhyNot.UNSEEN
+    return WhyNot.LINE if present.fetch_ns(peer, cost) == other.move_ns else WhyNot.MOVES
 
 
 def _next_step_first(choice: PlanChoice) -> tuple[int, object]:
@@ -349,6 +407,11 @@ def _bargain(choice: PlanChoice) -> tuple[int, object]:
 
 
 def _pays(choice: PlanChoice, base: PlanChoice) -> bool:
-    divisor = ADDING_DIVISOR if choice.only_adds else NOISE_DIVISOR
-    gain = base.step_ns - choice.step_ns
-    return gain * divisor > base.step_ns and choice.horizon_ns < base.horizon_ns
+    return _exceeds_noise(choice, base) and choice.horizon_ns < base.horizon_ns
+
+
+def _exceeds_noise(choice: PlanChoice, base: PlanChoice) -> bool:
+    divisor = TRIED_DIVISOR if choice.is_tried and base.is_tried else NOISE_DIVISOR
+    if choice.only_adds(base):
+        divisor = ADDING_DIVISOR
+    return (base.step_ns - choice.step_ns) * divisor > base.step_ns

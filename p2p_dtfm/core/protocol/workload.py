@@ -65,6 +65,9 @@ class LayerCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     backward_flops: int = 0
     """Where matrices are frozen, so that no part of a backward can be left for later. 0: twice the
     forward's, for the input's gradient and as many for the matrices' own."""
+    frozen_bytes: int = 0
+    """Of parameters that are frozen, which `state_bytes` has as well: who gets the layer fetches
+    them once."""
 
 
 class UnlikeLayers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -328,6 +331,7 @@ def _of_adapters(spec: RunSpec, whole: Workload, copies: int, tokens: int) -> Wo
             cost,
             parameter_count=trained,
             state_bytes=FLOAT_BYTES * (cost.parameter_count + copies * trained),
+            frozen_bytes=FLOAT_BYTES * cost.parameter_count,
             saved_bytes=cost.saved_bytes + more_saved,
             forward_flops=cost.forward_flops + more,
             backward_flops=max(1, 2 * cost.forward_flops - 2 * tokens * matrices + 2 * more),

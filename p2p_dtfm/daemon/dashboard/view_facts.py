@@ -177,7 +177,7 @@ def _part(snapshot: Snapshot, plan: Plan, me: str) -> MyPart:
 
 
 def _why_spare(explained: PeerExplanation) -> str:
-    """Where it is not that all places make a step slower, as the planner says it."""
+    """Where there is more to say than that all places make a step slower."""
     if explained.role == NO_FASTER:
         return ""
     why = explained.role.partition(": ")[2]

@@ -1,13 +1,16 @@
 """How fast this device works while it trains, beside whatever else the machine does."""
 
 from collections import deque
+from collections.abc import Iterable
 from statistics import median
 
 from p2p_dtfm.core.audit.believed_speeds import pace_of, scaled
+from p2p_dtfm.core.planner.recomputation import stage_work_ns
 from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.measured_plans import STEPS_ENOUGH
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import Device
+from p2p_dtfm.core.protocol.workload import LayerRole, Workload
 from p2p_dtfm.core.recovery.view import View
 
 NOTABLE_PERCENT = 20
@@ -37,9 +40,8 @@ class DevicePace:
             return None
         plan, workload = view.plan, view.snapshot.workload
         assert isinstance(plan, Plan)
-        timings = [timing_of(measured, workload, layer) for layer in plan.layers_of(me)]
-        count = plan.pipelines[plan.places_of(me)[0][0]].microbatch_count
-        once_ns = count * sum(timing.forward_ns + timing.backward_ns for timing in timings)
+        once_ns = stage_work_ns(view.snapshot, plan, me, measured)
+        once_ns += _updates_ns(workload, plan.layers_of(me), measured)
         if once_ns == 0:
             return None
         found = measured
@@ -56,3 +58,12 @@ class DevicePace:
         if not has_stage or len(self._steps_ns) < STEPS_ENOUGH:
             return None
         return int(median(self._steps_ns))
+
+
+def _updates_ns(workload: Workload, layers: Iterable[int], device: Device) -> int:
+    """What updates of blocks take in a step, where they are counted: the compute thread makes them,
+    too."""
+    blocks = (n for n in layers if workload.kind(n) is LayerRole.BLOCK)
+    forward_ns = sum(timing_of(device, workload, layer).forward_ns for layer in blocks)
+    once_ns = forward_ns * workload.block_update_ppm // 1_000_000
+    return max(1, workload.inner_steps) * once_ns

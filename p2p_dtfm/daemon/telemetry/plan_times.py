@@ -19,6 +19,8 @@ from p2p_dtfm.ports import now
 
 FORGOTTEN_S = 600.0
 """A machine that was busy is not for ever: what was tried so long ago may be tried again."""
+KEPT_STEPS = 40
+"""If these take longer, it is kept for so many: a new plan shows its time after some eleven."""
 SETTLED_S = 15.0
 """A view's first steps are not like those after: layers are made ready, others connect."""
 OTHERS_S = 3.0
@@ -104,7 +106,8 @@ class PlanTimes:
         found, now_s = self.reason, self._clock_s()
         if found is None or self._since_s is None:
             self._since_s = None if found is None else now_s
-        self._asked = {k: at_s for k, at_s in self._asked.items() if now_s - at_s < FORGOTTEN_S}
+        kept_s = self._kept_s()
+        self._asked = {k: at_s for k, at_s in self._asked.items() if now_s - at_s < kept_s}
         if found is None or self._shape in self._asked or now_s < self._quiet_until_s:
             return None
         if self._since_s is None or now_s - self._since_s < OTHERS_S:
@@ -145,7 +148,12 @@ class PlanTimes:
 
     def _forget(self, now_s: float) -> None:
         newest = sorted(self._known.items(), key=lambda item: -item[1][1])[:PLANS_LIMIT]
-        self._known = {k: v for k, v in newest if now_s - v[1] < FORGOTTEN_S}
+        self._known = {k: v for k, v in newest if now_s - v[1] < self._kept_s(v[0])}
+
+    def _kept_s(self, step_ns: int = 0) -> float:
+        """Of a plan whose steps took so long, or by steps as they are now."""
+        longest_ns = max([step_ns, *self._steps_ns])
+        return max(FORGOTTEN_S, KEPT_STEPS * longest_ns / 1e9)
 
 
 def _dealt(plan: Plan) -> tuple[int, ...]:

@@ -14,9 +14,8 @@ from statistics import mean, median
 from p2p_dtfm.core.audit.believed_speeds import pace_of
 from p2p_dtfm.core.cost_model.links.swarm_links import SwarmLinks
 from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
-from p2p_dtfm.core.planner.recomputation import must_recompute
+from p2p_dtfm.core.planner.recomputation import stage_work_ns
 from p2p_dtfm.core.protocol.facts.seen_paces import LONGEST_PACE_NS, PACES_LIMIT
-from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.measured_plans import STEPS_ENOUGH
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import Link
@@ -30,7 +29,9 @@ STILL_PERCENT = 120
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 600.0
 """So long is told of who has nothing to compute any more, and then it may try again: the first
 time; each further time twice as long. So nobody whose machine was busy is slow for longer than a
-minute, or than it was busy, and ten minutes at most."""
+minute, or than it was busy, and ten minutes at most; or than forty steps where these take longer,
+in which others show what they do without it."""
+PAUSE_STEPS = 40
 NOTABLE_PERCENT = 125
 COUNTED_LIMIT = 256
 
@@ -84,6 +85,8 @@ class SeenPaces:
         self._begun_ns = 0
         self._alone = ""
         """Who has all stages, where this peer has none."""
+        self._planned_s = 0.0
+        """A step of the plan in force."""
         self._came: dict[str, tuple[int, int]] = {}
         """In the step under way: when the first part came, and its size."""
         self._told: dict[str, tuple[int, int]] = {}
@@ -96,6 +99,7 @@ class SeenPaces:
     def took_over(self, view: View) -> None:
         plan = view.plan
         self._seen, self._came, self._step, self._alone = {}, {}, -1, ""
+        self._planned_s = plan.predicted_step_ns / 1e9 if isinstance(plan, Plan) else 0.0
         if not isinstance(plan, Plan) or plan.stand_ins or plan.provisional:
             return
         if plan.stage_of(self._me) is not None:
@@ -170,13 +174,14 @@ class SeenPaces:
             self._better.add(peer_id)
 
     def _pause_s(self, peer_id: str) -> float:
-        return pause_s(self._times[peer_id])
+        return pause_s(self._times[peer_id], self._planned_s)
 
 
-def pause_s(times: int) -> float:
+def pause_s(times: int, step_s: float = 0.0) -> float:
     """For so long is who has nothing to compute taken to be as slow as it was, the so manieth
-    time."""
-    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(max(0, times - 1), 10))
+    time, where steps take so long."""
+    by_clock_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(max(0, times - 1), 10))
+    return max(by_clock_s, PAUSE_STEPS * step_s)
 
 
 def _measurable(view: View, plan: Plan, me: str) -> dict[str, _Seen]:
@@ -199,9 +204,5 @@ def _measurable(view: View, plan: Plan, me: str) -> dict[str, _Seen]:
 
 def _work_ns(view: View, plan: Plan, peer_id: str) -> int:
     """Of a peer that has all layers, by its record."""
-    device, workload = view.snapshot.record(peer_id).device, view.snapshot.workload
-    timings = [timing_of(device, workload, layer) for layer in plan.layers_of(peer_id)]
-    forwards = 2 if must_recompute(view.snapshot, plan, peer_id) else 1
-    once_ns = sum(forwards * each.forward_ns + each.backward_ns for each in timings)
-    number, _ = plan.places_of(peer_id)[0]
-    return max(1, plan.pipelines[number].microbatch_count * once_ns)
+    device = view.snapshot.record(peer_id).device
+    return max(1, stage_work_ns(view.snapshot, plan, peer_id, device))

@@ -1,5 +1,6 @@
 """What fewer bytes cost in held-out loss, as far as the benchmarks have measured it."""
 
+from math import isclose
 from typing import NamedTuple
 
 from p2p_dtfm.core.protocol.run_spec import CodecSpec, RunSpec
@@ -20,6 +21,11 @@ class MeasuredRow(NamedTuple):
     """Inner steps between two reductions, at most: more were not measured."""
     optimizers: tuple[str, str]
     """Of the run in step that it was compared with, and of the row."""
+    inner_batch: tuple[float, float]
+    """Sequences of a replica's inner step, as a part of those of a step of that run: the fewest and
+    the most that were measured."""
+    rate: float
+    """Peak learning rate of AdamW, as a part of that run's."""
     outer: tuple[float, float]
     """Learning rate and momentum of the outer step."""
     reduction: tuple[str, ...]
@@ -36,10 +42,14 @@ BOUNDARIES: dict[str, LossCost] = {
     ),
 }
 """Both ways, of runs that are in fp32 and in step besides."""
+INNER_BATCHES = (1 / 8, 420 / (4 * 13 * 32))
+"""With Muon: of eight replicas, which lose more, and of two and four."""
+MUON_RATE = 0.02
+"""Measured with no other one."""
 EXACT = LossCost(0.0, "the run's own batches, reduced in fp32")
 MEASURED = (
     MeasuredRow(
-        2, 40, ("adamw", "adamw"), (1.0, 0.0), ("sparse", "1", "50", "4"),
+        2, 40, ("adamw", "adamw"), (1 / 8, 1 / 8), 0.5, (1.0, 0.0), ("sparse", "1", "50", "4"),
         LossCost(
             0.92,
             "tiny, two replicas, 40 inner steps at half the learning rate, one seed "
@@ -47,19 +57,19 @@ MEASURED = (
         ),
     ),
     MeasuredRow(
-        2, 26, ("adamw", "muon"), (1.0, 0.3), ("sign",),
+        2, 26, ("adamw", "muon"), INNER_BATCHES, 1.0, (1.0, 0.3), ("sign",),
         LossCost(-10.1, "tiny, two replicas, 26 inner steps, five seeds (docs/compression.md)"),
     ),
     MeasuredRow(
-        4, 13, ("adamw", "muon"), (1.0, 0.5), ("sign",),
+        4, 13, ("adamw", "muon"), INNER_BATCHES, 1.0, (1.0, 0.5), ("sign",),
         LossCost(-1.2, "tiny, four replicas, 13 inner steps, five seeds (docs/compression.md)"),
     ),
     MeasuredRow(
-        2, 26, ("muon", "muon"), (1.0, 0.3), ("sign",),
+        2, 26, ("muon", "muon"), INNER_BATCHES, 1.0, (1.0, 0.3), ("sign",),
         LossCost(6.2, "tiny, two replicas, 26 inner steps, five seeds (docs/compression.md)"),
     ),
     MeasuredRow(
-        4, 13, ("muon", "muon"), (1.0, 0.5), ("sign",),
+        4, 13, ("muon", "muon"), INNER_BATCHES, 1.0, (1.0, 0.5), ("sign",),
         LossCost(16.8, "tiny, four replicas, 13 inner steps, five seeds (docs/compression.md)"),
     ),
 )  # fmt: skip
@@ -82,16 +92,27 @@ def loss_cost(spec: RunSpec, original: RunSpec, replicas: int) -> LossCost | Non
         return EXACT if boundary == "fp32" else BOUNDARIES.get(boundary)
     if boundaries != {"fp32"}:
         return None
-    for row in MEASURED:
-        if (
-            _told(codecs) == row.reduction
-            and optimizers == row.optimizers
-            and (spec.sync.outer_learning_rate, spec.sync.outer_momentum) == row.outer
-            and replicas <= row.replicas
-            and spec.sync.inner_steps <= row.most_inner_steps
-        ):
-            return row.cost
-    return None
+    return next((r.cost for r in MEASURED if _is_like(r, spec, original, replicas)), None)
+
+
+def _is_like(row: MeasuredRow, spec: RunSpec, original: RunSpec, replicas: int) -> bool:
+    """Whether all that the row depends on is within what was measured."""
+    sync, own, other = spec.sync, spec.optimizer, original.optimizer
+    inner_steps = sync.inner_steps * max(1, replicas)
+    inner_batch = spec.batch.global_batch / (inner_steps * original.batch.global_batch)
+    least, most = row.inner_batch
+    return (
+        _told(spec.codecs) == row.reduction
+        and (other.kind, own.kind) == row.optimizers
+        and (sync.outer_learning_rate, sync.outer_momentum) == row.outer
+        and replicas <= row.replicas
+        and sync.inner_steps <= row.most_inner_steps
+        and original.sync.mode == "every_step"
+        and spec.model.context == original.model.context
+        and least <= inner_batch <= most
+        and isclose(own.peak_learning_rate, row.rate * other.peak_learning_rate)
+        and (own.kind != "muon" or own.muon.peak_learning_rate == MUON_RATE)
+    )
 
 
 def _told(codecs: CodecSpec) -> tuple[str, ...]:

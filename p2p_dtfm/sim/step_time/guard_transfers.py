@@ -1,6 +1,7 @@
 """Reduced gradients on their way to guardians, for which a lone pipeline's Prepared waits."""
 
 from p2p_dtfm.core.cost_model.guarding import Guarded, guarded_of, waited_for
+from p2p_dtfm.core.cost_model.tables.stage_memory import stage_memory
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, Workload
 from p2p_dtfm.sim.scenario.scenario import Scenario
@@ -17,10 +18,11 @@ def guards_in_place(
     spares = [numbers[name] for name in sorted(plan.spares)]
     holders = [numbers[name] for name in sorted(plan.stage_holders())]
     room = {number: peers[number].memory_bytes for number in (*spares, *holders)}
+    memory = stage_memory(workload)
     for stage in plan.pipelines[0].stages:
-        costs = [workload.cost(layer) for layer in stage.layers]
-        used = sum(cost.state_bytes + stage.in_flight * cost.saved_bytes for cost in costs)
-        room[numbers[stage.peer_id]] -= used
+        number, first, end = numbers[stage.peer_id], stage.first_layer, stage.end_layer
+        offered_bytes = peers[number].memory_bytes
+        room[number] -= memory.used_bytes(first, end, stage.in_flight, offered_bytes)
 
     def way(holder: int, guardian: int) -> tuple[int, int]:
         one, other = peers[holder].name, peers[guardian].name

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.records import Device
-from p2p_dtfm.core.protocol.workload import LayerCost, Workload
+from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, LayerCost, Workload
 from p2p_dtfm.core.schedule.tasklets import weight_part_ns
 
+FETCHED_PARTS = 3
+"""Of a layer's state: parameters and two moments, each as large as its gradient."""
 Kinds = tuple[int, int, int, int, int]
 """How many embeddings, blocks and heads there are among some layers, and their first and end: where
 layers are unlike it counts which they are."""
@@ -127,6 +129,19 @@ class LayerBytes:
     """On the wire, when the only holder sends its guardian the reduced gradient."""
     shared_bytes: int = 0
     """On the wire, when the ends of a pipeline give each other the sums of a tied matrix."""
+    frozen_bytes: int = 0
+    """Of parameters that are frozen: in the state, and fetched once."""
+
+    @property
+    def fetched_bytes(self) -> int:
+        """By who gets the layer: parameters and two moments, and what is frozen. What a replica
+        keeps to itself nobody sends."""
+        return FETCHED_PARTS * self.followed_bytes + self.frozen_bytes
+
+    @property
+    def followed_bytes(self) -> int:
+        """Its gradient, which who fetches it gets with each step as well, uncoded."""
+        return FLOAT_BYTES * self.gradient_elements
 
     @property
     def needed_bytes(self) -> int:
@@ -194,6 +209,7 @@ def _layer_bytes(workload: Workload, cost: LayerCost) -> LayerBytes:
         workload.gradient_wire_bytes(cost),
         workload.guarded_bytes(cost),
         cost.shared_bytes,
+        cost.frozen_bytes,
     )
 
 

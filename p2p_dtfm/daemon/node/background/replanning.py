@@ -5,6 +5,7 @@ import logging
 
 from p2p_dtfm.core.audit.believed_speeds import pace_of, seen_slower
 from p2p_dtfm.core.audit.roles import comes_of_age
+from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.node.participation.participant import Participant
@@ -83,10 +84,11 @@ class Replanning:
         seen = self._participant.device_pace.seen(
             record.measured_device, record.device, view, self._me
         )
-        now_s = now.monotonic_s()
+        now_s, plan = now.monotonic_s(), view.plan
+        step_s = plan.predicted_step_ns / 1e9 if isinstance(plan, Plan) else 0.0
         if seen is not None or self._membership.has_stage():
             self._worked_s = now_s
-        elif now_s - self._worked_s >= pause_s(self._times_slow):
+        elif now_s - self._worked_s >= pause_s(self._times_slow, step_s):
             seen = record.measured_device  # without work it cannot show that it is faster
         if seen is not None and seen is not record.device:
             self._times_slow += record.device is record.measured_device

@@ -142,6 +142,15 @@ def test_it_equals_what_transformers_writes(tmp_path: Path) -> None:
     assert set(np.flatnonzero(expected["assistant_masks"])) <= set(np.flatnonzero(counts))
 
 
+@pytest.mark.parametrize("name", ["tools", "documents"])
+def test_a_template_sees_that_there_are_none(name: str) -> None:
+    """Undefined is not none: the answers were learnt behind a list of tools."""
+    asks = f"{{% if {name} is not none %}}<{name}>{{% endif %}}"
+    writer = ChatWriter(ChatForm(asks + THINKS), ByteTokenizer())
+    tokens, _ = writer.tokens((Message("user", "a"), Message("assistant", "b")))
+    assert bytes(map(int, tokens)).decode() == "<user>a\n<assistant><think></think>b\n"
+
+
 def dataset_of(directory: Path, content: list[dict]) -> Dataset:
     manifest, _ = prepare_chat(
         [written(directory, content)],

@@ -283,7 +283,13 @@ def _renderer(form: ChatForm) -> Any:
 
     def render(messages: tuple[Message, ...], asks: bool) -> str:
         pieces, length = [], 0
-        values = {"messages": as_given(messages), "add_generation_prompt": asks, **form.names}
+        values = {
+            "messages": as_given(messages),
+            "tools": None,  # not undefined: templates ask `is not none`, as transformers has it
+            "documents": None,
+            "add_generation_prompt": asks,
+            **form.names,
+        }
         try:
             with bounded_memory(MEMORY_LIMIT_BYTES):
                 for piece in compiled.generate(values):

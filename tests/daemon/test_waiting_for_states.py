@@ -580,3 +580,29 @@ def test_a_stage_lies_where_it_is_computed_and_what_is_guarded_does_not(
 
     play(scenario)
     assert moved == {**dict.fromkeys(MINE, card), **dict.fromkeys(THEIRS)}
+
+
+@pytest.mark.parametrize("steps_happen", [True, False])
+def test_of_what_comes_again_nothing_is_remembered_and_of_what_stays_all(
+    steps_happen: bool, play: Callable[..., None]
+) -> None:
+    """A layer that others have moved on meanwhile: what this peer owed to it before was added."""
+    both = even_plan([ME, OTHER], (1, 1), SPEC)
+
+    async def scenario(parts: Parts) -> None:
+        state, following = parts.state, VIEW.id.number + 1
+        state.view = VIEW if steps_happen else View(VIEW.snapshot, NoPlan("too few"))
+        state.states.update({layer: state_of(layer) for layer in (*MINE, *THEIRS)})
+        state.states[late := THEIRS[-1]].version = STEP - 1
+        owed, moments = state.memory.owed, state.memory.moments
+        moment: Any = None
+        owed.propose(1, dict.fromkeys((*MINE, *THEIRS), torch.ones(1)))
+        moments.propose(1, dict.fromkeys((*MINE, *THEIRS), moment))
+        state.memory.commit(1)
+        snapshot = msgspec.structs.replace(VIEW.snapshot, number=following, planned=True)
+        parts.place.agreed(View(snapshot, both), False)
+        kept = {layer for layer in (*MINE, *THEIRS) if owed.of(layer) is not None}
+        assert kept == (set(MINE) if steps_happen else {*MINE, *THEIRS} - {late})
+        assert moments._held.keys() == kept
+
+    play(scenario)

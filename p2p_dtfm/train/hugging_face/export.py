@@ -184,7 +184,9 @@ def configuration(model: ExportedModel, tokenizer: Tokenizer | None) -> dict[str
     ends = ends_of_texts(model.origin, tokenizer)
     if stated and end is not None and ends[1:] and end not in ends_of(model.origin):
         stated = {**stated, "eos_token_id": ends}
-    return configuration_of(model.spec.model, end, stated)
+    start = None if tokenizer is None else tokenizer.start_of_document
+    begins = {} if start is None else {"bos_token_id": start}
+    return configuration_of(model.spec.model, end, {**begins, **stated})
 
 
 def special_tokens(origin: Path | None) -> Mapping[str, Any]:
@@ -246,12 +248,12 @@ def _end_generation(path: Path, tokenizer: Tokenizer | None) -> None:
 
 
 def _tokenizer_configuration(spec: RunSpec, tokenizer: Tokenizer, file: bytes) -> dict[str, object]:
-    end = tokenizer.end_of_document
-    piece = tokenizer.decode([end])
-    # not the zero byte, which a vocabulary spells otherwise
-    is_control = json.loads(file)["model"]["vocab"].get(piece) == end
+    named = {"bos_token": tokenizer.start_of_document, "eos_token": tokenizer.end_of_document}
+    vocabulary = json.loads(file)["model"]["vocab"]
+    pieces = {name: tokenizer.decode([it]) for name, it in named.items() if it is not None}
     return {
-        **({"eos_token": piece} if is_control else {}),
+        # not the zero byte, which a vocabulary spells otherwise
+        **{name: it for name, it in pieces.items() if vocabulary.get(it) == named[name]},
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": spec.model.context,
         "clean_up_tokenization_spaces": False,  # text comes back as it was

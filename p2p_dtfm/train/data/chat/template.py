@@ -144,7 +144,10 @@ class ChatWriter:
         """Tokens and whether each counts. Raises `NotTheSame`, and `UserError`."""
         tokens: list[np.ndarray] = []
         counts: list[np.ndarray] = []
-        begins = True
+        begins, start = True, self._tokenizer.start_of_document
+        if start is not None and isinstance(conversation, Exchange):  # a template writes its own
+            tokens.append(np.array([start], dtype=np.uint32))
+            counts.append(np.zeros(1, dtype=bool))
         for text, counts_here in self._parts(conversation):
             piece, begins = self._encode(text, begins)
             tokens.append(piece)

@@ -1,11 +1,13 @@
 """Whoever waits goes on giving states to those that wait for them, and hears of what arrives."""
 
 import asyncio
+import errno
+import os
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 import pytest
@@ -36,6 +38,7 @@ from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, Traine
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
+from p2p_dtfm.train.data import BlobStore
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.tensor_bytes import tensor_to_bytes
@@ -237,6 +240,39 @@ def test_who_lacks_data_that_nobody_gives_stands_still_until_they_come(
         await asyncio.wait_for(fetching, 5)
         assert not state.stands_still
 
+    play(scenario)
+
+
+def test_a_shard_that_cannot_be_read_any_more_is_fetched_again_before_the_step(
+    play: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the disk refuses to put it aside for a moment."""
+    monkeypatch.setattr(step_shards, "SHARD_RETRY_S", 0.01)
+    blobs = BlobStore(tmp_path / "data" / "blobs")
+
+    class Mends(QuietOutlet):
+        asked: ClassVar[list[str]] = []
+
+        def damaged_shard(self, digest: str) -> None:
+            self.asked.append(digest)
+            if len(self.asked) == 1:
+                raise OSError(errno.EIO, "Input/output error")
+            blobs.quarantine(digest)
+            blobs.put_bytes(whole[digest])
+
+    async def scenario(parts: Parts) -> None:
+        state, outlet = parts.state, Mends()
+        for step in (STEP, STEP + 1):
+            shards = StepShards(step, (0, 1), held_out=False)
+            await have_shards(parts.tools, outlet, state, VIEW, PLAN, shards)
+            for digest in blobs.digests():
+                whole[digest] = blobs.held(digest).read_bytes()
+                if step == STEP:
+                    os.truncate(blobs.held(digest), 7)
+        assert len(outlet.asked) == 2 and len(set(outlet.asked)) == 1
+        parts.tools.batches(STEP + 1, 0)
+
+    whole: dict[str, bytes] = {}
     play(scenario)
 
 

@@ -9,9 +9,10 @@ from p2p_dtfm.cli.commands.data import newest_checkpoint
 from p2p_dtfm.cli.commands.models import ExportFormat, _export_once, export
 from p2p_dtfm.cli.commands.offline.repeated_export import RepeatedExport
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.lineage import Epochs, marked
 from p2p_dtfm.ports.packages import how_to_install
 from p2p_dtfm.train.model import checkpoint as checkpoints
-from p2p_dtfm.train.model.checkpoint import list_checkpoints
+from p2p_dtfm.train.model.checkpoint import list_checkpoints, read_manifest, take_back
 from p2p_dtfm.train.model.layer_state import LayerState
 from tests.models.conftest import make_spec, random_states
 from tests.train.saved_layers import save_layers
@@ -56,6 +57,43 @@ def test_one_every_so_many_steps_and_the_newest_stay(tmp_path: Path) -> None:
     kept = sorted(path.name for path in out.iterdir())
     new = [f"step-{step:08d}-{run}.safetensors" for step in (14, 20)]
     assert kept == sorted(["mine", *others, *new])
+
+
+def test_what_the_run_has_taken_back_is_marked_and_goes_first(tmp_path: Path) -> None:
+    """It stayed under the highest numbers, and nothing was exported until training had come there
+    again."""
+    spec, root, out = make_spec(), tmp_path / "runs" / "r" / "checkpoints", tmp_path / "out"
+    states, run = random_states(spec), spec.digest()[:8]
+
+    def write(directory: Path, target: Path) -> None:
+        target.write_text(f"{read_manifest(directory).step}")
+
+    def newest() -> Path:
+        return list_checkpoints(root)[0].directory
+
+    def names() -> list[str]:
+        return sorted(path.name for path in out.iterdir())
+
+    def is_exported(step: int, lineage: str) -> bool:
+        save_layers(root, spec, step, 0, at(states, step), lineage)
+        return repeated.once(said.append) is not None
+
+    repeated = RepeatedExport(newest, write, out, every=4, keep=3, suffix=".gguf")
+    said: list[str] = []
+    first = [f"{step:064x}" for step in range(spec.total_steps + 1)]
+    assert all(is_exported(step, first[step]) for step in (6, 12, spec.total_steps))
+    assert repeated.is_complete() and not said
+    lineage = marked(first[8], Epochs(1, (8,)))
+    take_back(root, lineage, 8)
+    assert not is_exported(8, lineage), "two steps newer than the newest that counts"
+    assert not repeated.is_complete()
+    behind = [f"step-{step:08d}-{run}.gguf" for step in (12, spec.total_steps)]
+    assert said == [f"the run went back to step 8: {it} is taken-back-{it} now" for it in behind]
+    assert is_exported(10, marked(first[1], Epochs(1, (8,))))
+    here = [f"step-00000006-{run}.gguf", f"step-00000010-{run}-epoch-1.gguf"]
+    assert names() == [*here, f"taken-back-{behind[1]}"]
+    assert is_exported(14, marked(first[2], Epochs(1, (8,))))
+    assert names() == [*here, f"step-00000014-{run}-epoch-1.gguf"] and len(said) == 2
 
 
 def test_an_export_that_cannot_come_to_anything_ends_it_and_says_how_to_mend_it(

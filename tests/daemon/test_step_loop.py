@@ -140,6 +140,33 @@ def with_two_copies(number: int) -> View:
     return View(view.snapshot, even_plan([name_of(0), name_of(1)], (1, 1), SPEC))
 
 
+def test_who_has_no_stage_any_more_forgets_what_it_owed(tmp_path: Path) -> None:
+    """It had kept it, and used it months later, when it got a stage again."""
+    tools = trainer_tools(tmp_path)
+
+    async def run() -> None:
+        trainer = Trainer(tools, QuietOutlet())
+        found = view_of(2, 2)
+        plan = even_plan([name_of(1)], (1,), SPEC)
+        assert tools.me not in plan.stage_holders()
+        view = View(found.snapshot, plan)
+        trainer.view_agreed(view, False)
+        memory = trainer._state.memory
+        memory.owed.propose(0, {1: torch.ones(1)})
+        memory.commit(0)
+        trainer.take_over(view, 1, Ledger(view.id, plan, 1), None)
+        assert memory.owed.of(1) is not None
+        running = asyncio.create_task(trainer.run())
+        await settle()
+        running.cancel()
+        await asyncio.wait({running})
+        await trainer.close()
+        tools.compute.close()
+        assert memory.owed.of(1) is None
+
+    asyncio.run(run())
+
+
 class NotAllIn(QuietOutlet):
     def __init__(self) -> None:
         self.all_in = False

@@ -1,11 +1,13 @@
 """Whoever waits goes on giving states to those that wait for them, and hears of what arrives."""
 
 import asyncio
+import errno
+import os
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 import pytest
@@ -36,6 +38,7 @@ from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, Traine
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
+from p2p_dtfm.train.data import BlobStore
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.tensor_bytes import tensor_to_bytes
@@ -237,6 +240,39 @@ def test_who_lacks_data_that_nobody_gives_stands_still_until_they_come(
         await asyncio.wait_for(fetching, 5)
         assert not state.stands_still
 
+    play(scenario)
+
+
+def test_a_shard_that_cannot_be_read_any_more_is_fetched_again_before_the_step(
+    play: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the disk refuses to put it aside for a moment."""
+    monkeypatch.setattr(step_shards, "SHARD_RETRY_S", 0.01)
+    blobs = BlobStore(tmp_path / "data" / "blobs")
+
+    class Mends(QuietOutlet):
+        asked: ClassVar[list[str]] = []
+
+        def damaged_shard(self, digest: str) -> None:
+            self.asked.append(digest)
+            if len(self.asked) == 1:
+                raise OSError(errno.EIO, "Input/output error")
+            blobs.quarantine(digest)
+            blobs.put_bytes(whole[digest])
+
+    async def scenario(parts: Parts) -> None:
+        state, outlet = parts.state, Mends()
+        for step in (STEP, STEP + 1):
+            shards = StepShards(step, (0, 1), held_out=False)
+            await have_shards(parts.tools, outlet, state, VIEW, PLAN, shards)
+            for digest in blobs.digests():
+                whole[digest] = blobs.held(digest).read_bytes()
+                if step == STEP:
+                    os.truncate(blobs.held(digest), 7)
+        assert len(outlet.asked) == 2 and len(set(outlet.asked)) == 1
+        parts.tools.batches(STEP + 1, 0)
+
+    whole: dict[str, bytes] = {}
     play(scenario)
 
 
@@ -582,3 +618,29 @@ def test_a_stage_lies_where_it_is_computed_and_what_is_guarded_does_not(
 
     play(scenario)
     assert moved == {**dict.fromkeys(MINE, card), **dict.fromkeys(THEIRS)}
+
+
+@pytest.mark.parametrize("steps_happen", [True, False])
+def test_of_what_comes_again_nothing_is_remembered_and_of_what_stays_all(
+    steps_happen: bool, play: Callable[..., None]
+) -> None:
+    """A layer that others have moved on meanwhile: what this peer owed to it before was added."""
+    both = even_plan([ME, OTHER], (1, 1), SPEC)
+
+    async def scenario(parts: Parts) -> None:
+        state, following = parts.state, VIEW.id.number + 1
+        state.view = VIEW if steps_happen else View(VIEW.snapshot, NoPlan("too few"))
+        state.states.update({layer: state_of(layer) for layer in (*MINE, *THEIRS)})
+        state.states[late := THEIRS[-1]].version = STEP - 1
+        owed, moments = state.memory.owed, state.memory.moments
+        moment: Any = None
+        owed.propose(1, dict.fromkeys((*MINE, *THEIRS), torch.ones(1)))
+        moments.propose(1, dict.fromkeys((*MINE, *THEIRS), moment))
+        state.memory.commit(1)
+        snapshot = msgspec.structs.replace(VIEW.snapshot, number=following, planned=True)
+        parts.place.agreed(View(snapshot, both), False)
+        kept = {layer for layer in (*MINE, *THEIRS) if owed.of(layer) is not None}
+        assert kept == (set(MINE) if steps_happen else {*MINE, *THEIRS} - {late})
+        assert moments._held.keys() == kept
+
+    play(scenario)

@@ -139,7 +139,8 @@ def test_a_token_that_is_none_is_left_out(tmp_path: Path) -> None:
     export_gguf(tmp_path / "in", tmp_path / "model.gguf", None)
     _, said = read(tmp_path / "model.gguf")
     kinds = {name.split(".")[-1] for name in said if name.endswith("_token_id")}
-    assert kinds == {"eos_token_id", "unknown_token_id"}
+    assert kinds == {"bos_token_id", "eos_token_id", "unknown_token_id"}
+    assert said["tokenizer.ggml.bos_token_id"] == 1, "what its tokenizer puts before texts"
     assert said["tokenizer.ggml.eos_token_id"] == 2
 
 

@@ -265,6 +265,9 @@ def test_texts_that_end_with_another_token_than_the_model_states(tmp_path: Path)
     export_hugging_face(checkpoint, tmp_path / "out", other, origin=model)
     said = json.loads((tmp_path / "out" / "config.json").read_text())
     assert said["eos_token_id"] == [7, *stated]
+    said = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert said["eos_token_id"] == [7, *stated], "by which transformers goes, where there is one"
+    assert said["temperature"] == 0.4
     export_gguf(checkpoint, tmp_path / "m.gguf", other, origin=model)
     fields = GGUFReader(tmp_path / "m.gguf").fields
     assert fields["tokenizer.ggml.eos_token_id"].contents() == 7

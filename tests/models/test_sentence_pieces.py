@@ -16,17 +16,19 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from p2p_dtfm.cli.commands.data import generate
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.train.data import open_prepared, prepare, tokenizer_from_bytes
-from p2p_dtfm.train.data.chat.conversations import Message
+from p2p_dtfm.train.data.chat.conversations import Exchange, Message
 from p2p_dtfm.train.data.chat.template import ChatWriter, read_chat_form
 from p2p_dtfm.train.data.tokens.sentence_pieces import SentencePieces
 from p2p_dtfm.train.hugging_face.export import export_hugging_face
 from p2p_dtfm.train.hugging_face.gguf_export import export_gguf
 from p2p_dtfm.train.hugging_face.model_import import import_hugging_face
-from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
+from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json, start_of_texts
 from p2p_dtfm.train.model.generate import _whole_characters
+from tests.models.conftest import make_spec, random_states
 from tests.models.families import make_model
 from tests.models.llamas_tokenizer import LEARNT, SCHEMES, llamas_tokenizer, save_tokenizer
 from tests.models.test_families import TRAINING
+from tests.train.saved_layers import save_layers
 
 TEXTS = [
     LEARNT,
@@ -126,7 +128,82 @@ def test_a_long_text_comes_back_as_it_was(scheme: str, tmp_path: Path) -> None:
     shards = [data.store.held(shard.digest) for shard in manifest.shards_in("train")]
     tokens = np.concatenate([np.fromfile(path, dtype="<u2") for path in shards])
     assert (tokens == 2).sum() == 1 and tokens[-1] == 2
-    assert data.tokenizer.decode(tokens[:-1]) == text
+    assert (tokens == 1).sum() == 1 and tokens[0] == 1
+    assert data.tokenizer.decode(tokens[1:-1]) == text
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_documents_and_prompts_begin_as_texts_do_in_transformers(
+    scheme: str, tmp_path: Path
+) -> None:
+    """Nothing was written before them, while all who use the model begin with its `<s>`."""
+    directory = save_tokenizer(tmp_path / "hf", scheme)
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
+    tokenizer = read_tokenizer_json(directory)
+    rows = [f"the dog no. {number} jumps" for number in range(99)]
+    lines = tmp_path / "rows.jsonl"
+    lines.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    manifest = prepare(
+        [lines], tmp_path / "rows", context=8, tokenizer=tokenizer, held_out_fraction=0.2
+    )
+    assert manifest.tokenizer.start_of_document == 1
+    data = open_prepared(tmp_path / "rows")
+    assert data.tokenizer.start_of_document == 1
+    found = []
+    for shard in manifest.shards:
+        tokens = np.fromfile(data.store.held(shard.digest), dtype="<u2").tolist()
+        assert tokens[-1] == 2
+        found += " ".join(map(str, tokens)).removesuffix(" 2").split(" 2 ")
+    assert sorted(found) == sorted(" ".join(map(str, theirs(row)["input_ids"])) for row in rows)
+    writer = ChatWriter(read_chat_form(directory), tokenizer)
+    tokens, counts = writer.tokens(Exchange("the dog", " jumps"))
+    asked = theirs("the dog")["input_ids"]
+    assert asked[0] == 1 and tokens.tolist()[: len(asked)] == asked and tokens[-1] == 2
+    assert not counts[: len(asked)].any() and counts[len(asked) :].all()
+
+
+def test_each_part_of_a_text_that_is_held_out_or_not_begins_as_texts_do(tmp_path: Path) -> None:
+    text = "".join(f"the dog no. {number} jumps over  the fox\n" for number in range(3000))
+    (tmp_path / "long.txt").write_text(text)
+    tokenizer = read_tokenizer_json(save_tokenizer(tmp_path / "hf"))
+    out = tmp_path / "out"
+    manifest = prepare(
+        [tmp_path / "long.txt"], out, context=16, tokenizer=tokenizer, held_out_fraction=0.2
+    )
+    data = open_prepared(out)
+    for split in ("train", "held_out"):
+        shards = [data.store.held(shard.digest) for shard in manifest.shards_in(split)]
+        tokens = np.concatenate([np.fromfile(path, dtype="<u2") for path in shards])
+        ends, starts = np.flatnonzero(tokens == 2), np.flatnonzero(tokens == 1)
+        assert len(ends) > 1 and starts.tolist() == [0, *(ends[:-1] + 1).tolist()]
+
+
+def test_without_the_models_own_files_an_export_begins_texts_so_too(tmp_path: Path) -> None:
+    directory = save_tokenizer(tmp_path / "hf")
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
+    tokenizer = read_tokenizer_json(directory)
+    spec = make_spec(vocabulary=tokenizer.vocabulary, layers=1)
+    checkpoint = save_layers(tmp_path / "checkpoints", spec, 0, 0, random_states(spec))
+    export_hugging_face(checkpoint, tmp_path / "out", tokenizer)
+    again = AutoTokenizer.from_pretrained(tmp_path / "out")
+    expected = theirs("the dog")["input_ids"]
+    assert again("the dog")["input_ids"] == expected and again.bos_token_id == expected[0] == 1
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["bos_token_id"] == 1
+    assert read_tokenizer_json(tmp_path / "out").start_of_document == 1
+    export_gguf(checkpoint, tmp_path / "model.gguf", tokenizer)
+    fields = GGUFReader(tmp_path / "model.gguf").fields
+    assert fields["tokenizer.ggml.bos_token_id"].contents() == 1
+    assert fields["tokenizer.ggml.add_bos_token"].contents()
+
+
+def test_what_stands_before_a_text_may_be_one_step_of_several_or_no_token_at_all() -> None:
+    step = llamas_tokenizer()["post_processor"]
+    several = {"type": "Sequence", "processors": [{"type": "ByteLevel"}, step]}
+    assert start_of_texts({"post_processor": several}) == 1
+    two = {**step, "special_tokens": {"<s>": {"id": "<s>", "ids": [1, 2], "tokens": []}}}
+    none = {**step, "single": step["single"][1:]}
+    for other in (None, 5, [step], {"processors": 5}, {"single": [[]]}, two, none):
+        assert start_of_texts({"post_processor": other}) is None
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -142,11 +219,11 @@ def test_what_is_written_streams_with_its_spaces(
     generate(tmp_path / "new", prompt="the dog", tokens=10, temperature=0.0, seed=0)
     printed = capsys.readouterr().out.removesuffix("\n")
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
-    tokens = theirs("the dog", add_special_tokens=False)["input_ids"]
+    tokens = theirs("the dog")["input_ids"]
     for _ in range(10):
         with torch.no_grad():
             tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
-    assert printed == theirs.decode(tokens) and " " in printed.removeprefix("the dog")
+    assert printed == theirs.decode(tokens[1:]) and " " in printed.removeprefix("the dog")
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

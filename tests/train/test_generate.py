@@ -27,6 +27,7 @@ from tests.train.saved_layers import save_layers
 class Bytes:
     vocabulary = 256
     end_of_document = 0
+    start_of_document: int | None = None
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -94,7 +95,10 @@ def test_without_a_prompt_a_document_begins(
 
     monkeypatch.setattr(_Continuation, "logits", noting)
     generate(checkpoints, Pairs(), "", 1)
-    assert seen == [[10]]
+    Pairs.start_of_document = 11
+    generate(checkpoints, Pairs(), "", 1)
+    generate(checkpoints, Pairs(), "ab", 1)
+    assert seen == [[10], [11], [11, *b"ab"]]
 
 
 def test_nothing_is_written_behind_the_end_of_a_text(checkpoints: Path) -> None:

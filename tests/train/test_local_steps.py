@@ -181,5 +181,8 @@ def test_private_memory_counts_a_step_once() -> None:
     assert memory.of(0) == "a", "what was proposed for another step does not count"
     memory.keep_only([1, 2])
     assert memory.of(0) is None and memory.of(1) == "b"
+    memory.propose(7, {1: "d", 2: "e"})
     memory.forget([1])
     assert memory.of(1) is None
+    memory.commit(7)
+    assert (memory.of(1), memory.of(2)) == (None, "e")

@@ -3,6 +3,7 @@
 import gzip
 import json
 import resource
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,9 @@ def written(directory: Path, content: list[dict]) -> Path:
     return path
 
 
-def model_directory(directory: Path) -> Path:
-    """A tokenizer with control tokens and a chat template, as a model's directory holds them."""
+def model_directory(directory: Path, end: str = "<|im_end|>") -> Path:
+    """A tokenizer with control tokens and a chat template, as a model's directory holds them; its
+    texts end with `end`."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     from p2p_dtfm.train.data.byte_pairs import SYMBOLS
@@ -71,10 +73,11 @@ def model_directory(directory: Path) -> Path:
     made = Tokenizer(models.BPE(vocab={**SYMBOLS, "ab": 256}, merges=[("a", "b")]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(each) for each in ("<|im_start|>", "<|im_end|>")])
+    names = dict.fromkeys(("<|im_start|>", "<|im_end|>", end))
+    made.add_special_tokens([AddedToken(each) for each in names])
     directory.mkdir()
     made.save(str(directory / "tokenizer.json"))
-    configuration = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    configuration = {"eos_token": end, "chat_template": TEMPLATE}
     (directory / "tokenizer_config.json").write_text(json.dumps(configuration))
     return directory
 
@@ -106,6 +109,25 @@ def test_without_a_template_an_answer_ends_as_texts_of_the_tokenizers_model_do()
     assert writer.filling == 7
 
 
+def test_what_ends_an_answer_is_what_its_template_writes_there(tmp_path: Path) -> None:
+    """As ChatML's do where a model's own texts end with another token: nothing stopped there."""
+    model = model_directory(tmp_path / "model", end="<|endoftext|>")
+    form, tokenizer = read_chat_form(model), read_tokenizer_json(model)
+    turn_end, text_end = 258, 259
+    assert tokenizer.end_of_document == text_end
+    content = [talk(("user", f"is it {n}?"), ("assistant", "yes")) for n in range(20)]
+    path = written(tmp_path, [*content, *rows(5)])
+    manifest, _ = prepare_chat([path], tmp_path / "out", tokenizer, form, context=99)
+    assert manifest.tokenizer.end_of_document == turn_end
+    writer = ChatWriter(form, tokenizer)
+    assert writer.filling == turn_end and writer.tokens(Exchange("a", "b"))[0][-1] == turn_end
+    for changed in ("<|im_end|><|endoftext|>", "\n", "<|im_start|><|endoftext|><|im_start|>"):
+        other = replace(form, template=TEMPLATE.replace("<|im_end|>", changed))
+        assert ChatWriter(other, tokenizer).filling == text_end
+    unusable = replace(form, template="{{ raise_exception('none') }}")
+    assert ChatWriter(unusable, tokenizer).filling == text_end
+
+
 def test_it_equals_what_transformers_writes(tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
@@ -118,6 +140,15 @@ def test_it_equals_what_transformers_writes(tmp_path: Path) -> None:
     tokens, counts = writer.tokens(tuple(Message(**each) for each in talk))
     assert list(tokens) == list(expected["input_ids"])
     assert set(np.flatnonzero(expected["assistant_masks"])) <= set(np.flatnonzero(counts))
+
+
+@pytest.mark.parametrize("name", ["tools", "documents"])
+def test_a_template_sees_that_there_are_none(name: str) -> None:
+    """Undefined is not none: the answers were learnt behind a list of tools."""
+    asks = f"{{% if {name} is not none %}}<{name}>{{% endif %}}"
+    writer = ChatWriter(ChatForm(asks + THINKS), ByteTokenizer())
+    tokens, _ = writer.tokens((Message("user", "a"), Message("assistant", "b")))
+    assert bytes(map(int, tokens)).decode() == "<user>a\n<assistant><think></think>b\n"
 
 
 def dataset_of(directory: Path, content: list[dict]) -> Dataset:

@@ -1,5 +1,7 @@
 """Samples: each once a pass, from shards that are checked before they are believed."""
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +147,45 @@ def test_a_damaged_shard(manifest: Manifest, store: BlobStore, damage: str) -> N
     assert str(store.root) in caught.value.fixes[0]
     store.quarantine(caught.value.digest)
     assert store.path(caught.value.digest) is None, "so the next try asks for it"
+
+
+@pytest.mark.parametrize("failure", ["cut", "unreadable"])
+def test_a_shard_that_fails_once_it_is_open(
+    failure: str, manifest: Manifest, store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was mapped into memory: the process was ended at once, by a signal that nobody hears."""
+    dataset, spec = Dataset(manifest, store.path, CONTEXT), make_spec()
+    first, second = (dataset.microbatch(spec, step, 0)[0] for step in (0, 1))
+    dataset.open_shards(shard.digest for shard in manifest.shards)
+    dataset.read_ahead(spec, 0, [0], held_out=True)
+    whole = {shard.digest: store.held(shard.digest).read_bytes() for shard in manifest.shards}
+    with monkeypatch.context() as patch:
+        if failure == "cut":
+            for digest in whole:
+                os.truncate(store.held(digest), 7)
+        else:
+            patch.setattr(os, "pread", failing_disk)
+        assert np.array_equal(dataset.microbatch(spec, 0, 0)[0], first), "it was read ahead"
+        dataset.held_out_microbatch(spec, 0)
+        with pytest.raises(ShardDamaged, match=r"has been cut|cannot be read: Input"):
+            dataset.read_ahead(spec, 1, [0], held_out=False)
+        with pytest.raises(ShardDamaged) as caught:
+            dataset.microbatch(spec, 1, 0)
+    damaged: str | None = caught.value.digest
+    while damaged is not None:
+        store.quarantine(damaged)
+        with pytest.raises(ShardMissing):
+            dataset.microbatch(spec, 1, 0)
+        assert store.put_bytes(whole[damaged]) == damaged
+        try:
+            assert np.array_equal(dataset.microbatch(spec, 1, 0)[0], second)
+            damaged = None
+        except ShardDamaged as error:
+            damaged = error.digest
+
+
+def failing_disk(descriptor: int, size: int, offset: int) -> bytes:
+    raise OSError(errno.EIO, "Input/output error")
 
 
 def test_tokens_outside_the_declared_vocabulary(store: BlobStore) -> None:

@@ -61,6 +61,8 @@ def test_canonical_bytes_come_back() -> None:
         changed(tokenizer__vocabulary=0),
         changed(tokenizer__size_bytes=1 << 40),
         changed(tokenizer__digest=A),
+        changed(tokenizer__start_of_document=256),
+        changed(tokenizer__start_of_document=None),
         changed(shards=[]),
         changed(shards__0__tokens=1 << 40, totals__train_tokens=1 << 40),
         changed(shards__0__tokens=-1000),

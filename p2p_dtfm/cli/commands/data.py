@@ -274,7 +274,7 @@ def _written_s(checkpoint: Path) -> float | None:
 
 def tokenizer_of(directory: Path) -> "Tokenizer":
     """The tokenizer of a checkpoint's run, which lies beside it. Raises `UserError`."""
-    from p2p_dtfm.train.data import BLOBS_NAME, blobs_in, ending_with, load_manifest, load_tokenizer
+    from p2p_dtfm.train.data import BLOBS_NAME, as_stated, blobs_in, load_manifest, load_tokenizer
     from p2p_dtfm.train.model.checkpoint import (
         list_checkpoints,
         read_manifest,
@@ -296,4 +296,4 @@ def tokenizer_of(directory: Path) -> "Tokenizer":
     tokenizer = store.path(entry.digest)
     if tokenizer is None:
         raise UserError(f"the tokenizer is missing in {blobs}", "join the run again to fetch it")
-    return ending_with(load_tokenizer(tokenizer), entry.end_of_document)
+    return as_stated(load_tokenizer(tokenizer), entry)

@@ -71,7 +71,12 @@ def is_lineage(text: str) -> bool:
 
 def is_undone(version: int, lineage: str, epochs: Epochs) -> bool:
     """Whether a state was taken back, where training has come to `epochs`."""
-    behind = epochs.number - epochs_of(lineage).number
+    return is_undone_of(version, epochs_of(lineage).number, epochs)
+
+
+def is_undone_of(version: int, number: int, epochs: Epochs) -> bool:
+    """The same of a state that was made in the epoch of this number."""
+    behind = epochs.number - number
     if behind <= 0:
         return False
     if behind > len(epochs.starts):

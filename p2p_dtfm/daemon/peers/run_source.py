@@ -33,7 +33,7 @@ from p2p_dtfm.train.data import (
     Manifest,
     Progress,
     Tokenizer,
-    ending_with,
+    as_stated,
     load_tokenizer,
     open_prepared,
     parse_manifest,
@@ -133,7 +133,7 @@ def open_local_run(signed: Signed, store: BlobStore) -> Run:
     spec = with_sizes(RunSpec.from_canonical_bytes(signed.payload))
     manifest = parse_manifest(store.held(spec.data.manifest).read_bytes(), spec.data.manifest)
     tokenizer = tokenizer_from_bytes(store.held(manifest.tokenizer.digest).read_bytes())
-    return Run(spec, signed, manifest, _as_stated(tokenizer, manifest), store)
+    return Run(spec, signed, manifest, as_stated(tokenizer, manifest.tokenizer), store)
 
 
 async def ask_welcome(
@@ -333,11 +333,8 @@ async def fetch_run(
             ("try again in a minute", "join through another peer"),
             exit_code=UNREACHABLE,
         ) from error
-    return Run(spec, welcome.run_spec, manifest, _as_stated(tokenizer, manifest), store)
-
-
-def _as_stated(tokenizer: Tokenizer, manifest: Manifest) -> Tokenizer:
-    return ending_with(tokenizer, manifest.tokenizer.end_of_document)
+    tokenizer = as_stated(tokenizer, manifest.tokenizer)
+    return Run(spec, welcome.run_spec, manifest, tokenizer, store)
 
 
 async def fetch_blob(

@@ -71,9 +71,16 @@ class PlaceInView:
         self._wanted_next = guarded | set(view.layers_of(me))
         missing = self._wanted_next - self._kept_up()
         if missing:
+            self._state.memory.forget(self._moved_on(missing))
             self._followers.follow(view, missing)
         else:
             self._outlet.synced(view.id)
+
+    def _moved_on(self, layers: set[int]) -> set[int]:
+        """Of layers that no commit here moves on, those that others do: all, where steps happen."""
+        view = self._state.view
+        rests = view is not None and isinstance(view.plan, NoPlan)
+        return self._state.late(layers) if rests else layers
 
     def _kept_up(self) -> set[int]:
         """Layers here whose states every commit moves on: of this peer's stage, or guarded.

@@ -33,11 +33,10 @@ async def have_shards(
     tools: Tools, outlet: Outlet, state: TrainerState, view: View, plan: Plan, read: StepShards
 ) -> None:
     """Bring what a stage reads, if it reads any; or until the view is over."""
-    needed = _needed(tools, plan, read)
-    if needed is None:
+    if not _reads_data(tools, plan, read):
         return
     try:
-        await _fetch(tools, outlet, state, view, needed)
+        await _fetch(tools, outlet, state, view, read)
     finally:
         if state.view is view:  # else it says of the next one's states that they are on their way
             state.fetches = False
@@ -46,41 +45,57 @@ async def have_shards(
 
 async def could_have_shards(tools: Tools, outlet: Outlet, plan: Plan, read: StepShards) -> bool:
     """The same in one try, by whom nothing waits for but an audit."""
-    needed = _needed(tools, plan, read)
-    if needed is None:
+    if not _reads_data(tools, plan, read):
         return True
     try:
-        await outlet.fetch_shards(needed)
-        await tools.compute.run(tools.batches.open_shards, needed)
+        await outlet.fetch_shards(_shards_of(tools, read))
+        await _read_ahead(tools, read)
     except (ShardDamaged, ShardMissing, BlobUnavailable, OSError) as error:
         log.warning("an audit goes without data: %s", error)
         return False
     return True
 
 
-def _needed(tools: Tools, plan: Plan, read: StepShards) -> set[str] | None:
-    """None for a stage that reads no data."""
+def _reads_data(tools: Tools, plan: Plan, read: StepShards) -> bool:
     beside = neighbours_of(plan, read.stage_of or tools.me, tools.spec)
     is_between = beside[0].before is not None and beside[0].after is not None
-    if is_between and not tools.spec.stages_know_tokens:
-        return None
+    return not is_between or tools.spec.stages_know_tokens
+
+
+def _shards_of(tools: Tools, read: StepShards) -> set[str]:
     return tools.batches.shards(read.step, read.microbatches, held_out=read.held_out)
 
 
+async def _read_ahead(tools: Tools, read: StepShards) -> None:
+    """Once it is computed, a disk that fails would cost the step, or end the daemon."""
+    await tools.compute.run(
+        tools.batches.read_ahead,
+        read.step,
+        read.microbatches,
+        held_out=read.held_out,
+        of_another=bool(read.stage_of),
+    )
+
+
 async def _fetch(
-    tools: Tools, outlet: Outlet, state: TrainerState, view: View, needed: set[str]
+    tools: Tools, outlet: Outlet, state: TrainerState, view: View, read: StepShards
 ) -> None:
+    needed = _shards_of(tools, read)
+    damaged: str | None = None
     while not state.is_over(view):
         try:
+            if damaged is not None:
+                outlet.damaged_shard(damaged)
+                damaged = None
             state.fetches = True
             await outlet.fetch_shards(needed)
             state.fetches = False
-            await tools.compute.run(tools.batches.open_shards, needed)
+            await _read_ahead(tools, read)
             state.stuck_at = None
             return
         except ShardDamaged as error:
             log.warning("%s", error.cause)
-            outlet.damaged_shard(error.digest)
+            damaged = error.digest
         except ShardMissing as error:
             log.warning("%s", error)
         except BlobUnavailable as error:

@@ -397,6 +397,7 @@ class Trainer:
     async def _watch(self, view: View) -> None:
         """As a spare: learn the outcomes, and guard what one member holds alone."""
         state = self._state
+        state.memory.keep_only(())
         self._place.guard(view)
         while not state.is_over(view) and state.step <= self._spec.total_steps:
             outcome = state.ledger.next_outcome() if state.ledger else None

@@ -25,6 +25,7 @@ from p2p_dtfm.train.data.text_files import Skipped
 from p2p_dtfm.train.data.tokenizer import (
     ByteTokenizer,
     Tokenizer,
+    as_stated,
     ending_with,
     load_tokenizer,
     require_tokenizer_of,
@@ -48,6 +49,7 @@ __all__ = [
     "Skipped",
     "Tokenizer",
     "Wish",
+    "as_stated",
     "blobs_in",
     "ending_with",
     "file_digest",

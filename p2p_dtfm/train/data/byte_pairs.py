@@ -31,6 +31,7 @@ class BytePairTokenizer:
     """A vocabulary of byte strings: all 256 single bytes, and merges of them."""
 
     begins_after_control = False
+    start_of_document: int | None = None
 
     def __init__(
         self,

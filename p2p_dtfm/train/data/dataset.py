@@ -1,4 +1,4 @@
-"""The samples of a run, out of memory-mapped shards.
+"""The samples of a run, out of shards of tokens.
 
 A sample is a window of context + 1 tokens: inputs are all but its last token, targets all but its
 first. Windows do not overlap, and none straddles two shards: so each sample needs exactly one
@@ -18,7 +18,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.schedule.sample_order import sample_indices_of
 from p2p_dtfm.train.data.manifest import Manifest, ShardEntry, Split
-from p2p_dtfm.train.data.shard_files import open_shard
+from p2p_dtfm.train.data.shard_files import ShardDamaged, ShardReader, open_shard
 
 UNCOUNTED = -100
 """In place of a target that does not count: what torch's cross entropy leaves out."""
@@ -61,7 +61,9 @@ class Dataset:
         self._train = _Windows(manifest, "train", context + 1)
         self._held_out = _Windows(manifest, "held_out", context + 1)
         self._verified: set[str] = set()
-        self._open: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._open: OrderedDict[str, ShardReader] = OrderedDict()
+        self._ahead: list[dict[tuple[Split, int], np.ndarray]] = [{}, {}]
+        """Windows that were read ahead: of this peer's own work, and of another's."""
         self._lock = threading.Lock()
 
     @property
@@ -155,7 +157,30 @@ class Dataset:
         """
         entries = {shard.digest: shard for shard in self.manifest.shards}
         for digest in sorted(digests):
-            self._tokens(entries[digest])
+            self._opened(entries[digest])
+
+    def read_ahead(
+        self,
+        spec: RunSpec,
+        step: int,
+        microbatches: Iterable[int],
+        *,
+        held_out: bool,
+        of_another: bool = False,
+    ) -> None:
+        """Have the windows of these microbatches of a step, and of evaluation, in memory until
+        others are asked for, so that nothing fails in the middle of the step.
+
+        Raises `ShardMissing` and `ShardDamaged`.
+        """
+        evaluated = range(spec.evaluation_microbatches if held_out else 0)
+        asked = [
+            *((self._train, n) for m in microbatches for n in self.sample_indices(spec, step, m)),
+            *((self._held_out, n) for m in evaluated for n in self.held_out_indices(spec, m)),
+        ]
+        self._ahead[of_another] = {
+            (windows.split, index): self._window(windows, index) for windows, index in asked
+        }
 
     def microbatch(
         self, spec: RunSpec, step: int, microbatch: int
@@ -187,31 +212,44 @@ class Dataset:
         length = self.context + 1
         samples = np.empty((len(indices), length), dtype=np.int64)
         for row, index in enumerate(indices):
-            shard, start = windows.locate(index)
-            samples[row] = self._tokens(shard)[start : start + length]
+            samples[row] = self._window(windows, index)
         if not self.manifest.sequence_tokens:
             return samples[:, :-1].copy(), samples[:, 1:].copy()
         tokens = samples >> 1
         targets = np.where(samples[:, 1:] & 1, tokens[:, 1:], UNCOUNTED)
         return tokens[:, :-1].copy(), targets
 
-    def _tokens(self, shard: ShardEntry) -> np.ndarray:
-        """A shard's tokens [t]; its hash is checked when it is opened for the first time."""
+    def _window(self, windows: "_Windows", index: int) -> np.ndarray:
+        """As its shard has it, [context + 1]."""
+        for ahead in self._ahead:
+            if (window := ahead.get((windows.split, index))) is not None:
+                return window
+        shard, start = windows.locate(index)
+        try:
+            return self._opened(shard).read(start, self.context + 1)
+        except ShardDamaged:
+            with self._lock:  # what is fetched in its place is another file
+                self._open.pop(shard.digest, None)
+                self._verified.discard(shard.digest)
+            raise
+
+    def _opened(self, entry: ShardEntry) -> ShardReader:
+        """A shard, whose hash is checked when it is opened for the first time."""
         with self._lock:
-            tokens = self._open.get(shard.digest)
-            if tokens is None:
-                tokens = self._open_shard(shard)
-                self._open[shard.digest] = tokens
+            shard = self._open.get(entry.digest)
+            if shard is None:
+                shard = self._open_shard(entry)
+                self._open[entry.digest] = shard
                 if len(self._open) > _OPEN_SHARDS:
                     self._open.popitem(last=False)
-            self._open.move_to_end(shard.digest)
-            return tokens
+            self._open.move_to_end(entry.digest)
+            return shard
 
-    def _open_shard(self, shard: ShardEntry) -> np.ndarray:
+    def _open_shard(self, shard: ShardEntry) -> ShardReader:
         path = self._shard_paths(shard.digest)
         if path is None:
             raise ShardMissing(shard.digest)
-        tokens = open_shard(
+        opened = open_shard(
             path,
             shard,
             self.manifest.token_type,
@@ -219,13 +257,14 @@ class Dataset:
             verified=shard.digest in self._verified,
         )
         self._verified.add(shard.digest)
-        return tokens
+        return opened
 
 
 class _Windows:
     """The windows of one split, numbered from 0 in the order of its shards."""
 
     def __init__(self, manifest: Manifest, split: Split, length: int) -> None:
+        self.split: Split = split
         self._length = length
         self._shards = [shard for shard in manifest.shards_in(split) if shard.tokens >= length]
         self._ends = list(accumulate(shard.tokens // length for shard in self._shards))

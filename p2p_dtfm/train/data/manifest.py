@@ -50,6 +50,8 @@ class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocabulary: Annotated[int, Meta(ge=2, le=1 << 24)]
     end_of_document: Annotated[int, Meta(ge=0, lt=1 << 24)] | msgspec.UnsetType = msgspec.UNSET
     """What stands after each document. Unset: the token of the zero byte."""
+    start_of_document: Annotated[int, Meta(ge=0, lt=1 << 24)] | msgspec.UnsetType = msgspec.UNSET
+    """What stands before each. Unset: nothing, as in manifests that know nothing of it."""
 
 
 class Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -234,6 +236,9 @@ def _inconsistent_tokens(manifest: Manifest) -> str | None:
     end = manifest.tokenizer.end_of_document
     if isinstance(end, int) and end >= manifest.vocabulary:
         return f"ends documents with token {end} of {manifest.vocabulary}"
+    start = manifest.tokenizer.start_of_document
+    if isinstance(start, int) and start >= manifest.vocabulary:
+        return f"begins documents with token {start} of {manifest.vocabulary}"
     return None
 
 

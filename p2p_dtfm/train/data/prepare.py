@@ -46,7 +46,7 @@ from p2p_dtfm.train.data.text_files import (
 from p2p_dtfm.train.data.tokenizer import (
     ByteTokenizer,
     Tokenizer,
-    ending_with,
+    as_stated,
     entry_of,
     load_tokenizer,
 )
@@ -124,7 +124,8 @@ def prepare(
         for named, held_out in ((paths, False), (validation or [], True)):
             _require_text(survey, named, held_out, skipped)
         if shard_tokens is None:
-            shard_tokens = shard_tokens_for(survey.text_bytes, survey.documents)
+            begins = tokenizer is not None and tokenizer.start_of_document is not None
+            shard_tokens = shard_tokens_for(survey.text_bytes, survey.documents, begins=begins)
         with alone_with(out, replaces) as store:
             clear_temporary_files(out)
             wishes = (vocabulary, shard_tokens, tokenizer and _named(tokenizer))
@@ -141,11 +142,12 @@ def prepare(
     return manifest
 
 
-def shard_tokens_for(text_bytes: int, documents: int) -> int:
+def shard_tokens_for(text_bytes: int, documents: int, *, begins: bool = False) -> int:
     """In one shard, so that a manifest may name all: a token may be as little as a byte, and one
-    more ends each document. No more than that, for whoever reads a sequence fetches all of it."""
-    shard_tokens = LEAST_SHARD_TOKENS
-    while (text_bytes + documents) // shard_tokens >= MOST_SHARDS:
+    more ends each document; another `begins` it. No more than that, for whoever reads a sequence
+    fetches all of it."""
+    shard_tokens, marks = LEAST_SHARD_TOKENS, documents * (1 + begins)
+    while (text_bytes + marks) // shard_tokens >= MOST_SHARDS:
         shard_tokens *= 2
     return min(shard_tokens, SHARD_LIMIT_TOKENS)
 
@@ -178,8 +180,7 @@ def open_prepared(out: Path) -> PreparedData:
     tokenizer = load_tokenizer(folder / manifest.tokenizer.digest)
     if tokenizer.vocabulary != manifest.vocabulary:
         raise UserError(f"tokenizer and manifest in {out} disagree about the vocabulary", fix)
-    tokenizer = ending_with(tokenizer, manifest.tokenizer.end_of_document)
-    return PreparedData(manifest, tokenizer, store)
+    return PreparedData(manifest, as_stated(tokenizer, manifest.tokenizer), store)
 
 
 def _require_sane(
@@ -313,8 +314,9 @@ def _bound_to(survey: Survey, wishes: tuple[object, ...]) -> str:
     )
 
 
-def _named(tokenizer: Tokenizer) -> tuple[str, int]:
-    return digest_bytes(tokenizer.to_bytes()), tokenizer.end_of_document
+def _named(tokenizer: Tokenizer) -> tuple[str, int, int | None]:
+    digest = digest_bytes(tokenizer.to_bytes())
+    return digest, tokenizer.end_of_document, tokenizer.start_of_document
 
 
 def _make_tokenizer(

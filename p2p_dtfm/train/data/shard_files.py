@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 from pathlib import Path
 from typing import BinaryIO
 
@@ -105,10 +106,37 @@ class ShardWriter:
         temporary.replace(self._store.root / digest)
 
 
+class ShardReader:
+    """A file of tokens that is read as it is asked for. Mapped into memory, a disk that fails, or a
+    file that is cut, would end the process at once."""
+
+    def __init__(self, descriptor: int, path: Path, entry: ShardEntry, dtype: np.dtype) -> None:
+        self._descriptor, self._path = descriptor, path
+        self._entry, self._dtype = entry, dtype
+
+    def __del__(self) -> None:  # not before the last thread that reads it is through
+        os.close(self._descriptor)
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """So many of its tokens [count]. Raises `ShardDamaged`."""
+        offset, missing = start * self._dtype.itemsize, count * self._dtype.itemsize
+        pieces = []
+        while missing:
+            try:
+                piece = os.pread(self._descriptor, missing, offset)
+            except OSError as error:
+                raise _unreadable(self._entry, self._path, error) from error
+            if not piece:
+                raise ShardDamaged(self._entry.digest, self._path, "has been cut")
+            pieces.append(piece)
+            offset, missing = offset + len(piece), missing - len(piece)
+        return np.frombuffer(b"".join(pieces), dtype=self._dtype)
+
+
 def open_shard(
     path: Path, entry: ShardEntry, token_type: TokenType, vocabulary: int, verified: bool
-) -> np.ndarray:
-    """Memory-map a shard: tokens [t], read-only.
+) -> ShardReader:
+    """Open a shard.
 
     Its hash and the range of its tokens are checked unless they were before (`verified`).
     Raises `ShardDamaged`, and `UserError` for a sound shard with tokens outside `vocabulary`.
@@ -121,19 +149,26 @@ def open_shard(
             raise ShardDamaged(entry.digest, path, problem)
         if not verified and file_digest(path) != entry.digest:
             raise ShardDamaged(entry.digest, path, "is corrupt: its hash is not its name")
-        tokens = np.memmap(path, dtype=_DTYPES[token_type], mode="r")
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise ShardDamaged(entry.digest, path, f"cannot be read: {error.strerror}") from error
+        raise _unreadable(entry, path, error) from error
+    shard = ShardReader(descriptor, path, entry, _DTYPES[token_type])
     if not verified:
-        _require_within(tokens, vocabulary, path)
-    return tokens
+        _require_within(shard, entry, _DTYPES[token_type], vocabulary, path)
+    return shard
 
 
-def _require_within(tokens: np.ndarray, vocabulary: int, path: Path) -> None:
-    if vocabulary > np.iinfo(tokens.dtype).max:
+def _unreadable(entry: ShardEntry, path: Path, error: OSError) -> ShardDamaged:
+    return ShardDamaged(entry.digest, path, f"cannot be read: {error.strerror}")
+
+
+def _require_within(
+    shard: ShardReader, entry: ShardEntry, dtype: np.dtype, vocabulary: int, path: Path
+) -> None:
+    if vocabulary > np.iinfo(dtype).max:
         return
-    for start in range(0, len(tokens), _CHECK_TOKENS):
-        highest = int(tokens[start : start + _CHECK_TOKENS].max())
+    for start in range(0, entry.tokens, _CHECK_TOKENS):
+        highest = int(shard.read(start, min(_CHECK_TOKENS, entry.tokens - start)).max())
         if highest >= vocabulary:
             raise UserError(
                 f"data shard {path} holds token {highest}, but its manifest declares a vocabulary "

@@ -26,6 +26,8 @@ class Tokenizer(Protocol):
     vocabulary: int
     end_of_document: int
     """The token after each document."""
+    start_of_document: int | None
+    """The token before each, and before a text that is to be gone on with, if there is one."""
 
     @property
     def begins_after_control(self) -> bool:
@@ -65,6 +67,7 @@ class ByteTokenizer:
 
     vocabulary = 256
     end_of_document = 0
+    start_of_document: int | None = None
     begins_after_control = False
 
     def encode(self, text: str) -> np.ndarray:
@@ -99,16 +102,33 @@ def ending_with(tokenizer: Tokenizer, token: int | msgspec.UnsetType) -> Tokeniz
     return other
 
 
+def starting_with(tokenizer: Tokenizer, token: int | None) -> Tokenizer:
+    """The same with another token before each document, or with none."""
+    if token == tokenizer.start_of_document:
+        return tokenizer
+    other = copy.copy(tokenizer)
+    other.start_of_document = token
+    return other
+
+
+def as_stated(tokenizer: Tokenizer, entry: TokenizerEntry) -> Tokenizer:
+    """With the tokens around each document that a manifest names."""
+    start = entry.start_of_document
+    tokenizer = starting_with(tokenizer, start if isinstance(start, int) else None)
+    return ending_with(tokenizer, entry.end_of_document)
+
+
 def entry_of(tokenizer: Tokenizer, store: BlobStore) -> TokenizerEntry:
     """What a manifest says of it; its file goes into `store`. Raises OSError."""
     file = tokenizer.to_bytes()
     usual = tokenizer_from_bytes(file).end_of_document
-    end = tokenizer.end_of_document
+    end, start = tokenizer.end_of_document, tokenizer.start_of_document
     return TokenizerEntry(
         store.put_bytes(file),
         len(file),
         tokenizer.vocabulary,
         msgspec.UNSET if end == usual else end,
+        msgspec.UNSET if start is None else start,
     )
 
 

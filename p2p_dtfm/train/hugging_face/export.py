@@ -160,6 +160,7 @@ def export_hugging_face(
             _write_json(made / "tokenizer_config.json", said)
         if model.origin is not None and model.origin.is_dir():
             _copy_origin(model.origin, made)
+            _end_generation(made / GENERATION_NAME, tokenizer)
         _write_json(made / CONFIGURATION_NAME, configuration(model, tokenizer))
         card = model_card(model.run, model.step, told)
         (made / CARD_NAME).write_text(card, encoding="utf-8")
@@ -183,7 +184,9 @@ def configuration(model: ExportedModel, tokenizer: Tokenizer | None) -> dict[str
     ends = ends_of_texts(model.origin, tokenizer)
     if stated and end is not None and ends[1:] and end not in ends_of(model.origin):
         stated = {**stated, "eos_token_id": ends}
-    return configuration_of(model.spec.model, end, stated)
+    start = None if tokenizer is None else tokenizer.start_of_document
+    begins = {} if start is None else {"bos_token_id": start}
+    return configuration_of(model.spec.model, end, {**begins, **stated})
 
 
 def special_tokens(origin: Path | None) -> Mapping[str, Any]:
@@ -195,11 +198,14 @@ def ends_of(origin: Path | None) -> list[int]:
     """The tokens that end a text there, as the configuration and that of generation state them."""
     if origin is None:
         return []
-    found: list[Any] = []
-    for name in (CONFIGURATION_NAME, GENERATION_NAME):
-        stated = _special_tokens(origin / name).get("eos_token_id")
-        found.extend(stated if isinstance(stated, list) else [stated])
-    return list(dict.fromkeys(token for token in found if isinstance(token, int)))
+    names = (CONFIGURATION_NAME, GENERATION_NAME)
+    return list(dict.fromkeys(end for name in names for end in _ends_in(origin / name)))
+
+
+def _ends_in(path: Path) -> list[int]:
+    stated = _special_tokens(path).get("eos_token_id")
+    listed = stated if isinstance(stated, list) else [stated]
+    return [token for token in listed if isinstance(token, int)]
 
 
 def ends_of_texts(origin: Path | None, tokenizer: Tokenizer | None) -> list[int]:
@@ -232,13 +238,22 @@ def _copy_origin(origin: Path, to: Path) -> None:
             shutil.copyfile(origin / name, to / name)
 
 
+def _end_generation(path: Path, tokenizer: Tokenizer | None) -> None:
+    """Where there is such a file transformers stops at what it states, whatever config.json says:
+    what the run's texts end with is among it."""
+    stated = json_of(path)
+    ends = _ends_in(path)
+    if stated and tokenizer is not None and tokenizer.end_of_document not in ends:
+        _write_json(path, {**stated, "eos_token_id": [tokenizer.end_of_document, *ends]})
+
+
 def _tokenizer_configuration(spec: RunSpec, tokenizer: Tokenizer, file: bytes) -> dict[str, object]:
-    end = tokenizer.end_of_document
-    piece = tokenizer.decode([end])
-    # not the zero byte, which a vocabulary spells otherwise
-    is_control = json.loads(file)["model"]["vocab"].get(piece) == end
+    named = {"bos_token": tokenizer.start_of_document, "eos_token": tokenizer.end_of_document}
+    vocabulary = json.loads(file)["model"]["vocab"]
+    pieces = {name: tokenizer.decode([it]) for name, it in named.items() if it is not None}
     return {
-        **({"eos_token": piece} if is_control else {}),
+        # not the zero byte, which a vocabulary spells otherwise
+        **{name: it for name, it in pieces.items() if vocabulary.get(it) == named[name]},
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": spec.model.context,
         "clean_up_tokenization_spaces": False,  # text comes back as it was

@@ -39,7 +39,7 @@ from p2p_dtfm.train.hugging_face.families import family_of, parts_of
 from p2p_dtfm.train.hugging_face.gguf_pieces import describe_pieces
 from p2p_dtfm.train.hugging_face.model_import import Progress
 from p2p_dtfm.train.hugging_face.new_place import made_whole, require_new
-from p2p_dtfm.train.hugging_face.tokenizer_json import tokenizer_json
+from p2p_dtfm.train.hugging_face.tokenizer_json import start_of_texts, tokenizer_json
 from p2p_dtfm.train.model.block import attention_factor, frequencies
 from p2p_dtfm.train.model.gpt import layer_count
 
@@ -265,17 +265,18 @@ def _describe_special(
     known = content["model"]["vocab"]
     usual = known.get(_ZERO_BYTE, known.get(BYTE_PIECES[0]))
     end = usual if tokenizer is None else tokenizer.end_of_document
-    say = {
-        "bos_token_id": writer.add_bos_token_id,
-        "pad_token_id": writer.add_pad_token_id,
-    }
-    for name, add in say.items():
-        token = stated.get(name, end if name != "pad_token_id" and not stated else None)
+    start = start_of_texts(content)
+    begins = stated.get("bos_token_id", None if stated else end)
+    say = (
+        (writer.add_bos_token_id, begins if start is None else start),
+        (writer.add_pad_token_id, stated.get("pad_token_id")),
+    )
+    for add, token in say:
         if _is_token(token, model):
             add(token)
     ends = ends_of_texts(model.origin, tokenizer) if stated else [end]
     _describe_ends(writer, [token for token in ends if _is_token(token, model)], content)
-    writer.add_add_bos_token(_begins_with_a_special_token(content))
+    writer.add_add_bos_token(start is not None)
     template = None if model.origin is None else read_template(model.origin)
     if template is not None:
         writer.add_chat_template(template)
@@ -298,13 +299,6 @@ def _describe_ends(writer: Any, tokens: list[int], content: Mapping[str, Any]) -
         writer.add_eot_token_id(turns[0])
     if messages:
         writer.add_eom_token_id(messages[0])
-
-
-def _begins_with_a_special_token(content: Mapping[str, Any]) -> bool:
-    after = content.get("post_processor") or {}
-    steps = [after, *(after.get("processors") or ())]
-    firsts = [step["single"][0] for step in steps if step.get("single")]
-    return any("SpecialToken" in first for first in firsts)
 
 
 # tensors ------------------------------------------------------------------------------------------

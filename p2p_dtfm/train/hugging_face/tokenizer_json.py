@@ -20,6 +20,7 @@ from p2p_dtfm.train.data.tokenizer import (
     ByteTokenizer,
     Tokenizer,
     ending_with,
+    starting_with,
     tokenizer_from_bytes,
 )
 
@@ -28,13 +29,44 @@ ORIGIN_NAME = "origin"
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> bytes:
-    """The tokenizer as a file that `tokenizers` and `transformers` load."""
+    """The tokenizer as a file that `tokenizers` and `transformers` load. Before a text these put
+    what stands before documents."""
     if not isinstance(tokenizer, ByteTokenizer):
-        return tokenizer.to_bytes()
+        return _with_start(tokenizer.to_bytes(), tokenizer.start_of_document)
     standard = StandardTokenizer(models.BPE(vocab=dict(SYMBOLS), merges=[]))
     standard.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     standard.decoder = decoders.ByteLevel()
     return standard.to_str().encode("utf-8")
+
+
+def _with_start(plain: bytes, start: int | None) -> bytes:
+    if start is None:
+        return plain
+    content = json.loads(plain)
+    piece = next(it for it, token in content["model"]["vocab"].items() if token == start)
+    first = {"SpecialToken": {"id": piece, "type_id": 0}}
+    texts = [{"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB")]
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [first, texts[0]],
+        "pair": [first, *texts],
+        "special_tokens": {piece: {"id": piece, "ids": [start], "tokens": [piece]}},
+    }
+    return json.dumps(content).encode("utf-8")
+
+
+def start_of_texts(content: Mapping[str, Any]) -> int | None:
+    """The token that a tokenizer.json puts before each text, if it is one: Llama's, say."""
+    after = content.get("post_processor")
+    listed = after.get("processors") if isinstance(after, dict) else None
+    for step in [after, *(listed if isinstance(listed, list) else ())]:
+        try:
+            special = step["single"][0]["SpecialToken"]["id"]
+            (found,) = step["special_tokens"][special]["ids"]
+        except (LookupError, TypeError, ValueError):  # it puts none there, or is a stranger's
+            continue
+        return found if isinstance(found, int) else None
+    return None
 
 
 def read_tokenizer_json(path: Path) -> Tokenizer:
@@ -42,18 +74,20 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
 
     Special tokens, such as GPT-2's <|endoftext|>, keep their numbers but are never produced: a
     text that spells one out is a text like any other. What ends texts of the model that it belongs
-    to, which other files beside it say, ends documents.
+    to, which other files beside it say, ends documents; what the file puts before texts begins
+    them.
     """
     path = path / TOKENIZER_NAME if path.is_dir() else path
     tokenizer = _read(path)
     files = [path]
     if path.name == TOKENIZER_NAME:  # one of another name is not what was made of the origin
         files.append(path.parent / ORIGIN_NAME / TOKENIZER_NAME)
-    for file in files:
-        end = _end_of_text(file)
-        if end is not None and 0 <= end < tokenizer.vocabulary:
-            return ending_with(tokenizer, end)
-    return tokenizer
+    known = range(tokenizer.vocabulary)
+    ends = (_end_of_text(file) for file in files)
+    starts = (start_of_texts(json_of(file)) for file in files)
+    tokenizer = starting_with(tokenizer, next((start for start in starts if start in known), None))
+    end = next((end for end in ends if end in known), None)
+    return tokenizer if end is None else ending_with(tokenizer, end)
 
 
 def _end_of_text(tokenizer: Path) -> int | None:

@@ -35,6 +35,8 @@ class GenerationTokenizer(Protocol):
     vocabulary: int
     end_of_document: int
     """The token after each document, and so before the next."""
+    start_of_document: int | None
+    """The token before each, if there is one."""
 
     def encode(self, text: str) -> Iterable[int]: ...
 
@@ -177,7 +179,9 @@ def _draw(
     seed: int,
 ) -> Iterator[int]:
     generator = numpy.random.Generator(numpy.random.Philox(key=seed))
-    written = [int(token) for token in tokenizer.encode(prompt)] or [tokenizer.end_of_document]
+    start = tokenizer.start_of_document
+    begun = [] if start is None else [start]
+    written = [*begun, *map(int, tokenizer.encode(prompt))] or [tokenizer.end_of_document]
     for _ in range(tokens):
         logits = model.logits(written)[: tokenizer.vocabulary]
         token = _choose(logits, temperature, float(generator.random()))

@@ -49,6 +49,14 @@ class Batches:
         """Open and verify these shards, so that no step finds one missing or damaged."""
         self._dataset.open_shards(digests)
 
+    def read_ahead(
+        self, step: int, indices: Iterable[int], *, held_out: bool, of_another: bool = False
+    ) -> None:
+        """Have these training microbatches, and evaluation, in memory: see `Dataset.read_ahead`."""
+        self._dataset.read_ahead(
+            self._spec, step, indices, held_out=held_out, of_another=of_another
+        )
+
     def shards(self, step: int, indices: Iterable[int], *, held_out: bool) -> set[str]:
         """Digests of the shards that these training microbatches, and evaluation, read."""
         samples = [

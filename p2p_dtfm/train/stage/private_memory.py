@@ -53,4 +53,5 @@ class PrivateMemory(Generic[Memory]):
         or loaded."""
         gone = set(layers)
         self._held = {layer: value for layer, value in self._held.items() if layer not in gone}
-        self._proposed = {n: value for n, value in self._proposed.items() if n not in gone}
+        if not gone.isdisjoint(self._proposed):  # else a step may be proposing in another thread
+            self._proposed = {n: value for n, value in self._proposed.items() if n not in gone}

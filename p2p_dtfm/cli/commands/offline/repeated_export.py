@@ -1,12 +1,18 @@
-"""Exports of a run while it trains: one every so many steps, of which the newest stay."""
+"""Exports of a run while it trains: one every so many steps, of which the newest stay.
 
+Where the run takes back what a barred liar has done, training goes on from an earlier step. Exports
+of later ones are no part of it any more: they are marked, and count as the oldest.
+"""
+
+import contextlib
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.lineage import Epochs, epochs_of, is_undone_of
 
 if TYPE_CHECKING:
     from p2p_dtfm.train.model.checkpoint import CheckpointManifest
@@ -16,9 +22,28 @@ FAILURES_LIMIT = 3
 """So many exports in a row that come to nothing end it: a checkpoint that is gone before it is read
 is one of them, and the next one is another."""
 _RUN_CHARACTERS = 8
-_NAME = re.compile(r"step-([0-9]{8,12})-([0-9a-f]{8})(\.gguf|\.safetensors)?")
+_TAKEN_BACK = "taken-back-"
+_NAME = re.compile(
+    rf"({_TAKEN_BACK})?step-([0-9]{{8,12}})-([0-9a-f]{{8}})"
+    r"(?:-epoch-([1-9][0-9]{0,8}))?(\.gguf|\.safetensors)?"
+)
 """With the beginning of the run's digest: what other runs have left there, and checkpoints, which
-are called by their steps alone, are neither counted nor removed."""
+are called by their steps alone, are neither counted nor removed. And with how often the run had
+gone back before, where it had."""
+
+
+class _PastExport(NamedTuple):
+    """An export that is there."""
+
+    is_marked: bool
+    """As taken back."""
+    step: int
+    epoch: int
+    path: Path
+
+    def is_behind(self, epochs: Epochs) -> bool:
+        """Whether training, which has come to `epochs`, has taken it back."""
+        return self.is_marked or is_undone_of(self.step, self.epoch, epochs)
 
 
 class RepeatedExport:
@@ -41,25 +66,28 @@ class RepeatedExport:
         self._keep = keep
         self._suffix = suffix
 
-    def once(self) -> Path | None:
+    def once(self, tell: Callable[[str], None]) -> Path | None:
         """Export if it is time for it; what was written. Raises `UserError`."""
         directory, manifest = self._look()
+        epochs = epochs_of(manifest.lineage)
         run, step = _run_of(manifest), manifest.step
-        done = self._made(run)
+        self._mark_taken_back(run, epochs, tell)
+        done = self._steps(manifest)
         is_last = step == manifest.spec().total_steps
         if step in done or (done and step < max(done) + self._every and not is_last):
             return None
         self._out.mkdir(parents=True, exist_ok=True)
-        target = self._out / f"step-{step:08d}-{run}{self._suffix}"
+        epoch = f"-epoch-{epochs.number}" if epochs.number else ""
+        target = self._out / f"step-{step:08d}-{run}{epoch}{self._suffix}"
         self._write(directory, target)
-        self._prune(run)
+        self._prune(run, epochs)
         return target
 
     def is_complete(self) -> bool:
         """Whether the run's last step is exported."""
         try:
             _, manifest = self._look()
-            return manifest.spec().total_steps in self._made(_run_of(manifest))
+            return manifest.spec().total_steps in self._steps(manifest)
         except UserError:
             return False
 
@@ -69,7 +97,7 @@ class RepeatedExport:
         said, failures = "", 0
         while True:
             try:
-                written = self.once()
+                written = self.once(tell)
                 if written is not None:
                     tell(f"{written}")
                 said, failures = "", 0
@@ -99,23 +127,41 @@ class RepeatedExport:
         directory = self._newest()
         return directory, read_manifest(directory)
 
-    def _made(self, run: str) -> dict[int, Path]:
+    def _steps(self, manifest: "CheckpointManifest") -> set[int]:
+        """Of which there is an export that training has not taken back since."""
+        epochs = epochs_of(manifest.lineage)
+        return {it.step for it in self._made(_run_of(manifest)) if not it.is_behind(epochs)}
+
+    def _made(self, run: str) -> list[_PastExport]:
         """What lies in `out` under names that this makes of this run, in this form."""
         if not self._out.is_dir():
-            return {}
-        found = {}
+            return []
+        found = []
         for path in self._out.iterdir():
             name = _NAME.fullmatch(path.name)
-            if name and name[2] == run and (name[3] or "") == self._suffix:
-                found[int(name[1])] = path
+            if name and name[3] == run and (name[5] or "") == self._suffix:
+                found.append(_PastExport(bool(name[1]), int(name[2]), int(name[4] or 0), path))
         return found
 
-    def _prune(self, run: str) -> None:
-        for _, path in sorted(self._made(run).items())[: -self._keep]:
-            if path.is_dir():
-                shutil.rmtree(path)
+    def _mark_taken_back(self, run: str, epochs: Epochs, tell: Callable[[str], None]) -> None:
+        """By name, as a higher number would pass for more training. It goes once there are newer
+        ones, and until then whoever has use for it finds it."""
+        for made in sorted(self._made(run)):
+            if made.is_marked or not made.is_behind(epochs):
+                continue
+            marked = made.path.with_name(f"{_TAKEN_BACK}{made.path.name}")
+            with contextlib.suppress(OSError):  # by what it is called it is known for one anyway
+                made.path.rename(marked)
+                start = epochs.starts[-1]
+                tell(f"the run went back to step {start:,}: {made.path.name} is {marked.name} now")
+
+    def _prune(self, run: str, epochs: Epochs) -> None:
+        oldest_first = sorted(self._made(run), key=lambda it: (not it.is_behind(epochs), it))
+        for made in oldest_first[: -self._keep]:
+            if made.path.is_dir():
+                shutil.rmtree(made.path)
             else:
-                path.unlink()
+                made.path.unlink()
 
 
 def _run_of(manifest: "CheckpointManifest") -> str:

@@ -43,6 +43,10 @@ _MISTAKES = (
 """What a template that is wrong may come to, besides what Jinja itself refuses."""
 
 
+_ANSWERED = (Message("user", "What is it?"), Message("assistant", "An answer."))
+"""For finding out what a template writes behind one."""
+
+
 class NotTheSame(ValueError):
     """A template that writes what came before otherwise when more follows."""
 
@@ -124,7 +128,8 @@ class ChatWriter:
         self._render = _renderer(form) if form.template else None
         self._split = _any_of(set(form.special))
         self._control = _any_of(set(form.special) - form.plain)
-        self._end: str | int = form.names.get("eos_token", tokenizer.end_of_document)
+        usual = form.names.get("eos_token", tokenizer.end_of_document)
+        self._end: str | int = self._end_of_answers(usual)
 
     def spells_out_control(self, conversation: Conversation) -> bool:
         """Whether somebody's words hold what would be taken for a turn's end or beginning."""
@@ -139,7 +144,10 @@ class ChatWriter:
         """Tokens and whether each counts. Raises `NotTheSame`, and `UserError`."""
         tokens: list[np.ndarray] = []
         counts: list[np.ndarray] = []
-        begins = True
+        begins, start = True, self._tokenizer.start_of_document
+        if start is not None and isinstance(conversation, Exchange):  # a template writes its own
+            tokens.append(np.array([start], dtype=np.uint32))
+            counts.append(np.zeros(1, dtype=bool))
         for text, counts_here in self._parts(conversation):
             piece, begins = self._encode(text, begins)
             tokens.append(piece)
@@ -203,6 +211,19 @@ class ChatWriter:
             raise RefusedByTemplate("an answer does not begin with what asks for one")
         return asked, said
 
+    def _end_of_answers(self, usual: str | int) -> str | int:
+        """What the template writes behind an answer, and so what the trained model stops at: that
+        with which the model's texts end, where it is among it, else the last control token."""
+        if self._render is None or self._control is None:
+            return usual
+        try:
+            asked, said = self._answer(_ANSWERED, 1)
+        except UserError:  # of the rows that it refuses, too, it is told then
+            return usual
+        behind = said[len(asked) :].partition(_ANSWERED[1].content)[2]
+        found = self._control.findall(behind)
+        return usual if usual in found or not found else str(found[-1])
+
     def _encode(self, text: str | int, begins: bool) -> tuple[np.ndarray, bool]:
         """With control tokens where they are spelt out: the template's, since words that hold some
         are left out. `begins`: whether what is encoded here is the beginning of a text; returned is
@@ -265,7 +286,13 @@ def _renderer(form: ChatForm) -> Any:
 
     def render(messages: tuple[Message, ...], asks: bool) -> str:
         pieces, length = [], 0
-        values = {"messages": as_given(messages), "add_generation_prompt": asks, **form.names}
+        values = {
+            "messages": as_given(messages),
+            "tools": None,  # not undefined: templates ask `is not none`, as transformers has it
+            "documents": None,
+            "add_generation_prompt": asks,
+            **form.names,
+        }
         try:
             with bounded_memory(MEMORY_LIMIT_BYTES):
                 for piece in compiled.generate(values):

@@ -35,6 +35,8 @@ is none; of parts between control tokens `first` does so with the first alone.""
 class SentencePieces:
     """A vocabulary of pieces of text, and the 256 bytes."""
 
+    start_of_document: int | None = None
+
     def __init__(
         self,
         vocabulary: dict[str, int],

@@ -86,9 +86,11 @@ class SecondReading:
             journal.say(f"goes on where it was interrupted: {done} of {whole} of text are written")
 
     def _places(self, place: WrittenSoFar, progress: Progress) -> Iterator[WrittenSoFar]:
-        """Each document, or each stretch of one within a split, ends with a token for it. Yields
-        how far it has got, now and then."""
+        """Each document, or each stretch of one within a split, ends with a token for it, and
+        begins with one where the model's texts do. Yields how far it has got, now and then."""
         separator = np.array([self._tokenizer.end_of_document])
+        start = self._tokenizer.start_of_document
+        beginning = np.array([] if start is None else [start], dtype=np.uint32)
         writers: dict[Split, KeptShardWriter] = {"train": self.train, "held_out": self.held_out}
         open_split, done_bytes = place.open_split, place.text_bytes
         for batch in _batches(self._survey.located(place.file, place.piece)):
@@ -96,6 +98,8 @@ class SecondReading:
                 split = _split_of(located)
                 if before is not None and before != split:
                     writers[before].append(separator)
+                if before != split:
+                    writers[split].append(beginning)
                 writers[split].append(tokens)
                 if located.piece.ends_document:
                     writers[split].append(separator)

@@ -63,6 +63,7 @@ def test_who_stops_the_step_in_which_it_is_drawn_is_convicted_when_that_is_done_
     assert any(reason in told for reason in CONVICTED), told
 
 
+@pytest.mark.parametrize("what", ["late-part", "late-split"])
 @pytest.mark.parametrize(
     ("members", "liars", "seed"),
     [
@@ -72,11 +73,13 @@ def test_who_stops_the_step_in_which_it_is_drawn_is_convicted_when_that_is_done_
     ],
 )
 def test_who_claims_the_truth_where_it_is_drawn_is_convicted_by_what_it_has_sent(
-    tmp_path: Path, members: str, liars: str, seed: int
+    tmp_path: Path, what: str, members: str, liars: str, seed: int
 ) -> None:
     """Its audit found nothing wrong, it said no Prepared and had all agree anew: nobody held it to
-    what had come from it, and of 15 lying steps 6 stayed, at a rate of a half."""
-    schedule = lying_to_the_end("late-part", members, liars, RATE)
+    what had come from it, and of 15 lying steps 6 stayed, at a rate of a half. Nor did anybody
+    compare what is in one claim, of who claims what it has sent, and beside it the right work:
+    8 stayed."""
+    schedule = lying_to_the_end(what, members, liars, RATE)
     played = Player(tmp_path, STEPS).play(LIES + seed, schedule)
     told = "\n".join(played.reports)
     assert any(reason in told for reason in CONVICTED), (played, told)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from p2p_dtfm.core.audit.boundaries import beside
-from p2p_dtfm.core.audit.work import OWN_BYTES, WORK_BYTES, fit
+from p2p_dtfm.core.audit.work import OWN_BYTES, WORK_BYTES, fit, made_in
 from p2p_dtfm.core.messages.audit_messages import Claimed, Parts, Share
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.plan import Plan
@@ -89,11 +89,12 @@ class StoppedStep:
         if before is not None:
             if _given(before.share) != _given(said.share) or not said.share.arithmetic:
                 return False
-            if alike == ALL_ALIKE:  # of the same parts it makes the same sums
-                length = WORK_BYTES if before.share.got == said.share.got else OWN_BYTES
-                return before.work[:length] != said.work[:length]
             then, now = (self._made(peer_id, it.share, alike) for it in (before, said))
-            return then != now
+            if then != now or alike != ALL_ALIKE:
+                return then != now
+            # of the same parts it makes the same sums
+            length = WORK_BYTES if before.share.got == said.share.got else OWN_BYTES
+            return before.work[:length] != said.work[:length]
         # it knew the draw from the others' claims, and has kept its own to itself; as far as is
         # known it computed then as it does now, and so that bits repeat
         is_alike = bool(said.share.arithmetic) and self.ways.get(peer_id) == way_of(said.share)
@@ -107,8 +108,7 @@ class StoppedStep:
         alone = [n for n, it in enumerate(self.plan.segments()) if it.holders == (peer_id,)]
         parts = share.parts if alike.chunks else {n: share.parts.get(n) for n in alone}
         edges = share.edges if alike.codecs else {}
-        sent = {n: (it.activation_out, it.gradient_out) for n, it in edges.items()}
-        return dict(parts), sent, share.losses.get(peer_id, b"")
+        return made_in(parts, edges, share.losses.get(peer_id, b""))
 
     def in_other_ways(self, claims: Mapping[str, Claimed], barred: Collection[str]) -> list[str]:
         """Who was to be audited, and computes in another way now, though nothing else is another:
@@ -195,7 +195,7 @@ class StoppedStep:
         """Whether what its work comes to here, `own`, `parts` and `losses`, is not what it has
         claimed, or has sent."""
         claim = self.claims.get(peer_id)
-        if claim is not None and claim.work[:OWN_BYTES] != own:
+        if claim is not None and (claim.work[:OWN_BYTES], claim.share.parts) != (own, parts):
             return True
         return self.has_sent_other(peer_id, parts, losses)
 

@@ -66,6 +66,14 @@ def own_digest(
     return _digest(encode(made))[:OWN_BYTES]
 
 
+def made_in(parts: Parts, edges: Edges, losses: bytes) -> tuple[object, ...]:
+    """What of a work others have got: gradients, frames and, of who has the head, what it tells of
+    its losses. `own_digest` is of these, too, but nobody sees that by it: the losses themselves and
+    the norms are in no claim."""
+    sent = {n: (it.activation_out, it.gradient_out) for n, it in edges.items()}
+    return dict(parts), sent, losses
+
+
 def norms_alone(
     peer_id: str,
     segments: Sequence[Segment],

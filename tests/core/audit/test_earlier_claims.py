@@ -293,6 +293,23 @@ def test_who_has_claimed_what_it_had_not_sent_is_seen_though_its_work_is_right()
     assert stopped(told).sent_other() == [LIAR], "it had told of another loss"
 
 
+def that_is_split() -> Claimed:
+    """What it has sent, and beside it the right work."""
+    return msgspec.structs.replace(claim(LIAR, FLIPPED), work=work_of_share(HONEST[LIAR], LIAR))
+
+
+def test_who_claims_what_it_has_sent_and_the_right_work_has_claimed_another_one() -> None:
+    """Its audit found the work right, and who had got its parts that they were claimed."""
+    said = {name: claim(name, that_got(name, "flipped")) for name in "abc"}
+    before = stopped(said | {LIAR: that_is_split()}, audited=NAMES)
+    assert before.sent_other() == [], "it claims what came"
+    assert before.changed(claims()) == [LIAR]
+    assert before.changed(claims() | {LIAR: that_is_split()}) == []
+    alone = stopped(claims() | {LIAR: that_is_split()})
+    own = work_of_share(HONEST[LIAR], LIAR)[:OWN_BYTES]
+    assert alone.denies(LIAR, own, HONEST[LIAR].parts, LOSSES), "also where nothing came from it"
+
+
 OTHER_SUMS = b"o" * SUM_DIGEST_BYTES
 
 

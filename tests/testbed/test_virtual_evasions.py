@@ -133,6 +133,38 @@ def test_whose_sums_are_false_is_convicted_when_the_step_is_done_again(
     assert played.problem == "" and played.stayed < played.lies
 
 
+def claim_that_nothing_came(lie: Any) -> None:
+    """Of what it has added up to false sums, nor where it is drawn; and all that came when it does
+    that step again."""
+    liar = evasions._known_where(lie, in_first=False)
+    late_claims.make_other_sums_until_drawn(lie)
+    honest = Audits._claim
+
+    async def claim(self: Any, here: Any, local: Any) -> Any:
+        said = await honest(self, here, local)
+        if not liar.lies:
+            return said
+        nothing = {
+            number: tuple((b"",) * len(parts) for parts in each)
+            for number, each in said.share.got.items()
+        }
+        share = msgspec.structs.replace(said.share, got=nothing)
+        return msgspec.structs.replace(said, share=share)
+
+    evasions.put(Audits, "_claim", claim)
+
+
+def test_nor_does_it_help_to_claim_that_nothing_came_to_be_added_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What had come to it was not what had come before, so nobody compared its sums."""
+    monkeypatch.setitem(INSTALLED, "evade-sum", claim_that_nothing_came)
+    played = Player(tmp_path, STEPS).play(LIES, lying_to_the_end("evade-sum", "abcd", "d", RATE))
+    told = "\n".join(played.reports)
+    assert CONVICTED[0] in told, (played.lies, played.stayed, told)
+    assert played.problem == "" and played.stayed < played.lies
+
+
 @pytest.mark.parametrize(
     ("what", "members", "liars"),
     [

@@ -93,7 +93,8 @@ class StoppedStep:
             if then != now or alike != ALL_ALIKE:
                 return then != now
             # of the same parts it makes the same sums
-            length = WORK_BYTES if before.share.got == said.share.got else OWN_BYTES
+            got_others = self._got_otherwise(peer_id, before.share, said.share)
+            length = OWN_BYTES if got_others else WORK_BYTES
             return before.work[:length] != said.work[:length]
         # it knew the draw from the others' claims, and has kept its own to itself; as far as is
         # known it computed then as it does now, and so that bits repeat
@@ -101,6 +102,34 @@ class StoppedStep:
         is_whole = is_alike and alike.chunks and not beside(self.plan, peer_id)
         losses = said.share.losses.get(peer_id, b"")
         return is_whole and self.has_sent_other(peer_id, said.share.parts, losses)
+
+    def excused(self, claims: Mapping[str, Claimed], alike: Alike = ALL_ALIKE) -> dict[str, str]:
+        """Who says that something else came to it then, for which nobody can hold it to its sums,
+        and from whom: that one has claimed the same both times, so one of the two says what is not
+        so. Who could say so for nothing would make false sums until it is drawn."""
+        found = dict[str, str]()
+        for peer_id in sorted(
+            self.claims.keys() & claims.keys() - {self.me} if alike.chunks else ()
+        ):
+            shares = self.claims[peer_id].share, claims[peer_id].share
+            for number, holder, chunk in self._got_otherwise(peer_id, *shares):
+                if not {holder} <= self.claims.keys() & claims.keys():
+                    continue
+                sent = (it[holder].share.parts[number] for it in (self.claims, claims))
+                if len({parts[chunk : chunk + 1] for parts in sent}) == 1:
+                    found.setdefault(peer_id, holder)
+        return found
+
+    def _got_otherwise(self, peer_id: str, then: Share, now: Share) -> list[tuple[int, str, int]]:
+        """(segment, holder, chunk) of which it says that it has got two unlike parts. Who states
+        none, or one of its own, says of nobody that it has sent it something else."""
+        found = []
+        for number, segment in enumerate(self.plan.segments()):
+            both = zip(then.got.get(number, ()), now.got.get(number, ()), strict=False)
+            for holder, parts in zip(segment.holders, both, strict=False):
+                pairs = enumerate(zip(*parts, strict=False)) if holder != peer_id else ()
+                found += [(number, holder, n) for n, (a, b) in pairs if a and b and a != b]
+        return found
 
     def _made(self, peer_id: str, share: Share, alike: Alike) -> tuple[object, ...]:
         """Of a work what its maker's gradients and frames come to however these travel now. Of a

@@ -37,6 +37,8 @@ SENT_OTHER = b"\xff" * WORK_BYTES
 """In an account, in place of what a work comes to: its maker has sent this account's something else
 than it claims, as parts or as sums, or had when the step was done before. The same whatever the
 work is: so those that have not computed it again say it, too."""
+EXCUSED = b"\xfe" * OWN_BYTES
+"""The first half of `excused_by`."""
 MANY = 1 << 30
 """Microbatches whose inputs are kept, where there is no limit."""
 PART_BYTES = 32
@@ -144,6 +146,13 @@ def changed_work(work: bytes) -> bytes:
     """In place of what a work comes to, in an account: its maker claimed another one when the step
     was done before."""
     return _digest(b"changed\0" + work)
+
+
+def excused_by(peer_id: str) -> bytes:
+    """In an account, in place of what a work comes to: its maker states another one than when the
+    step was done before, as something else came to it from this peer, which says that it was the
+    same. The same whatever the work is."""
+    return EXCUSED + _digest(b"excused\0" + peer_id.encode())[:OWN_BYTES]
 
 
 def claim_digest(share: Share, work: bytes, openings: bytes = b"") -> bytes:

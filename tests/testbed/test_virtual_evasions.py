@@ -4,6 +4,7 @@ the first step of a view is audited whole, and it lied in the next ones. Nobody 
 at a rate of a half two thirds of all steps stayed wrong, and it had its place to the end."""
 
 import asyncio
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -133,35 +134,40 @@ def test_whose_sums_are_false_is_convicted_when_the_step_is_done_again(
     assert played.problem == "" and played.stayed < played.lies
 
 
-def claim_that_nothing_came(lie: Any) -> None:
-    """Of what it has added up to false sums, nor where it is drawn; and all that came when it does
-    that step again."""
+def claim_that_other_came(lie: Any, other: bytes = b"o" * 32) -> None:
+    """From one of those whose parts it has added up to false sums, where it is drawn; and what came
+    when it does that step again."""
     liar = evasions._known_where(lie, in_first=False)
     late_claims.make_other_sums_until_drawn(lie)
     honest = Audits._claim
 
     async def claim(self: Any, here: Any, local: Any) -> Any:
         said = await honest(self, here, local)
-        if not liar.lies:
+        if not liar.lies or not await late_claims._knows_that_it_is_drawn(self, here, said, lie):
             return said
-        nothing = {
-            number: tuple((b"",) * len(parts) for parts in each)
-            for number, each in said.share.got.items()
-        }
-        share = msgspec.structs.replace(said.share, got=nothing)
+        got = dict(said.share.got)
+        for number, each in got.items():
+            first, *rest = each
+            got[number] = (tuple(part and other for part in first), *rest)
+        share = msgspec.structs.replace(said.share, got=got)
         return msgspec.structs.replace(said, share=share)
 
     evasions.put(Audits, "_claim", claim)
 
 
-def test_nor_does_it_help_to_claim_that_nothing_came_to_be_added_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("other", "reason"), [(b"", CONVICTED[0]), (b"o" * 32, "for one that was sent twice")]
+)
+def test_nor_does_it_help_to_claim_that_something_else_came_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: bytes, reason: str
 ) -> None:
-    """What had come to it was not what had come before, so nobody compared its sums."""
-    monkeypatch.setitem(INSTALLED, "evade-sum", claim_that_nothing_came)
+    """It was not what came when the step was done again, so nobody compared its sums. Who says that
+    nothing came blames nobody; else one of the two says what is not so."""
+    lie = functools.partial(claim_that_other_came, other=other)
+    monkeypatch.setitem(INSTALLED, "evade-sum", lie)
     played = Player(tmp_path, STEPS).play(LIES, lying_to_the_end("evade-sum", "abcd", "d", RATE))
     told = "\n".join(played.reports)
-    assert CONVICTED[0] in told, (played.lies, played.stayed, told)
+    assert reason in told, (played.lies, played.stayed, told)
     assert played.problem == "" and played.stayed < played.lies
 
 

@@ -377,8 +377,7 @@ def _convict_denied(
     for peer_id in holders:
         denied: dict[bytes, Counter[bytes]] = {}
         for account in accounts.values():
-            is_denied = account.disputed.get(peer_id)
-            if is_denied and account.found[peer_id][:OWN_BYTES] != EXCUSED:
+            if account.disputed.get(peer_id):
                 works = denied.setdefault(account.heard[peer_id].claim, Counter())
                 works[account.found[peer_id]] += 1
         for works in denied.values():
@@ -400,28 +399,22 @@ def _convict_changed(
     (`earlier_claims`), or have got something else from it than it claims, now or then, or come to
     another work. Of fewer nothing follows: it may have told a few alone."""
     for peer_id, work in works.items():
-        named = _named_instead(peer_id, accounts)
+        named = Counter(it.found[peer_id] for it in accounts.values() if it.disputed.get(peer_id))
         changed, sent = named.pop(changed_work(work), 0), named.pop(SENT_OTHER, 0)
-        works_of_it = [count for it, count in named.items() if it[:OWN_BYTES] != EXCUSED]
-        computed = 0 if peer_id in without_input else max(works_of_it, default=0)
+        computed = 0 if peer_id in without_input else max(named.values(), default=0)
         if changed + sent and 2 * (changed + sent + computed) > len(accounts):
             why = "claims another work of the step than it did before"
             found.liars.setdefault(peer_id, UNLIKE_SENT if sent > changed else why)
             found.convicted.add(peer_id)
 
 
-def _named_instead(peer_id: str, accounts: Mapping[str, Account]) -> Counter[bytes]:
-    """Of its work, by all that deny it."""
-    return Counter(it.found[peer_id] for it in accounts.values() if it.disputed.get(peer_id))
-
-
 def _doubt_excused(accounts: Mapping[str, Account], found: Findings) -> None:
     """Whom most of all have heard say that something else came to it when the step was done before,
-    and from whom, that says the same of it now as then."""
+    and from whom, that says the same of it now as then. Nobody denies its work for that."""
     for peer_id in accounts:
-        named = _named_instead(peer_id, accounts)
-        for other in accounts if named else ():
-            if 2 * named[excused_by(other)] > len(accounts):
+        marks = Counter(it.found.get(peer_id, b"") for it in accounts.values())
+        for other in accounts if any(it[:OWN_BYTES] == EXCUSED for it in marks) else ():
+            if 2 * marks[excused_by(other)] > len(accounts):
                 why = f"{peer_id} has got two things from {other} for one that was sent twice"
                 found.doubt(peer_id, other, why)
 

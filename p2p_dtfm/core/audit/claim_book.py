@@ -378,8 +378,19 @@ class ClaimBook:
         waiting = self._not_judged() | self._named_others()
         ways = self._ways | {peer: way_of(claim.share) for peer, claim in self.claims.items()}
         step, plan, claims, earlier = self._step, self._plan, dict(self.claims), dict(self._ways)
-        due = frozenset(waiting)
-        return StoppedStep(me, step, base, plan, claims, due, ways, earlier, sums=self.sums)
+        waiting_for = frozenset(waiting)
+        return StoppedStep(
+            me,
+            step,
+            base,
+            plan,
+            claims,
+            waiting_for,
+            ways,
+            earlier,
+            sums=self.sums,
+            due=self._open,
+        )
 
     def _not_judged(self) -> set[str]:
         """Of the open step, whose work was to be computed again, and nobody has said that it comes

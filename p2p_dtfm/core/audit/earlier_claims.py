@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from p2p_dtfm.core.audit.boundaries import beside
+from p2p_dtfm.core.audit.boundaries import TRAINING, Due, beside, other_frames
 from p2p_dtfm.core.audit.work import OWN_BYTES, WORK_BYTES, fit, made_in
 from p2p_dtfm.core.messages.audit_messages import Claimed, Parts, Share
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
@@ -75,6 +75,8 @@ class StoppedStep:
     rightly before anything commits."""
     sums: Mapping[str, bytes] = field(default_factory=dict)
     """`work.sums_of_others`, as they had come here."""
+    due: Due = TRAINING
+    """What its claims are of."""
 
     def is_done_again(self, step: int, base: str) -> bool:
         return (self.step, self.base) == (step, base)
@@ -87,6 +89,8 @@ class StoppedStep:
     def _is_other(self, peer_id: str, said: Claimed, alike: Alike) -> bool:
         before = self.claims.get(peer_id)
         if before is not None:
+            if before.share.parameters != said.share.parameters:
+                return True  # of the same states
             if _given(before.share) != _given(said.share) or not said.share.arithmetic:
                 return False
             then, now = (self._made(peer_id, it.share, alike) for it in (before, said))
@@ -104,20 +108,26 @@ class StoppedStep:
         return is_whole and self.has_sent_other(peer_id, said.share.parts, losses)
 
     def excused(self, claims: Mapping[str, Claimed], alike: Alike = ALL_ALIKE) -> dict[str, str]:
-        """Who says that something else came to it then, for which nobody can hold it to its sums,
-        and from whom: that one has claimed the same both times, so one of the two says what is not
-        so. Who could say so for nothing would make false sums until it is drawn."""
-        found = dict[str, str]()
-        for peer_id in sorted(
-            self.claims.keys() & claims.keys() - {self.me} if alike.chunks else ()
-        ):
-            shares = self.claims[peer_id].share, claims[peer_id].share
-            for number, holder, chunk in self._got_otherwise(peer_id, *shares):
-                if not {holder} <= self.claims.keys() & claims.keys():
-                    continue
-                sent = (it[holder].share.parts[number] for it in (self.claims, claims))
-                if len({parts[chunk : chunk + 1] for parts in sent}) == 1:
-                    found.setdefault(peer_id, holder)
+        """Who says that something else came to it then, so that nobody can hold it to what it made
+        of that, and from whom: that one has claimed the same both times, so one of the two says
+        what is not so. Who could say so for nothing would lie until it is drawn."""
+        both = self.claims, claims
+        then, now = ({it: claim.share for it, claim in each.items()} for each in both)
+        pairs = other_frames(then, now, self.plan, self.due) if alike.codecs else set()
+        pairs |= self._other_parts(then, now) if alike.chunks else set()
+        in_turn = sorted(pairs, reverse=True)
+        return {receiver: sender for receiver, sender in in_turn if receiver != self.me}
+
+    def _other_parts(
+        self, then: Mapping[str, Share], now: Mapping[str, Share]
+    ) -> set[tuple[str, str]]:
+        """As `other_frames` of what is added up."""
+        found = set()
+        for peer_id in then.keys() & now.keys():
+            for number, holder, chunk in self._got_otherwise(peer_id, then[peer_id], now[peer_id]):
+                sent = [it[holder].parts[number] for it in (then, now) if holder in it]
+                if len(sent) == 2 and len({parts[chunk : chunk + 1] for parts in sent}) == 1:
+                    found.add((peer_id, holder))
         return found
 
     def _got_otherwise(self, peer_id: str, then: Share, now: Share) -> list[tuple[int, str, int]]:
@@ -232,4 +242,4 @@ class StoppedStep:
 def _given(share: Share) -> tuple[object, ...]:
     """All from which a work follows, besides the states, the data and the plan."""
     came = {n: (it.activation_in, it.gradient_in) for n, it in share.edges.items()}
-    return way_of(share), came, dict(share.parameters)
+    return way_of(share), came

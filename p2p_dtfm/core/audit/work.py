@@ -149,9 +149,9 @@ def changed_work(work: bytes) -> bytes:
 
 
 def excused_by(peer_id: str) -> bytes:
-    """In an account, in place of what a work comes to: its maker states another one than when the
-    step was done before, as something else came to it from this peer, which says that it was the
-    same. The same whatever the work is."""
+    """In an account, in place of what a work comes to, which nobody need deny: its maker says that
+    something else came to it from this peer when the step was done before, and that one that it was
+    the same. The same whatever the work is."""
     return EXCUSED + _digest(b"excused\0" + peer_id.encode())[:OWN_BYTES]
 
 

@@ -226,14 +226,14 @@ class Audits:
         unlike = here.book.unlike_to(self._tools.me)
         for it in unlike:
             log.warning("%s has sent something else than it claims", it)
-        excused = self._stopped.excused(here.plan, claims)
-        for it, other in excused.items():
-            log.warning("%s says that it had got something else from %s before", it, other)
-        marks = {it: excused_by(other) for it, other in excused.items()}
-        marks |= dict.fromkeys(unlike, SENT_OTHER)
-        for it, work in (marks | await self._otherwise_before(here)).items():
-            if work not in (SENT_OTHER, marks.get(it)) or not denied.get(it):
-                told[it], denied[it] = work, True  # else what it comes to says more
+        otherwise = dict.fromkeys(unlike, SENT_OTHER) | await self._otherwise_before(here)
+        for it, work in otherwise.items():
+            if work != SENT_OTHER or not denied.get(it):  # what it comes to says more
+                told[it], denied[it] = work, True
+        for it, other in self._stopped.excused(here.plan, claims).items():
+            if it not in denied:  # likewise
+                log.warning("%s says that it had got something else from %s before", it, other)
+                told[it] = excused_by(other)
         return told, denied
 
     async def _otherwise_before(self, here: OpenStep) -> dict[str, bytes]:

@@ -145,7 +145,7 @@ class StoppedStep:
         """Of a work what its maker's gradients and frames come to however these travel now. Of a
         segment that it holds alone all is one chunk."""
         alone = [n for n, it in enumerate(self.plan.segments()) if it.holders == (peer_id,)]
-        parts = share.parts if alike.chunks else {n: share.parts.get(n) for n in alone}
+        parts = share.parts if alike.chunks else {n: share.parts.get(n, ()) for n in alone}
         edges = share.edges if alike.codecs else {}
         return made_in(parts, edges, share.losses.get(peer_id, b""))
 

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
-from p2p_dtfm.core.audit.work import WORK_BYTES
-from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Claimed
+from p2p_dtfm.core.audit.work import OWN_BYTES, WORK_BYTES
+from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Boundary, Claimed
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.step.lent_parameters import NoParameters
-from p2p_dtfm.daemon.step.stage_account import Judge
+from p2p_dtfm.daemon.step.stage_account import Judge, StageAccount
 from p2p_dtfm.daemon.trainer.audited import recomputing as recomputing_module
 from p2p_dtfm.daemon.trainer.audited.recomputing import Recomputing
 from p2p_dtfm.daemon.trainer.step_shards import StepShards, could_have_shards
@@ -21,7 +21,7 @@ from p2p_dtfm.daemon.trainer.trainer_state import Stopped, TrainerState
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.train.stage.replay.arithmetic import max_threads
 from p2p_dtfm.train.stage.replay.work import NoTensor
-from tests.core.audit.parts import NAMES, PLAN, VIEW, share_of
+from tests.core.audit.parts import LOSSES, NAMES, PLAN, VIEW, share_of
 from tests.core.builders import run_spec
 
 
@@ -214,6 +214,35 @@ def test_who_claims_to_have_computed_from_what_is_no_tensor_has_done_no_such_wor
         monkeypatch.setattr(Judge, "_parts", _nothing_is_asked_for)
         work = judge.work_of("a", (0, 1), None, 7, claims, {}, adds=adds)  # type: ignore[arg-type]
         assert asyncio.run(work) == bytes(WORK_BYTES) != claims["a"].work
+
+
+@pytest.mark.parametrize(
+    ("change", "is_stated"),
+    [
+        ({}, True),
+        ({"parts": share_of("a", word="flipped").parts}, False),
+        ({"losses": {"a": b"l" * len(LOSSES)}}, False),
+        ({"losses": {}}, True),
+        ({"edges": {0: Boundary(b"", b"s" * 32, b"", b"")}}, False),
+    ],
+)
+def test_a_work_that_is_right_and_not_of_what_stands_beside_it_is_none(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, object], is_stated: bool
+) -> None:
+    """Whoever got what stands there judges by that, and an audit by the work."""
+    said = claim("a")
+    said = msgspec.structs.replace(said, share=msgspec.structs.replace(said.share, **change))
+    own, right = said.work[:OWN_BYTES], StageAccount(share_of("a").parts, {}, losses=LOSSES)
+
+    async def replayed(self: Judge, *work: object, **more: object) -> tuple[StageAccount, bytes]:
+        return right, own
+
+    monkeypatch.setattr(Judge, "own_work", replayed)
+    monkeypatch.setattr(Judge, "_edges", _nothing_is_asked_for)
+    spec: Any = run_spec()
+    judge = Judge(spec, PLAN, None, {}, None, None)  # type: ignore[arg-type]
+    work = judge.work_of("a", (0, 1), None, 7, {"a": said}, {}, adds=False)  # type: ignore[arg-type]
+    assert asyncio.run(work) == (said.work if is_stated else bytes(WORK_BYTES))
 
 
 async def _nothing_is_asked_for(self: Judge, *wanted: object) -> dict[object, bytes]:

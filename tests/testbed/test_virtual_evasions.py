@@ -4,6 +4,7 @@ the first step of a view is audited whole, and it lied in the next ones. Nobody 
 at a rate of a half two thirds of all steps stayed wrong, and it had its place to the end."""
 
 import asyncio
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ def test_who_stops_the_step_in_which_it_is_drawn_is_convicted_when_that_is_done_
     assert any(reason in told for reason in CONVICTED), told
 
 
+@pytest.mark.parametrize("what", ["late-part", "late-split"])
 @pytest.mark.parametrize(
     ("members", "liars", "seed"),
     [
@@ -72,11 +74,13 @@ def test_who_stops_the_step_in_which_it_is_drawn_is_convicted_when_that_is_done_
     ],
 )
 def test_who_claims_the_truth_where_it_is_drawn_is_convicted_by_what_it_has_sent(
-    tmp_path: Path, members: str, liars: str, seed: int
+    tmp_path: Path, what: str, members: str, liars: str, seed: int
 ) -> None:
     """Its audit found nothing wrong, it said no Prepared and had all agree anew: nobody held it to
-    what had come from it, and of 15 lying steps 6 stayed, at a rate of a half."""
-    schedule = lying_to_the_end("late-part", members, liars, RATE)
+    what had come from it, and of 15 lying steps 6 stayed, at a rate of a half. Nor did anybody
+    compare what is in one claim, of who claims what it has sent, and beside it the right work:
+    8 stayed."""
+    schedule = lying_to_the_end(what, members, liars, RATE)
     played = Player(tmp_path, STEPS).play(LIES + seed, schedule)
     told = "\n".join(played.reports)
     assert any(reason in told for reason in CONVICTED), (played, told)
@@ -127,6 +131,43 @@ def test_whose_sums_are_false_is_convicted_when_the_step_is_done_again(
     played = Player(tmp_path, STEPS).play(LIES + seed, schedule)
     told = "\n".join(played.reports)
     assert any(reason in told for reason in CONVICTED), (played, told)
+    assert played.problem == "" and played.stayed < played.lies
+
+
+def claim_that_other_came(lie: Any, other: bytes = b"o" * 32) -> None:
+    """From one of those whose parts it has added up to false sums, where it is drawn; and what came
+    when it does that step again."""
+    liar = evasions._known_where(lie, in_first=False)
+    late_claims.make_other_sums_until_drawn(lie)
+    honest = Audits._claim
+
+    async def claim(self: Any, here: Any, local: Any) -> Any:
+        said = await honest(self, here, local)
+        if not liar.lies or not await late_claims._knows_that_it_is_drawn(self, here, said, lie):
+            return said
+        got = dict(said.share.got)
+        for number, each in got.items():
+            first, *rest = each
+            got[number] = (tuple(part and other for part in first), *rest)
+        share = msgspec.structs.replace(said.share, got=got)
+        return msgspec.structs.replace(said, share=share)
+
+    evasions.put(Audits, "_claim", claim)
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"), [(b"", CONVICTED[0]), (b"o" * 32, "for one that was sent twice")]
+)
+def test_nor_does_it_help_to_claim_that_something_else_came_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: bytes, reason: str
+) -> None:
+    """It was not what came when the step was done again, so nobody compared its sums. Who says that
+    nothing came blames nobody; else one of the two says what is not so."""
+    lie = functools.partial(claim_that_other_came, other=other)
+    monkeypatch.setitem(INSTALLED, "evade-sum", lie)
+    played = Player(tmp_path, STEPS).play(LIES, lying_to_the_end("evade-sum", "abcd", "d", RATE))
+    told = "\n".join(played.reports)
+    assert reason in told, (played.lies, played.stayed, told)
     assert played.problem == "" and played.stayed < played.lies
 
 

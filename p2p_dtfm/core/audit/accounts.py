@@ -14,6 +14,7 @@ from p2p_dtfm.core.audit.judging import Judges, fault_of_parameters, judges_of
 from p2p_dtfm.core.audit.told_losses import fault_of_losses, stated_losses, unlike_losses
 from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
+    EXCUSED,
     MANY,
     OPENINGS_BYTES,
     OWN_BYTES,
@@ -22,6 +23,7 @@ from p2p_dtfm.core.audit.work import (
     WORK_BYTES,
     changed_work,
     claim_digest,
+    excused_by,
     unlike_edges,
     work_of,
 )
@@ -163,6 +165,7 @@ def findings(
     _convict_by_receivers(unlike, len(accounts), found)
     without_input = _doubt_boundaries(shares, plan, due, found)
     _convict_changed(accounts, works, without_input, found)
+    _doubt_excused(accounts, found)
     arithmetics = {peer: share.arithmetic for peer, share in shares.items()}
     if one_arithmetic:
         _judge_arithmetics(arithmetics, found)
@@ -196,14 +199,14 @@ def _denied(
         length = OWN_BYTES if peer_id in misled else WORK_BYTES
         found = [it.found[peer_id] for it in accounts.values() if peer_id in it.found]
         found += told.of(peer_id).values()
-        if any(it[:length] != work[:length] for it in found if it not in _marks(work)):
+        if any(it[:length] != work[:length] for it in found if not _is_mark(it, work)):
             denied[peer_id] = length
     return denied
 
 
-def _marks(work: bytes) -> tuple[bytes, ...]:
-    """Which stand in the place of what it comes to."""
-    return changed_work(work), SENT_OTHER
+def _is_mark(found: bytes, work: bytes) -> bool:
+    """Whether it stands in the place of what the work comes to."""
+    return found in (changed_work(work), SENT_OTHER) or found[:OWN_BYTES] == EXCUSED
 
 
 def _is_decided(stated: Mapping[str, bytes], judges: Judges) -> bool:
@@ -304,8 +307,7 @@ def _found_of(
     says what it likes."""
     found = {it: accounts[it].found[peer_id] for it in judges if peer_id in accounts[it].found}
     found |= {it: work for it, work in told.of(peer_id).items() if it in judges}
-    marks = _marks(claimed)
-    return {judge: work[:length] for judge, work in found.items() if work not in marks}
+    return {it: work[:length] for it, work in found.items() if not _is_mark(work, claimed)}
 
 
 def unlike_claims(accounts: Mapping[str, Account], works: Mapping[str, bytes]) -> dict[str, str]:
@@ -404,6 +406,17 @@ def _convict_changed(
             why = "claims another work of the step than it did before"
             found.liars.setdefault(peer_id, UNLIKE_SENT if sent > changed else why)
             found.convicted.add(peer_id)
+
+
+def _doubt_excused(accounts: Mapping[str, Account], found: Findings) -> None:
+    """Whom most of all have heard say that something else came to it when the step was done before,
+    and from whom, that says the same of it now as then. Nobody denies its work for that."""
+    for peer_id in accounts:
+        marks = Counter(it.found.get(peer_id, b"") for it in accounts.values())
+        for other in accounts if any(it[:OWN_BYTES] == EXCUSED for it in marks) else ():
+            if 2 * marks[excused_by(other)] > len(accounts):
+                why = f"{peer_id} has got two things from {other} for one that was sent twice"
+                found.doubt(peer_id, other, why)
 
 
 def _convict_gone(accounts: Mapping[str, Account], holders: Sequence[str], found: Findings) -> None:

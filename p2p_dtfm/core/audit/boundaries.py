@@ -101,16 +101,34 @@ def unlike_boundaries(
     return {(receiver, sender) for sender, receiver, sent, came in frames if sent != came}
 
 
+def other_frames(
+    then: Mapping[str, Share], now: Mapping[str, Share], plan: Plan, due: Due = TRAINING
+) -> set[tuple[str, str]]:
+    """(receiver, sender) where something else has come now than then, when the same step was done
+    before, and the sender says that it is the same."""
+    both = zip(_frames(then, plan, due), _frames(now, plan, due), strict=True)
+    return {
+        (receiver, sender)
+        for (sender, receiver, sent, came), (_, _, sent_now, came_now) in both
+        if sent == sent_now != b"" and b"" != came != came_now
+    }
+
+
 def _frames(
     shares: Mapping[str, Share], plan: Plan, due: Due
 ) -> Iterator[tuple[str, str, bytes, bytes]]:
+    """Nothing of who has not claimed."""
+
+    def at(peer_id: str, number: int) -> Boundary:
+        share = shares.get(peer_id)
+        return NOTHING if share is None else share.edges.get(number, NOTHING)
+
     for place, pipeline in enumerate(plan.pipelines):
         numbers = _numbers(plan, place, due)
         for one, other in zip(pipeline.stages, pipeline.stages[1:], strict=False):
             first, second = one.peer_id, other.peer_id
             for number in numbers:
-                low = shares[first].edges.get(number, NOTHING)
-                high = shares[second].edges.get(number, NOTHING)
+                low, high = at(first, number), at(second, number)
                 yield first, second, low.activation_out, high.activation_in
                 yield second, first, high.gradient_out, low.gradient_in
 

@@ -279,8 +279,7 @@ class ClaimBook:
         assert not self.not_claimed()
         if self._draw is None:
             knows_all = self._holders <= self._commitments.keys()
-            openings = {peer: claim.opening for peer, claim in self.claims.items()}
-            seed = seed_of(f"{self.view.number}:{self.view.snapshot}", self._step, openings)
+            seed = self._seed()
             rate = self._rate if knows_all and self._open.trains else EVERYBODY
             unlike = unlike_boundaries(self._shares(), self._plan, self._open)
             always = {sender for _, sender in unlike | unlike_losses(self._shares())}
@@ -294,6 +293,10 @@ class ClaimBook:
             count = min(BESIDES_LIMIT, len(holders) // FELLOWS_DIVISOR - 1) if is_chosen else 0
             self._besides = drawn_besides(seed, self._draw, judges.__getitem__, count)
         return self._draw
+
+    def _seed(self) -> str:
+        openings = {peer: claim.opening for peer, claim in self.claims.items()}
+        return seed_of(f"{self.view.number}:{self.view.snapshot}", self._step, openings)
 
     def rounds(self) -> tuple[dict[str, str], ...]:
         """As `drawn`, and in the first step of a view and after the last step further auditors of
@@ -347,8 +350,9 @@ class ClaimBook:
         return tuple(filter(None, found))
 
     def _turn_instead(self, peer_id: str) -> Callable[[str], str]:
-        seed = f"{self.view.snapshot} {self._step} {peer_id}"
-        return lambda it: digest_bytes(f"{seed} {it}".encode())
+        """Unknown, like the draw, until all have claimed."""
+        seed = self._seed()
+        return lambda it: digest_bytes(f"{seed} {peer_id} {it}".encode())
 
     def borrowers(self) -> Counter[str]:
         """Who is to judge works of stages that it does not hold, drawn or disputed, and how
@@ -377,9 +381,9 @@ class ClaimBook:
         """The open step, once the view is over."""
         waiting = self._not_judged() | self._named_others()
         ways = self._ways | {peer: way_of(claim.share) for peer, claim in self.claims.items()}
-        step, plan, claims, earlier = self._step, self._plan, dict(self.claims), dict(self._ways)
-        due = frozenset(waiting)
-        return StoppedStep(me, step, base, plan, claims, due, ways, earlier, sums=self.sums)
+        of_it = me, self._step, base, self._plan, dict(self.claims), frozenset(waiting)
+        earlier, due = dict(self._ways), self._open
+        return StoppedStep(*of_it, ways, earlier, sums=self.sums, due=due)
 
     def _not_judged(self) -> set[str]:
         """Of the open step, whose work was to be computed again, and nobody has said that it comes

@@ -20,8 +20,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from p2p_dtfm.core.audit.boundaries import beside
-from p2p_dtfm.core.audit.work import OWN_BYTES, WORK_BYTES, fit
+from p2p_dtfm.core.audit.boundaries import TRAINING, Due, beside, other_frames
+from p2p_dtfm.core.audit.work import OWN_BYTES, WORK_BYTES, fit, made_in
 from p2p_dtfm.core.messages.audit_messages import Claimed, Parts, Share
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.plan import Plan
@@ -75,6 +75,8 @@ class StoppedStep:
     rightly before anything commits."""
     sums: Mapping[str, bytes] = field(default_factory=dict)
     """`work.sums_of_others`, as they had come here."""
+    due: Due = TRAINING
+    """What its claims are of."""
 
     def is_done_again(self, step: int, base: str) -> bool:
         return (self.step, self.base) == (step, base)
@@ -87,13 +89,17 @@ class StoppedStep:
     def _is_other(self, peer_id: str, said: Claimed, alike: Alike) -> bool:
         before = self.claims.get(peer_id)
         if before is not None:
+            if before.share.parameters != said.share.parameters:
+                return True  # of the same states
             if _given(before.share) != _given(said.share) or not said.share.arithmetic:
                 return False
-            if alike == ALL_ALIKE:  # of the same parts it makes the same sums
-                length = WORK_BYTES if before.share.got == said.share.got else OWN_BYTES
-                return before.work[:length] != said.work[:length]
             then, now = (self._made(peer_id, it.share, alike) for it in (before, said))
-            return then != now
+            if then != now or alike != ALL_ALIKE:
+                return then != now
+            # of the same parts it makes the same sums
+            got_others = self._got_otherwise(peer_id, before.share, said.share)
+            length = OWN_BYTES if got_others else WORK_BYTES
+            return before.work[:length] != said.work[:length]
         # it knew the draw from the others' claims, and has kept its own to itself; as far as is
         # known it computed then as it does now, and so that bits repeat
         is_alike = bool(said.share.arithmetic) and self.ways.get(peer_id) == way_of(said.share)
@@ -101,14 +107,47 @@ class StoppedStep:
         losses = said.share.losses.get(peer_id, b"")
         return is_whole and self.has_sent_other(peer_id, said.share.parts, losses)
 
+    def excused(self, claims: Mapping[str, Claimed], alike: Alike = ALL_ALIKE) -> dict[str, str]:
+        """Who says that something else came to it then, so that nobody can hold it to what it made
+        of that, and from whom: that one has claimed the same both times, so one of the two says
+        what is not so. Who could say so for nothing would lie until it is drawn."""
+        both = self.claims, claims
+        then, now = ({it: claim.share for it, claim in each.items()} for each in both)
+        pairs = other_frames(then, now, self.plan, self.due) if alike.codecs else set()
+        pairs |= self._other_parts(then, now) if alike.chunks else set()
+        in_turn = sorted(pairs, reverse=True)
+        return {receiver: sender for receiver, sender in in_turn if receiver != self.me}
+
+    def _other_parts(
+        self, then: Mapping[str, Share], now: Mapping[str, Share]
+    ) -> set[tuple[str, str]]:
+        """As `other_frames` of what is added up."""
+        found = set()
+        for peer_id in then.keys() & now.keys():
+            for number, holder, chunk in self._got_otherwise(peer_id, then[peer_id], now[peer_id]):
+                sent = [it[holder].parts[number] for it in (then, now) if holder in it]
+                if len(sent) == 2 and len({parts[chunk : chunk + 1] for parts in sent}) == 1:
+                    found.add((peer_id, holder))
+        return found
+
+    def _got_otherwise(self, peer_id: str, then: Share, now: Share) -> list[tuple[int, str, int]]:
+        """(segment, holder, chunk) of which it says that it has got two unlike parts. Who states
+        none, or one of its own, says of nobody that it has sent it something else."""
+        found = []
+        for number, segment in enumerate(self.plan.segments()):
+            both = zip(then.got.get(number, ()), now.got.get(number, ()), strict=False)
+            for holder, parts in zip(segment.holders, both, strict=False):
+                pairs = enumerate(zip(*parts, strict=False)) if holder != peer_id else ()
+                found += [(number, holder, n) for n, (a, b) in pairs if a and b and a != b]
+        return found
+
     def _made(self, peer_id: str, share: Share, alike: Alike) -> tuple[object, ...]:
         """Of a work what its maker's gradients and frames come to however these travel now. Of a
         segment that it holds alone all is one chunk."""
         alone = [n for n, it in enumerate(self.plan.segments()) if it.holders == (peer_id,)]
-        parts = share.parts if alike.chunks else {n: share.parts.get(n) for n in alone}
+        parts = share.parts if alike.chunks else {n: share.parts.get(n, ()) for n in alone}
         edges = share.edges if alike.codecs else {}
-        sent = {n: (it.activation_out, it.gradient_out) for n, it in edges.items()}
-        return dict(parts), sent, share.losses.get(peer_id, b"")
+        return made_in(parts, edges, share.losses.get(peer_id, b""))
 
     def in_other_ways(self, claims: Mapping[str, Claimed], barred: Collection[str]) -> list[str]:
         """Who was to be audited, and computes in another way now, though nothing else is another:
@@ -195,7 +234,7 @@ class StoppedStep:
         """Whether what its work comes to here, `own`, `parts` and `losses`, is not what it has
         claimed, or has sent."""
         claim = self.claims.get(peer_id)
-        if claim is not None and claim.work[:OWN_BYTES] != own:
+        if claim is not None and (claim.work[:OWN_BYTES], claim.share.parts) != (own, parts):
             return True
         return self.has_sent_other(peer_id, parts, losses)
 
@@ -203,4 +242,4 @@ class StoppedStep:
 def _given(share: Share) -> tuple[object, ...]:
     """All from which a work follows, besides the states, the data and the plan."""
     came = {n: (it.activation_in, it.gradient_in) for n, it in share.edges.items()}
-    return way_of(share), came, dict(share.parameters)
+    return way_of(share), came

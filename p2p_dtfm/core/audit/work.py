@@ -37,6 +37,8 @@ SENT_OTHER = b"\xff" * WORK_BYTES
 """In an account, in place of what a work comes to: its maker has sent this account's something else
 than it claims, as parts or as sums, or had when the step was done before. The same whatever the
 work is: so those that have not computed it again say it, too."""
+EXCUSED = b"\xfe" * OWN_BYTES
+"""The first half of `excused_by`."""
 MANY = 1 << 30
 """Microbatches whose inputs are kept, where there is no limit."""
 PART_BYTES = 32
@@ -64,6 +66,14 @@ def own_digest(
     if alone:
         made.append(sorted(alone.items()))
     return _digest(encode(made))[:OWN_BYTES]
+
+
+def made_in(parts: Parts, edges: Edges, losses: bytes) -> tuple[object, ...]:
+    """What of a work others have got: gradients, frames and, of who has the head, what it tells of
+    its losses. `own_digest` is of these, too, but nobody sees that by it: the losses themselves and
+    the norms are in no claim."""
+    sent = {n: (it.activation_out, it.gradient_out) for n, it in edges.items()}
+    return dict(parts), sent, losses
 
 
 def norms_alone(
@@ -136,6 +146,13 @@ def changed_work(work: bytes) -> bytes:
     """In place of what a work comes to, in an account: its maker claimed another one when the step
     was done before."""
     return _digest(b"changed\0" + work)
+
+
+def excused_by(peer_id: str) -> bytes:
+    """In an account, in place of what a work comes to, which nobody need deny: its maker says that
+    something else came to it from this peer when the step was done before, and that one that it was
+    the same. The same whatever the work is."""
+    return EXCUSED + _digest(b"excused\0" + peer_id.encode())[:OWN_BYTES]
 
 
 def claim_digest(share: Share, work: bytes, openings: bytes = b"") -> bytes:

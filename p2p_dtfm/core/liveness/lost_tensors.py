@@ -8,6 +8,8 @@ OFTEN = 6
 """Half as many stops as have a member in doubt itself (`core.membership.accusers`): else one that
 hangs up on it once in each step has the others take it for who stops them."""
 OFTEN_NS = 60_000_000_000
+OFTEN_STEPS = 6
+"""Or within so many, however long these take: not with one for each."""
 
 
 class AfterLoss(Enum):
@@ -25,7 +27,8 @@ class LostTensors:
 
     def __init__(self) -> None:
         self._first: dict[str, ViewId] = {}
-        self._late: dict[ViewId, tuple[int, set[str]]] = {}
+        self._late: dict[ViewId, tuple[int, int, set[str]]] = {}
+        self._commits = 0
 
     def remedy(self, peer_id: str, view: ViewId, now_ns: int) -> AfterLoss:
         """A tensor is lost in this view."""
@@ -37,13 +40,19 @@ class LostTensors:
         return AfterLoss.NOTHING if first == view else AfterLoss.SUSPECT
 
     def _is_often(self, peer_id: str, view: ViewId, now_ns: int) -> bool:
-        """Whether so many views have lost some within a minute, and one of them with this peer.
-        Lines break, and those of one machine all at once: a few times it is nobody."""
-        self._late = {it: of for it, of in self._late.items() if now_ns - of[0] < OFTEN_NS}
-        before = [peers for it, (_, peers) in self._late.items() if it != view]
-        self._late.setdefault(view, (now_ns, set()))[1].add(peer_id)
+        """Whether so many views have lost some within a minute, or a few steps, and one of them
+        with this peer. Lines break, and those of one machine all at once: a few times it is
+        nobody."""
+        self._late = {
+            it: (at_ns, commits, peers)
+            for it, (at_ns, commits, peers) in self._late.items()
+            if now_ns - at_ns < OFTEN_NS or self._commits - commits < OFTEN_STEPS
+        }
+        before = [peers for it, (_, _, peers) in self._late.items() if it != view]
+        self._late.setdefault(view, (now_ns, self._commits, set()))[2].add(peer_id)
         return len(before) >= OFTEN and any(peer_id in peers for peers in before)
 
     def clear(self) -> None:
         """A step has committed."""
+        self._commits += 1
         self._first.clear()

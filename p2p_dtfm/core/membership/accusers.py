@@ -17,6 +17,9 @@ accuse as many at once as they can have out."""
 STOPS_LIMIT = 3
 """So often a member may stop the steps without one that commits in between."""
 STOPS_OFTEN = 12
+"""In a minute, or in `STOPS_STEPS`, which may take hours: not in as many steps, since one line that
+breaks in each of them may be nobody's fault (`core.liveness.lost_tensors`)."""
+STOPS_STEPS = 8
 OFTEN_NS = 60_000_000_000
 UNANSWERED_LIMIT = 3
 """So many views in a row a member may leave without its word, while it trains: messages get lost,
@@ -87,8 +90,8 @@ class Accusers:
         """They have all agree anew, and give no reason; those that do so too often."""
         found = set()
         for member in members:
-            stops = self._stops.pop(member, [])
-            stops = [stop for stop in stops if now_ns - stop[1] < OFTEN_NS][-STOPS_OFTEN:]
+            stops = [it for it in self._stops.pop(member, []) if self._is_late(it, now_ns)]
+            stops = stops[-STOPS_OFTEN:]
             in_a_row = sum(commits == self._commits for commits, _ in stops)
             if in_a_row >= STOPS_LIMIT or len(stops) >= STOPS_OFTEN:
                 found.add(member)
@@ -96,6 +99,10 @@ class Accusers:
         while len(self._stops) > PEERS_LIMIT:
             del self._stops[next(iter(self._stops))]
         return found
+
+    def _is_late(self, stop: tuple[int, int], now_ns: int) -> bool:
+        commits, at_ns = stop
+        return now_ns - at_ns < OFTEN_NS or self._commits - commits < STOPS_STEPS
 
     def heed(
         self,

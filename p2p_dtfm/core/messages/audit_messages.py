@@ -179,7 +179,8 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     """The claims of all stage-holders."""
     found: dict[str, bytes]
     """What the works of others, that were drawn or disputed, came to here; or `changed_work`, where
-    it was another one when the step was done before; or `SENT_OTHER`, of who has sent its maker
+    it was another one when the step was done before; or `excused_by`, of who says that something
+    else came to it then; or `SENT_OTHER`, of who has sent its maker
     something else than it claims; or anything of who is gone since, and had
     claimed or sent what is not so."""
     disputed: dict[str, bool] = {}

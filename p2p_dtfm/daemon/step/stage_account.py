@@ -14,6 +14,7 @@ from p2p_dtfm.core.audit.work import (
     OWN_BYTES,
     WORK_BYTES,
     NormsAlone,
+    made_in,
     norms_alone,
     own_digest,
     sums_digest,
@@ -92,12 +93,21 @@ class StageAccount:
     """The parameters with which the step began, where members hold unlike layers."""
     losses: bytes = b""
     """What another's that was replayed should have told of its losses."""
+    sent: Edges = field(default_factory=dict)
+    """What it should have sent its neighbours."""
     _asked: dict[str, bytes] = field(default_factory=dict)
     """The chunk that was asked for last: others fetch it in pieces, each of which asks again."""
 
     @property
     def parameters(self) -> Mapping[int, bytes]:
         return self.began.digests if self.began is not None else {}
+
+    def is_stated(self, share: Share, peer_id: str) -> bool:
+        """Whether another's that was replayed comes to what stands in its claim, by which those who
+        got it from that peer judge."""
+        losses = share.losses.get(peer_id, b"")
+        made = made_in(self.parts, self.sent, self.losses if losses else b"")
+        return made_in(share.parts, share.edges, losses) == made
 
     def find(self, digest: str) -> bytes | memoryview | None:
         """The bytes of an own chunk, of a frame that was sent, or of a layer's parameters."""
@@ -262,8 +272,11 @@ class Judge:
         finally:
             coming.cancel()
             replayed.cancel()
+        claim = claims[peer_id]
+        if own == claim.work[:OWN_BYTES] and not theirs.is_stated(claim.share, peer_id):
+            return NO_WORK  # right, but not of what it says that it has sent
         if not adds:
-            return own + claims[peer_id].work[OWN_BYTES:]
+            return own + claim.work[OWN_BYTES:]
         known = {**mine, peer_id: theirs}
         sums = {}
         for number, segment, chunks in self._shared(peer_id):
@@ -312,7 +325,7 @@ class Judge:
         alone = await self._compute.run(norms_of, *of_it)
         sent = {number: _sent(result, number) for number in near}
         losses = result.loss_sum, result.held_out_loss_sum
-        theirs = replace(theirs, losses=losses_digest(*losses))
+        theirs = replace(theirs, losses=losses_digest(*losses), sent=sent)
         return theirs, own_digest(theirs.parts, losses[0], sent, losses[1], alone)
 
     def _shared(self, peer_id: str) -> list[tuple[int, Segment, Chunks]]:

@@ -205,6 +205,13 @@ _WORK = {
         rate=OFTEN,
         steps_after=EVADES_FOR,
     ),
+    "late-split": LieKind(
+        "sends gradients the other way to be added up, and claims last: these, or, where it is "
+        "drawn, these and what the right ones come to; then it has all agree anew",
+        ONCE_DRAWN,
+        rate=OFTEN,
+        steps_after=EVADES_FOR,
+    ),
     "late-opening": LieKind(
         "flips its gradients, and claims last: where it, or a fellow, is drawn it opens what draws "
         "nobody, which is not what it was committed to",

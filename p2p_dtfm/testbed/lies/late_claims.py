@@ -1,10 +1,9 @@
 """Lies of who claims last, so that it knows whether it is drawn, and claims accordingly."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-import numpy
 
 from p2p_dtfm.core.audit.claim_book import OPENING_BYTES
 from p2p_dtfm.daemon.step.reduction.segment_exchange import sum_digest
@@ -20,14 +19,7 @@ from p2p_dtfm.testbed.lies.evasions import (
 )
 from p2p_dtfm.testbed.lies.in_sums import change_sums, turn_parts_round
 from p2p_dtfm.testbed.lies.lie import Lie, put
-from p2p_dtfm.train.stage.replay.work import chunk_digest
-
-_FLOAT = "<f4"
-
-
-def _turned_round(payload: Any) -> bytes:
-    turned: bytes = (-numpy.frombuffer(bytes(payload), dtype=_FLOAT)).tobytes()
-    return turned
+from p2p_dtfm.train.stage.replay.work import bytes_of, chunk_digest
 
 
 async def _knows_that_it_is_drawn(audits: Any, here: Any, said: Any, lie: Lie) -> bool:
@@ -52,21 +44,45 @@ def _stop_once_audited(liar: Any, drawn: set[int]) -> None:
     put(Audits, "_audited", audited)
 
 
+class _TurnedRound(NamedTuple):
+    """A segment's parts, but for those that the liar sums itself."""
+
+    cut: Any
+    owners: tuple[str, ...]
+    me: str
+
+    def part(self, chunk: int) -> Any:
+        part = self.cut.part(chunk)
+        return part if self.owners[chunk] == self.me else -part
+
+    def payload(self, chunk: int) -> bytes:
+        return bytes_of(self.part(chunk))
+
+
 def _with_turned_parts(audits: Any, here: Any) -> Any:
-    """But for those that it sums itself."""
-    me, wire, parts = audits._tools.me, here.engine.mailbox.wire, dict(here.mine.parts)
+    """To be claimed, and shown to who audits what others have made of them."""
+    wire, cuts, parts = here.engine.mailbox.wire, {}, dict(here.mine.parts)
     for number, cut in here.mine.cut.items():
         owners = wire.chunks[here.plan.segments()[number].first_layer].owners
-        parts[number] = tuple(
-            part if owners[chunk] == me else chunk_digest(_turned_round(cut.payload(chunk)))
-            for chunk, part in enumerate(parts[number])
-        )
-    return dataclasses.replace(here, mine=dataclasses.replace(here.mine, parts=parts))
+        cuts[number] = turned = _TurnedRound(cut, owners, audits._tools.me)
+        parts[number] = tuple(chunk_digest(turned.payload(it)) for it in range(len(owners)))
+    mine = dataclasses.replace(here.mine, parts=parts, cut=cuts)
+    return dataclasses.replace(here, mine=mine)
 
 
 def claim_what_was_due_if_drawn(lie: Lie) -> None:
     """All parts that it sends are turned round. Nobody says so of a work that is right, and once it
     is audited all agree anew."""
+    _claim_otherwise_if_drawn(lie, is_split=False)
+
+
+def claim_two_things_in_one_if_drawn(lie: Lie) -> None:
+    """All parts that it sends are turned round, and these it claims; but where it is drawn as work
+    the right one, so that its audit finds that, and who got these parts that they are claimed."""
+    _claim_otherwise_if_drawn(lie, is_split=True)
+
+
+def _claim_otherwise_if_drawn(lie: Lie, *, is_split: bool) -> None:
     liar, honest = _known_where(lie, in_first=False), Audits._claim
     drawn = set[int]()
 
@@ -74,11 +90,19 @@ def claim_what_was_due_if_drawn(lie: Lie) -> None:
         right = await honest(self, here, local)
         if not liar.lies:
             return right
-        if await _knows_that_it_is_drawn(self, here, right, lie):
+        is_drawn = await _knows_that_it_is_drawn(self, here, right, lie)
+        if is_drawn:
             drawn.add(here.step)
+        if is_drawn and not is_split:
             return right
         self._next_opening = right.opening  # once more
-        return await honest(self, _with_turned_parts(self, here), local)
+        turned = _with_turned_parts(self, here)
+        false = await honest(self, turned, local)
+        if not is_drawn:
+            return false
+        self._mine = turned.mine
+        object.__setattr__(here, "mine", turned.mine)  # it audits others' sums by what it has sent
+        return msgspec.structs.replace(false, work=right.work)
 
     turn_parts_round(lambda step: liar.lies)
     put(Audits, "_claim", claim)
@@ -157,6 +181,7 @@ LATE_CLAIMS = {
     "evade-sum": make_other_sums_until_drawn,
     "late-sum": claim_the_right_sums_if_drawn,
     "late-part": claim_what_was_due_if_drawn,
+    "late-split": claim_two_things_in_one_if_drawn,
     "late-opening": open_what_draws_nobody,
     "late-alien": compute_like_nobody_if_drawn,
 }

@@ -159,7 +159,7 @@ def test_for_who_has_other_layers_and_no_room_a_holder_is_drawn_instead() -> Non
     assert asked == Counter(others), "all of them judge it"
 
 
-def in_pairs(count: int) -> ClaimBook:
+def in_pairs(count: int, opening: bytes = b"o" * 32) -> ClaimBook:
     """In the first step of a view, of so many members; all have claimed."""
     names = [f"{number:02}" for number in range(count)]
     both = zip(names[::2], names[1::2], strict=True)
@@ -170,8 +170,27 @@ def in_pairs(count: int) -> ClaimBook:
     for name in names:
         layers = dict.fromkeys(plan.layers_of(name), b"p" * 32)
         share = msgspec.structs.replace(stage_share(plan, name), parameters=layers)
-        book.record(name, Claimed(VIEW, 7, share, b"w" * 32, b"o" * 32, b"c" * 32))
+        book.record(name, Claimed(VIEW, 7, share, b"w" * 32, opening, b"c" * 32))
     return book
+
+
+def test_who_is_drawn_instead_nobody_knows_before_all_have_claimed() -> None:
+    """It followed from the view and the step: of fellows the one that would audit in the place of
+    who has no room, whoever that is, was known when the step began."""
+    instead: dict[tuple[str, ...], set[str]] = {}
+    for number in range(64):
+        book = in_pairs(8, number.to_bytes(32))
+        peer = "00"
+        auditors = tuple(drawn[peer] for drawn in book.rounds())
+        for drawn in book.rounds():
+            for it, by in drawn.items():
+                book.record(by, Audited(VIEW, 7, it, COULD_NOT if it == peer else b"w" * 32))
+        again = in_pairs(8, number.to_bytes(32))
+        again._steps = book._steps
+        assert again.drawn_instead() == book.drawn_instead(), "all come to the same"
+        places = [each[peer] for each in book.drawn_instead()]
+        instead.setdefault(auditors, set()).update(places[:1])
+    assert max(map(len, instead.values())) > 1
 
 
 @pytest.mark.parametrize(("count", "failing"), [(8, 1), (12, 1), (12, 2), (16, 3)])

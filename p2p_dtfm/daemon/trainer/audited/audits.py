@@ -19,6 +19,7 @@ from p2p_dtfm.core.audit.work import (
     GONE_WORK,
     SENT_OTHER,
     changed_work,
+    excused_by,
     heard_of,
     norms_alone,
     openings_digest,
@@ -229,6 +230,10 @@ class Audits:
         for it, work in otherwise.items():
             if work != SENT_OTHER or not denied.get(it):  # what it comes to says more
                 told[it], denied[it] = work, True
+        for it, other in self._stopped.excused(here.plan, claims).items():
+            if it not in denied:  # likewise
+                log.warning("%s says that it had got something else from %s before", it, other)
+                told[it] = excused_by(other)
         return told, denied
 
     async def _otherwise_before(self, here: OpenStep) -> dict[str, bytes]:

@@ -87,6 +87,14 @@ class StoppedSteps:
             found |= set(stopped.changed(claims, alike)) if alike is not None else set()
         return sorted(found)
 
+    def excused(self, plan: Plan, claims: Mapping[str, Claimed]) -> dict[str, str]:
+        """Who says that something else came to it then than now, and from whom it did."""
+        found = dict[str, str]()
+        for stopped, wire in self._stopped:
+            alike = self._alike(plan, stopped, wire)
+            found |= stopped.excused(claims, alike) if alike is not None else {}
+        return found
+
     def sent_other(self) -> set[str]:
         """Who had claimed something else in it than had come from it."""
         return {it for stopped, _ in self._stopped for it in stopped.sent_other()}

@@ -20,7 +20,7 @@ IN_STAGES = ("activation", "overflow")
 """Likewise, in pipelines alone."""
 WHILE_NOT_DRAWN = (
     *("evade", "evade-early", "chosen-draw", "late-loss", "told-loss"),
-    *("late-part", "late-opening", "late-alien", "evade-sum", "late-sum"),
+    *("late-part", "late-split", "late-opening", "late-alien", "evade-sum", "late-sum"),
 )
 """Likewise, until who does it is drawn for the first time."""
 IN_WORDS = (

@@ -71,8 +71,8 @@ class StoppedStep:
     earlier_ways: Mapping[str, WayOfWork] = field(default_factory=dict)
     """In which each computed the steps before, of that view."""
     was_drawn: bool = False
-    """It was not its view's first one, in which all is audited: whoever lies there has to do it
-    rightly before anything commits."""
+    """It was not its view's first one, in which all is audited and whoever has come got its states:
+    whoever lies there has to do it rightly before anything commits."""
     sums: Mapping[str, bytes] = field(default_factory=dict)
     """`work.sums_of_others`, as they had come here."""
     due: Due = TRAINING
@@ -90,7 +90,7 @@ class StoppedStep:
         before = self.claims.get(peer_id)
         if before is not None:
             if before.share.parameters != said.share.parameters:
-                return True  # of the same states
+                return self.was_drawn  # in a first step others may have given it false states
             if _given(before.share) != _given(said.share) or not said.share.arithmetic:
                 return False
             then, now = (self._made(peer_id, it.share, alike) for it in (before, said))

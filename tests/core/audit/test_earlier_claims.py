@@ -258,13 +258,16 @@ def test_where_chunks_are_others_what_a_stage_has_sent_and_its_losses_are_held_a
 
 
 def test_who_states_other_parameters_of_the_same_states_has_claimed_another_work() -> None:
-    """Where it was drawn, of one layer: then nothing that it made of them was compared."""
+    """Where it was drawn, of one layer: then nothing that it made of them was compared. Who has
+    come in its view's first step may have been given false states by others."""
     held = [
         msgspec.structs.replace(in_a_stage("honest"), parameters={1: word * 32, 2: b"p" * 32})
         for word in (b"p", b"q")
     ]
-    there = dataclasses.replace(stopped(claims()), plan=two_by_two())
+    there = dataclasses.replace(stopped(claims()), plan=two_by_two(), was_drawn=True)
     before = dataclasses.replace(there, claims={"b": claim("b", held[1])})
+    of_who_came = dataclasses.replace(before, was_drawn=False)
+    assert of_who_came.changed({"b": claim("b", held[0])}) == []
     for change in ({}, {"threads": 2}, {"arithmetic": ""}):
         now = {"b": claim("b", msgspec.structs.replace(held[0], **change))}
         assert before.changed(now) == before.changed(now, Alike(False, False)) == ["b"]

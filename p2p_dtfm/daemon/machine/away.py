@@ -5,6 +5,7 @@ makes room for a small one: the same process, by its number and for whoever star
 program in it, that keeps the home and answers until it is told to take part again.
 """
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -55,8 +56,9 @@ class StepAside(Exception):
             os.set_inheritable(file.fileno(), True)
             if self.away.listener is not None:
                 os.set_inheritable(self.away.listener, True)
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError):  # its terminal may be closed by now
+                    stream.flush()
             os.execv(sys.executable, _command(file.fileno(), str(self.away.settings["home"])))
 
 

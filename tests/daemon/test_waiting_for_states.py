@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -36,6 +37,7 @@ from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, Traine
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
+from p2p_dtfm.train.data import ShardDamaged, ShardUnreadable
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.tensor_bytes import tensor_to_bytes
@@ -238,6 +240,44 @@ def test_who_lacks_data_that_nobody_gives_stands_still_until_they_come(
         assert not state.stands_still
 
     play(scenario)
+
+
+def test_a_shard_that_cannot_be_read_is_read_again_and_replaced_by_what_others_give(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that failed for a moment put data aside of which this was the only copy; one that
+    could only be read by then ended the daemon."""
+    monkeypatch.setattr(step_shards, "SHARD_RETRY_S", 0.01)
+
+    class OneDisk(QuietOutlet):
+        gives, asked, aside = False, 0, 0
+
+        async def replace_shard(self, digest: str) -> None:
+            self.asked += 1
+            if not self.gives:
+                raise BlobUnavailable(digest, {})
+
+        def damaged_shard(self, digest: str) -> bool:
+            self.aside += 1
+            return False
+
+    async def scenario(parts: Parts, error: type[ShardDamaged]) -> None:
+        state, outlet, shards = parts.state, OneDisk(), StepShards(STEP, (0, 1), held_out=False)
+
+        def read(digests: set[str]) -> None:
+            if not outlet.gives:
+                raise error(min(digests), Path("shard"), "is not to be read")
+
+        monkeypatch.setattr(parts.tools.batches, "open_shards", read)
+        fetching = asyncio.create_task(have_shards(parts.tools, outlet, state, VIEW, PLAN, shards))
+        while outlet.asked < 2 and not fetching.done():
+            await asyncio.sleep(0.01)
+        assert bool(outlet.aside) == (error is ShardDamaged), "what may be sound is not put aside"
+        outlet.gives = True
+        await asyncio.wait_for(fetching, 5)
+
+    play(partial(scenario, error=ShardUnreadable))
+    play(partial(scenario, error=ShardDamaged))
 
 
 async def gives_while(parts: Parts, waits: Coroutine[Any, Any, object]) -> None:

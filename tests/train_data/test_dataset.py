@@ -1,5 +1,7 @@
 """Samples: each once a pass, from shards that are checked before they are believed."""
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,10 @@ from p2p_dtfm.train.data import (
     ShardDamaged,
     ShardEntry,
     ShardMissing,
+    ShardUnreadable,
+    blob_store,
     prepare,
+    shard_files,
 )
 from p2p_dtfm.train.data.manifest import Notes, TokenizerEntry, Totals
 
@@ -145,6 +150,23 @@ def test_a_damaged_shard(manifest: Manifest, store: BlobStore, damage: str) -> N
     assert str(store.root) in caught.value.fixes[0]
     store.quarantine(caught.value.digest)
     assert store.path(caught.value.digest) is None, "so the next try asks for it"
+
+
+def test_what_a_disk_does_not_give_is_not_damaged(
+    manifest: Manifest, store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*paths: Path) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    digest = manifest.shards[0].digest
+    for module in (shard_files, blob_store):
+        monkeypatch.setattr(module, "file_digest", fails)
+    with pytest.raises(ShardUnreadable, match="cannot be read: Input/output error"):
+        Dataset(manifest, store.path, CONTEXT).open_shards([digest])
+    assert not store.verify(digest) and store.has(digest), "it may be sound"
+    monkeypatch.setattr(blob_store, "file_digest", lambda path: "")
+    monkeypatch.setattr(os, "replace", fails)
+    assert not store.verify(digest) and store.quarantine(digest) is None
 
 
 def test_tokens_outside_the_declared_vocabulary(store: BlobStore) -> None:

@@ -12,7 +12,7 @@ from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tools, TrainerState
 from p2p_dtfm.net.errors import in_plain_words
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
-from p2p_dtfm.train.data import ShardDamaged, ShardMissing
+from p2p_dtfm.train.data import ShardDamaged, ShardMissing, ShardUnreadable
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -70,17 +70,25 @@ def _needed(tools: Tools, plan: Plan, read: StepShards) -> set[str] | None:
 async def _fetch(
     tools: Tools, outlet: Outlet, state: TrainerState, view: View, needed: set[str]
 ) -> None:
+    of_no_use = ""
     while not state.is_over(view):
         try:
             state.fetches = True
+            if of_no_use:
+                of_no_use = await _replace(outlet, of_no_use)
             await outlet.fetch_shards(needed)
             state.fetches = False
             await tools.compute.run(tools.batches.open_shards, needed)
             state.stuck_at = None
             return
+        except ShardUnreadable as error:
+            of_no_use = error.digest
+            await _say_unreadable(tools, state, error)
         except ShardDamaged as error:
             log.warning("%s", error.cause)
-            outlet.damaged_shard(error.digest)
+            if not outlet.damaged_shard(error.digest):
+                of_no_use = error.digest
+                await asyncio.sleep(SHARD_RETRY_S)
         except ShardMissing as error:
             log.warning("%s", error)
         except BlobUnavailable as error:
@@ -93,6 +101,25 @@ async def _fetch(
             tools.status.say(State.WAITING, f"{what}; free space on that disk")
             tools.status.troubles.tell("data", what, "free space on that disk")
             await asyncio.sleep(SHARD_RETRY_S)
+
+
+async def _replace(outlet: Outlet, digest: str) -> str:
+    """By what others give. Where nobody does the file stays, and is read again: perhaps its disk
+    was away."""
+    try:
+        await outlet.replace_shard(digest)
+    except BlobUnavailable as error:
+        log.debug("%s", error)
+    return ""
+
+
+async def _say_unreadable(tools: Tools, state: TrainerState, error: ShardUnreadable) -> None:
+    """Waiting, for a moment."""
+    state.stuck_at = state.step
+    tools.status.say(State.WAITING, f"{error.cause}; it is asked of others, and read again")
+    fix = "see that the disk of this daemon's home is there, and sound: dmesg tells its errors"
+    tools.status.troubles.tell("data", error.cause, fix)
+    await asyncio.sleep(SHARD_RETRY_S)
 
 
 def _say_missing(tools: Tools, error: BlobUnavailable) -> None:

@@ -33,6 +33,10 @@ class ShardDamaged(UserError):
         )
 
 
+class ShardUnreadable(ShardDamaged):
+    """Its disk fails, or is away, for the moment: it may well be sound."""
+
+
 class ShardWriter:
     """Writes the tokens of one split into shards of at most `shard_tokens`."""
 
@@ -111,7 +115,8 @@ def open_shard(
     """Memory-map a shard: tokens [t], read-only.
 
     Its hash and the range of its tokens are checked unless they were before (`verified`).
-    Raises `ShardDamaged`, and `UserError` for a sound shard with tokens outside `vocabulary`.
+    Raises `ShardDamaged`, which `ShardUnreadable` is, and `UserError` for a sound shard with tokens
+    outside `vocabulary`.
     """
     expected_bytes = entry.tokens * TOKEN_BYTES[token_type]
     try:
@@ -123,7 +128,7 @@ def open_shard(
             raise ShardDamaged(entry.digest, path, "is corrupt: its hash is not its name")
         tokens = np.memmap(path, dtype=_DTYPES[token_type], mode="r")
     except OSError as error:
-        raise ShardDamaged(entry.digest, path, f"cannot be read: {error.strerror}") from error
+        raise ShardUnreadable(entry.digest, path, f"cannot be read: {error.strerror}") from error
     if not verified:
         _require_within(tokens, vocabulary, path)
     return tokens

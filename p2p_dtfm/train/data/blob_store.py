@@ -21,7 +21,7 @@ BLOB_LIMIT_BYTES = 1 << 30
 """Of what others send; what this peer has made itself is as large as its layers are."""
 BLOBS_NAME = "blobs"
 """The folder of blobs in a run's directory, and in that of prepared data."""
-_QUARANTINE = "quarantine"
+QUARANTINE = "quarantine"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK_BYTES = 1 << 20
 
@@ -56,7 +56,7 @@ def keeps_blobs(directory: Path) -> bool:
 
 
 def _is_of_a_store(name: str) -> bool:
-    return is_digest(name) or name == _QUARANTINE or name.startswith(TEMPORARY_PREFIX)
+    return is_digest(name) or name == QUARANTINE or name.startswith(TEMPORARY_PREFIX)
 
 
 class BlobStore:
@@ -183,7 +183,7 @@ class BlobStore:
         if path is None:
             return None
         self._sound.discard(digest)
-        aside = self.root / _QUARANTINE
+        aside = self.root / QUARANTINE
         try:
             aside.mkdir(exist_ok=True)
             with contextlib.suppress(FileNotFoundError):  # somebody else was faster

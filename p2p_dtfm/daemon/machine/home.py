@@ -128,6 +128,14 @@ def place_of_run(root: Path, run_digest: str) -> Path:
     return root / "runs" / run_digest[:16]
 
 
+def _may_be_entered(folder: Path) -> bool:
+    """By others than its user."""
+    try:
+        return bool(folder.stat().st_mode & 0o077)
+    except OSError:
+        return False
+
+
 class Home:
     """A directory of one daemon."""
 
@@ -228,14 +236,15 @@ class Home:
 
     def _close_to_others(self) -> None:
         """What an earlier program left readable: the directory, and what daemons keep in it. Of one
-        of other things, too, such as a project with runs of its own, only what is surely theirs."""
+        of other things, too, such as a project with runs of its own, only what is surely theirs.
+        Below a folder that nobody else may enter it is once for all."""
         kept = [self.root / name for name in KEPT_FILES]
         if {path.name for path in self.root.iterdir()} <= {*KEPT_FILES, *KEPT_DIRECTORIES}:
             self.root.chmod(0o700)
             folders = [self.root / name for name in KEPT_DIRECTORIES]
         else:
             folders = [*self.root.glob(f"runs/{RUN_NAME}")]
-        for folder in folders:
+        for folder in filter(_may_be_entered, folders):
             kept += [folder, *all_below(folder)]
         for path in kept:
             if path.is_symlink() or not path.exists():

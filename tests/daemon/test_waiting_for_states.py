@@ -261,7 +261,7 @@ def test_a_shard_that_cannot_be_read_is_read_again_and_replaced_by_what_others_g
             self.aside += 1
             return False
 
-    async def scenario(parts: Parts, error: type[ShardDamaged]) -> None:
+    async def scenario(parts: Parts, error: type[ShardDamaged] | type[ShardUnreadable]) -> None:
         state, outlet, shards = parts.state, OneDisk(), StepShards(STEP, (0, 1), held_out=False)
 
         def read(digests: set[str]) -> None:

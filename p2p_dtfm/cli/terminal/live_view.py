@@ -42,7 +42,8 @@ async def live_view(
 ) -> AsyncIterator[None]:
     """Shows `state()` until the end; what `handler` logs and what is printed stands above. Its
     terminal may be closed meanwhile, and the daemon goes on."""
-    screen = console.file = _Screen(console.file)
+    screen = _Screen(console.file)
+    console.file = cast(TextIO, screen)
     with Live(
         console=console,
         auto_refresh=False,
@@ -74,7 +75,7 @@ class _Screen(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        return self._terminal.encoding
+        return str(getattr(self._terminal, "encoding", None) or "utf-8")
 
     def isatty(self) -> bool:
         return self._terminal.isatty()

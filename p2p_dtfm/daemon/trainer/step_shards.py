@@ -52,7 +52,7 @@ async def could_have_shards(tools: Tools, outlet: Outlet, plan: Plan, read: Step
     try:
         await outlet.fetch_shards(needed)
         await tools.compute.run(tools.batches.open_shards, needed)
-    except (ShardDamaged, ShardMissing, BlobUnavailable, OSError) as error:
+    except (ShardDamaged, ShardUnreadable, ShardMissing, BlobUnavailable, OSError) as error:
         log.warning("an audit goes without data: %s", error)
         return False
     return True
@@ -117,8 +117,7 @@ async def _say_unreadable(tools: Tools, state: TrainerState, error: ShardUnreada
     """Waiting, for a moment."""
     state.stuck_at = state.step
     tools.status.say(State.WAITING, f"{error.cause}; it is asked of others, and read again")
-    fix = "see that the disk of this daemon's home is there, and sound: dmesg tells its errors"
-    tools.status.troubles.tell("data", error.cause, fix)
+    tools.status.troubles.tell("data", error.cause, error.fixes[0])
     await asyncio.sleep(SHARD_RETRY_S)
 
 

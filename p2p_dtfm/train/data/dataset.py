@@ -151,7 +151,7 @@ class Dataset:
     def open_shards(self, digests: Iterable[str]) -> None:
         """Open shards ahead of their use, which verifies them.
 
-        Raises `ShardMissing` and `ShardDamaged`.
+        Raises `ShardMissing`, `ShardDamaged` and `ShardUnreadable`.
         """
         entries = {shard.digest: shard for shard in self.manifest.shards}
         for digest in sorted(digests):

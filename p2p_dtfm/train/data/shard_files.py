@@ -33,8 +33,15 @@ class ShardDamaged(UserError):
         )
 
 
-class ShardUnreadable(ShardDamaged):
+class ShardUnreadable(UserError):
     """Its disk fails, or is away, for the moment: it may well be sound."""
+
+    def __init__(self, digest: str, path: Path, problem: str) -> None:
+        self.digest = digest
+        super().__init__(
+            f"data shard {path} cannot be read: {problem}",
+            "see that its disk is there, and sound: dmesg tells its errors",
+        )
 
 
 class ShardWriter:
@@ -115,8 +122,8 @@ def open_shard(
     """Memory-map a shard: tokens [t], read-only.
 
     Its hash and the range of its tokens are checked unless they were before (`verified`).
-    Raises `ShardDamaged`, which `ShardUnreadable` is, and `UserError` for a sound shard with tokens
-    outside `vocabulary`.
+    Raises `ShardDamaged`, `ShardUnreadable`, and `UserError` for a sound shard with tokens outside
+    `vocabulary`.
     """
     expected_bytes = entry.tokens * TOKEN_BYTES[token_type]
     try:
@@ -128,7 +135,7 @@ def open_shard(
             raise ShardDamaged(entry.digest, path, "is corrupt: its hash is not its name")
         tokens = np.memmap(path, dtype=_DTYPES[token_type], mode="r")
     except OSError as error:
-        raise ShardUnreadable(entry.digest, path, f"cannot be read: {error.strerror}") from error
+        raise ShardUnreadable(entry.digest, path, error.strerror or str(error)) from error
     if not verified:
         _require_within(tokens, vocabulary, path)
     return tokens

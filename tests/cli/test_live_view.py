@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import io
 import logging
@@ -84,6 +85,48 @@ def test_what_is_printed_stands_above_and_can_be_copied(monkeypatch) -> None:
     assert "http://127.0.0.1:31380/" + 40 * "x" in text, "an address is one word"
     assert text.rstrip().endswith("afterwards")
     assert sys.stdout is screen
+
+
+def test_who_logs_out_of_a_daemons_terminal_does_not_end_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Begun with & over ssh: its first pause said that it has a bug, for the view could not be
+    wiped off, and what could not be shown was kept."""
+
+    class Terminal(io.StringIO):
+        is_gone = False
+
+        def isatty(self) -> bool:
+            return True
+
+        def write(self, text: str) -> int:
+            if self.is_gone:
+                raise OSError(errno.EIO, "Input/output error")
+            return super().write(text)
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr("p2p_dtfm.cli.terminal.live_view.REFRESH_S", 0.01)
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    console = Console(file=screen, width=60, force_terminal=True)
+    handler = logging.StreamHandler(screen)
+
+    class Pause(Exception):
+        pass
+
+    async def show() -> None:
+        async with live_view(lambda: two().state, console, handler):
+            await asyncio.sleep(0.05)
+            screen.is_gone = True
+            await asyncio.sleep(0.05)
+            print(ADDRESS)
+            handler.emit(logging.makeLogRecord({"msg": "something happened"}))
+            raise Pause
+
+    with pytest.raises(Pause):
+        asyncio.run(show())
+    assert handler.stream is screen and sys.stdout is screen
+    assert not console._buffer, "what was not shown is not kept"
 
 
 SHOWS = """

@@ -16,9 +16,11 @@ from typer.testing import CliRunner
 from p2p_dtfm.cli import main, python_fault, system_fault
 from p2p_dtfm.cli.app import app
 from p2p_dtfm.cli.commands.here import service
+from p2p_dtfm.cli.commands.run import run_daemon
 from p2p_dtfm.cli.terminal.durations import seconds_of
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.invited.line import open_line
+from p2p_dtfm.daemon.machine.home import Home, require_made
 from p2p_dtfm.daemon.machine.settings import Settings, resolve
 
 PEER = "12D3KooWDTS2zccYgYAVktrACJybE6dvK6Zvyh2gzZBptHFXCyLG"
@@ -76,6 +78,7 @@ def test_a_pasted_invitation_and_what_may_be_said_of_a_network(
     assert (found.publish, found.relay, found.nearby) == (False, False, False)
     assert found.home == home.parent / "at-home", "systemd starts it elsewhere"
     assert f"p2p-dtfm status --home {found.home}," in done.output
+    assert (found.home / "identity.key").exists(), "the service itself makes no home"
 
 
 def test_what_the_environment_says_is_said_to_systemd_too(
@@ -214,6 +217,37 @@ def test_a_service_beside_a_daemon_that_runs_is_refused(
     assert f"p2p-dtfm leave --home '{root}'" in done.exception.fixes[0]
     assert not home.exists() and ("enable", "--now", service.UNIT) not in asked
     assert CliRunner().invoke(app, given).exit_code == 0, "it has left"
+
+
+@pytest.mark.parametrize("given", [{}, {"initial_peers": (GIVEN[1],)}])
+def test_a_service_whose_disk_is_not_there_yet_is_begun_again(
+    given: dict[str, Any], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that was mounted after log-in: it ended for good, or became another peer there."""
+    disk = home.parent / "disk"
+    settings = Settings(home=disk / "p2p", **given)
+    monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getpid()))
+    for be_there in (lambda: None, disk.mkdir, settings.home.mkdir):
+        be_there()
+        before = sorted(home.parent.rglob("*"))
+        with pytest.raises(UserError, match="its disk may not be there yet") as later:
+            run_daemon(settings)
+        assert later.value.exit_code == 6, "which systemd takes for a reason to begin it again"
+        assert sorted(home.parent.rglob("*")) == before
+    (settings.home / "runs").mkdir()
+    require_made(settings.home)
+    if not given:  # what it remembers could not be read, or is gone
+        with pytest.raises(UserError, match="nothing says what to do") as nothing:
+            run_daemon(settings)
+        assert nothing.value.exit_code == 6
+    in_the_way = Home(Path(__file__) / "home")
+    with pytest.raises(UserError, match="cannot use") as unusable:
+        in_the_way.acquire()
+    assert unusable.value.exit_code == 6
+    monkeypatch.delenv("SYSTEMD_EXEC_PID")
+    with pytest.raises(UserError, match="cannot use") as unusable:
+        in_the_way.acquire()
+    assert unusable.value.exit_code == 2, "who typed it sees to it"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")

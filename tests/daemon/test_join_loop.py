@@ -21,6 +21,7 @@ from p2p_dtfm.daemon.peers.run_source import RunComplete
 from p2p_dtfm.daemon.peers.wire import Barred, KnownPeers, PeerAddress
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.net.errors import Refused, Unreachable
+from p2p_dtfm.ports import now
 
 SENDER = Member("somebody", 1)
 VIEW = ViewId(3, "ab" * 32)
@@ -200,6 +201,29 @@ def test_members_that_vanish_are_passed_over() -> None:
     play(newcomer.join)
     assert newcomer.agreement.view == "together" and newcomer.acquaintances.looked == 0
     assert messenger.asked[-1] == "last" and len(messenger.asked) <= 4
+
+
+@pytest.mark.parametrize("promises", [False, True])
+def test_who_comes_back_asks_those_that_it_has_met_and_lost_last(promises: bool) -> None:
+    """Each of them took ten seconds not to answer, and was asked before the members again."""
+    newcomer = Newcomer()
+    messenger, now_s = newcomer.messenger, now.monotonic_s()
+    messenger.known, messenger.trains = ("gone-1", "gone-2", "member", "unmet"), {"member", "unmet"}
+    messenger.heard_s = {"gone-1": now_s - 3600, "gone-2": now_s - 90, "member": now_s - 1}
+
+    async def asks() -> None:
+        joining = asyncio.create_task(newcomer.join())
+        while messenger.asked.count("member") < 4:
+            await asyncio.sleep(0.001)
+        assert {*messenger.asked} == {"member", "unmet"}
+        if not promises:  # nobody else answers any more
+            messenger.trains.clear()
+        while not {"gone-1", "gone-2"} <= {*messenger.asked}:
+            await asyncio.sleep(0.001)
+        newcomer.agreement.view = "together"
+        await joining
+
+    play(asks)
 
 
 def test_a_member_that_is_only_busy_is_asked_again() -> None:

@@ -181,6 +181,33 @@ def test_models_that_a_run_started_from_are_no_shards(tmp_path: Path) -> None:
     assert all(path.exists() for path in (*layers, named, manifest)) and not shard.exists()
 
 
+def test_what_is_of_no_use_any_more_of_other_runs_goes_and_no_only_copy(tmp_path: Path) -> None:
+    """It counted, and nothing ever removed it: newer checkpoints went in its place."""
+    mine = tmp_path / "runs" / "mine"
+    of_no_use = ("offers/state", "blobs/quarantine/shard", "checkpoints/damaged-step-00000001/a",
+                 "checkpoints/step-00000002/torn")  # fmt: skip
+    kept = [checkpoint(tmp_path, "mine", 10, 9000), checkpoint(tmp_path, "old", 10, 100, (0, 1))]
+    for run in ("mine", "old", "torn"):
+        for name in of_no_use:
+            path = tmp_path / "runs" / run / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(bytes(5000))
+            os.utime(path.parent, (1e9 - 9000, 1e9 - 9000))
+    for run, layers in (("mine", (0, 1)), ("old", (1,)), ("old", (0, 2)), ("torn", (0, 1))):
+        aside = checkpoint(tmp_path, "aside", len(layers), 9000, layers)
+        place = tmp_path / "runs" / run / "set-aside" / aside.name
+        place.parent.mkdir(exist_ok=True)
+        aside.rename(place)
+        kept += [place] if layers != (1,) else []
+    left = trim(tmp_path, mine, 1)
+    assert left == size_of(tmp_path)
+    stay = {run: [(tmp_path / "runs" / run / name).exists() for name in of_no_use]
+            for run in ("mine", "old", "torn")}  # fmt: skip
+    assert stay == {"mine": [True] * 4, "old": [False] * 4, "torn": [False, False, True, True]}
+    assert all(path.exists() for path in kept), "as what nothing else has"
+    assert [it.name[-1] for it in (tmp_path / "runs/old/set-aside").iterdir()] == ["2"]
+
+
 def test_data_that_somebody_else_has_prepared_there_stay(tmp_path: Path) -> None:
     """A founder's own, whose run spec names them, went with the corpus that comes along."""
     names = ("python-standard-library", "digits", "mine")

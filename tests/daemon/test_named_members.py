@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from p2p_dtfm.core.gate.dialling import BEHIND_A_DOOR, DOORS_OF_A_HOST, NamedDoors
-from p2p_dtfm.daemon.peers.messenger import Messenger
+from p2p_dtfm.daemon.peers.messenger import GONE_AFTER_S, Messenger
 from p2p_dtfm.daemon.peers.wire import Knock, PeerAddress
 from p2p_dtfm.net.contacts.calling import Calling, door_of
 from p2p_dtfm.net.contacts.identity import identity_of_seed
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.ports import now
 
 IDS = [identity_of_seed(number.to_bytes(32, "big")).peer_id for number in range(400)]
 VICTIM_HOST = "1.2.3.4"
@@ -110,3 +111,19 @@ def test_a_listener_that_was_named_often_is_knocked_at_seldom(tmp_path: Path) ->
         return knocks
 
     assert asyncio.run(scenario()) <= 10
+
+
+def test_who_has_gone_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each that was ever a member was kept, and asked for files, for a daemon's whole life."""
+    seconds = [1000.0]
+    monkeypatch.setattr(now, "monotonic_s", lambda: seconds[0])
+    heard, (member, quiet, gone, unheard) = messenger(), IDS[:4]
+    for peer_id in (member, quiet, gone, unheard):
+        heard.learn(peer_id, (VICTIM,))
+    heard.heard(gone)
+    heard.forget_gone({member})
+    assert len(heard.known) == 4, "it may have lost its line for the moment"
+    seconds[0] += GONE_AFTER_S + 1
+    heard.heard(quiet)
+    heard.forget_gone({member})
+    assert set(heard.known) == {member, quiet}

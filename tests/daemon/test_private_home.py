@@ -15,6 +15,7 @@ from p2p_dtfm.cli.app import app
 from p2p_dtfm.cli.commands import dashboard as dashboard_command
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.machine import home as home_module
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 from p2p_dtfm.web.api import LocalApi, make_app
@@ -46,6 +47,32 @@ def test_all_that_is_in_a_home_is_private(tmp_path: Path) -> None:
             assert _mode(path) == (0o700 if path.is_dir() else 0o600), path
     finally:
         home.release()
+
+
+def test_a_folder_that_nobody_else_may_enter_is_not_gone_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start and each pause changed every file of all runs, while nobody was answered."""
+    shards = tmp_path / "home" / "runs" / ("ab" * 8) / "blobs"
+    shards.mkdir(parents=True)
+    home, gone_through = Home(tmp_path / "home"), list[Path]()
+
+    really = home_module.all_below
+
+    def all_below(folder: Path) -> Iterator[Path]:
+        gone_through.append(folder)
+        return really(folder)
+
+    monkeypatch.setattr(home_module, "all_below", all_below)
+    for _ in range(2):
+        home.acquire()
+        home.release()
+    assert gone_through.count(home.root / "runs") == 1
+    home.root.joinpath("runs").chmod(0o755)
+    shards.chmod(0o755)
+    home.acquire()
+    home.release()
+    assert _mode(shards) == 0o700, "as of a home that was copied"
 
 
 def test_a_directory_of_other_things_keeps_its_mode(tmp_path: Path) -> None:

@@ -93,11 +93,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
-def keeping_links(record: SelfRecord, lives: dict[str, int]) -> RecordKeeping:
+def keeping_links(record: SelfRecord, lives: dict[str, int], view: object = None) -> RecordKeeping:
     """Who measures the links of `record`: it knows where two peers are; `lives`: who is there."""
     keeping = RecordKeeping.__new__(RecordKeeping)
     keeping._messenger = SimpleNamespace(known=(FIRST, RELAY))  # type: ignore[assignment]
-    keeping._agreement = SimpleNamespace(view=None)  # type: ignore[assignment]
+    keeping._agreement = SimpleNamespace(view=view)  # type: ignore[assignment]
     keeping._membership = SimpleNamespace(  # type: ignore[assignment]
         self_record=record, lives=lambda: lives, waiting_too=()
     )
@@ -150,6 +150,19 @@ def test_a_link_to_who_was_away_is_measured_when_it_comes_back(clock: list[float
         assert record.link_to(FIRST) and not record.link_to(RELAY)
 
     asyncio.run(scenario())
+
+
+def test_who_has_met_many_measures_those_who_are_there(clock: list[float]) -> None:
+    """Who had met 64 peers in its life measured no link to a newcomer any more."""
+    record = Failing(Member(SECOND, 1), "00" * 32, device(), (), None)  # type: ignore[arg-type]
+    record.fails = False
+    gone = [f"gone-{number}" for number in range(100)]
+    record._links = {peer: Link(1_000_000, 1_000_000) for peer in gone[:64]}
+    keeping = keeping_links(record, {FIRST: 1}, view=object())
+    keeping._messenger = SimpleNamespace(known=(FIRST, *gone))  # type: ignore[assignment]
+    keeping._compare_with_estimate = lambda peer_id: None  # type: ignore[method-assign]
+    assert asyncio.run(keeping.measure_links())
+    assert record.link_to(FIRST) and record.probes == 1, "who has gone is not called"
 
 
 def test_the_record_says_how_a_peer_is_reached() -> None:

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +17,10 @@ import pytest
 
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
-from p2p_dtfm.daemon.machine.away import Away, as_plain
+from p2p_dtfm.daemon.machine import away as away_module
+from p2p_dtfm.daemon.machine.away import Away, StepAside, as_plain, received
 from p2p_dtfm.daemon.machine.home import Home
-from p2p_dtfm.daemon.machine.life import is_a_service
+from p2p_dtfm.daemon.machine.life import RESUMED_S, is_a_service
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node import resident as resident_module
@@ -470,6 +472,54 @@ def while_paused(home: Path, away: Away, look: Callable[[Resident], Awaitable[No
         assert await asyncio.wait_for(staying, 20) is None
 
     asyncio.run(scene())
+
+
+def test_who_was_upgraded_while_it_was_paused_begins_afresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It loaded the rest of the new version into the process of the old one."""
+    program = tmp_path / "__init__.py"
+    program.write_text("old")
+    monkeypatch.setattr(away_module, "_stamp", partial(away_module._stamp, program))
+    monkeypatch.setattr(away_module, "_BEGUN_AS", away_module._stamp())
+    left = away_in(tmp_path, {})
+
+    class Paused(Resident):
+        async def _stay_away(self, *_: Any) -> bool:
+            return True
+
+        async def _load_what_trains(self) -> None:
+            raise Loads
+
+    class Loads(Exception):
+        pass
+
+    def comes_back() -> None:
+        settings = Settings.model_validate(left.settings)
+        asyncio.run(Paused(settings, steps_aside=True, away=left).run())
+
+    with pytest.raises(Loads):
+        comes_back()
+    program.unlink()
+    with pytest.raises(Loads):
+        comes_back()
+    program.write_text("newer")
+    with pytest.raises(StepAside) as aside:
+        comes_back()
+    assert (aside.value.away.until_s, aside.value.away.come_back) == (RESUMED_S, left.come_back)
+
+
+def test_a_pause_outlives_an_upgrade(tmp_path: Path) -> None:
+    """What was shown may be written otherwise by then, and a setting be none any more."""
+    left = msgspec.json.decode(msgspec.json.encode(away_in(tmp_path, {})))
+    left["shown"] = {"live": "another"}
+    left["settings"]["gone"], left["until_s"] = 1, 9e9
+    file = tmp_path / "away"
+    file.write_bytes(msgspec.json.encode(left))
+    found = received(os.open(file, os.O_RDONLY))
+    assert (found.reason, found.by_itself, found.until_s) == ("asked for", False, 9e9)
+    assert Settings.model_validate(found.settings).home == tmp_path
+    assert found.come_back == left["come_back"] and found.shown.live.reason == "asked for"
 
 
 def test_a_pause_keeps_what_makes_figures_those_of_a_laboratory(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from p2p_dtfm.daemon.machine.compute import Compute
-from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import SET_ASIDE, Checkpoints
+from p2p_dtfm.daemon.machine.disk import SET_ASIDE
+from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.daemon.telemetry.status import Troubles
 from p2p_dtfm.ports import disk
 from p2p_dtfm.train.model.checkpoint import (

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,9 @@ from p2p_dtfm.daemon.machine.devices.shares import (
     shares_of,
 )
 from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.machine.life import SERVICE_VARIABLE, is_a_service
 from p2p_dtfm.daemon.machine.settings import Settings, resolve
+from p2p_dtfm.ports import now
 
 GIB = 1 << 30
 
@@ -138,6 +141,62 @@ def test_a_home_in_use_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     holder.acquire()  # the daemon that it begins finds nobody in its home
     holder.release()
     assert beside.exists(), "it is not this one's, that has told nobody of others"
+
+
+class Process:
+    """Of a daemon that lives, or has ended with a code."""
+
+    def __init__(self, code: int | None = None) -> None:
+        self.code = code
+        self.stdin, self.stdout, self.stderr = io.BytesIO(), io.BytesIO(), io.BytesIO()
+
+    def poll(self) -> int | None:
+        return self.code
+
+
+@pytest.mark.parametrize("is_service", [True, False])
+def test_one_of_a_service_that_fails_is_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_service: bool
+) -> None:
+    """None of them knew that it is of a service, and who ended, as where another program had the
+    memory at log-in, was not begun again for as long as one of the others lived."""
+    seconds, begun = [1000.0], []
+    monkeypatch.setattr(now, "monotonic_s", lambda: seconds[0])
+
+    def begin(command: list[str], env: dict[str, str], **rest: object) -> Process:
+        begun.append((command[-1], env))
+        return Process()
+
+    monkeypatch.setattr(several.subprocess, "Popen", begin)
+    monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getpid() if is_service else os.getppid()))
+    parent = SeveralDevices(told(home=tmp_path), ("cpu",) * 4, io.StringIO(), io.StringIO())
+    codes = (None, 1, 5, -9)
+    for number, code in enumerate(codes):
+        daemon: Any = parent._begin(number, parent._shares[number])
+        daemon.process = Process(code)
+        parent._daemons.append(daemon)
+    begun.clear()
+    parent._begin_again()
+    seconds[0] += several.BEGUN_AGAIN_S - 1
+    parent._begin_again()
+    assert not begun
+    seconds[0] += 1
+    parent._begin_again()
+    parent._begin_again()
+    homes = [str(tmp_path / "devices" / number) for number in ("2", "4")]
+    assert [home for home, _ in begun] == (homes if is_service else [])
+    for _, environment in begun:
+        assert environment[SERVICE_VARIABLE] == str(os.getpid())
+    assert is_a_service({SERVICE_VARIABLE: str(os.getppid())}) and not is_a_service({})
+    parent._daemons[1].process = Process(1)  # type: ignore[assignment]
+    parent._signals.append(15)
+    parent._shares = []
+    for each in parent._daemons:
+        each.process.send_signal = lambda number: None  # type: ignore[method-assign]
+    parent._pass_signals_on()
+    seconds[0] += 1000
+    parent._begin_again()
+    assert len(begun) == (2 if is_service else 0), "it is to end"
 
 
 def test_a_log_that_nobody_reads_any_more_holds_up_no_daemon(tmp_path: Path) -> None:

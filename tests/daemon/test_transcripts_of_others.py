@@ -261,7 +261,7 @@ def test_what_a_power_cut_left_of_the_first_line_is_put_aside(tmp_path: Path) ->
 
 
 def test_what_a_full_disk_did_not_take_is_written_before_what_rests_on_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The beginning was lost, or the view: nobody, its own user included, took for true what came
     once there was room again."""
@@ -280,10 +280,14 @@ def test_what_a_full_disk_did_not_take_is_written_before_what_rests_on_it(
     transcript.took_over(view, 0)
     transcript.committed(0, committed.signed)
     assert transcript.told_bytes == 0
+    assert caplog.text.count("is not written") == 1, "once: there is a line for each step"
     full.clear()
     transcript.committed(0, committed.signed)
     assert (tmp_path / FILE_NAME).read_bytes() == forged_transcript(64)
     assert transcript.told_bytes == len(forged_transcript(64))
+    full.append(True)
+    transcript.committed(1, committed.signed)
+    assert caplog.text.count("is not written") == 2, "there was room in between"
 
 
 def test_the_end_of_a_torn_line_is_owed_as_well(

@@ -1,8 +1,11 @@
-"""Where p2pd has too many connections, those of strangers go."""
+"""Where p2pd has too many connections, those of strangers go; where it hangs, it goes itself."""
 
 import asyncio
 import contextlib
+import os
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +14,14 @@ from p2p_dtfm.net.hivemind_parts import p2pd_pb2, p2pd_wire
 from p2p_dtfm.net.libp2p import host as host_module
 from p2p_dtfm.net.libp2p import kept_connections
 from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.net.libp2p.kept_connections import (
+    ANSWERS_WITHIN_S,
+    LATE_S,
+    LOOK_EVERY_S,
+    SILENT_LIMIT_S,
+    Silence,
+)
+from p2p_dtfm.ports import now
 from tests.net.net_support import LOOPBACK, run
 
 STRANGERS = 6
@@ -67,3 +78,49 @@ def test_strangers_that_hold_streams_push_no_idle_member_out(
             assert member.peer_id in left and len(left) < STRANGERS
 
     run(scenario())
+
+
+def test_a_p2pd_that_hangs_is_lost_as_one_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the daemon nor a bootstrap node noticed: each was alone from then on."""
+    monkeypatch.setattr(kept_connections, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(kept_connections, "SILENT_LIMIT_S", 1.0)
+
+    async def scenario() -> None:
+        host = await Host.start(tmp_path / "one", LOOPBACK)
+        try:
+            await asyncio.sleep(0.5)
+            assert not host.lost.is_set()
+            monkeypatch.setattr(host_module, "CLOSE_DEADLINE_S", 0.3)
+            os.kill(host.p2pd_pid, signal.SIGSTOP)
+            await asyncio.wait_for(host.lost.wait(), 10)
+        finally:
+            await host.close()
+
+    run(scenario())
+
+
+def test_a_silence_counts_while_this_process_has_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that stands still, or swaps, nobody speaks."""
+    seconds, ended = [1000.0], []
+    monkeypatch.setattr(now, "monotonic_s", lambda: seconds[0])
+    heard: Any = SimpleNamespace(heard_s=0.0)
+    silence = Silence(heard, lambda: ended.append(seconds[0]))
+    each_s = LOOK_EVERY_S + ANSWERS_WITHIN_S
+
+    def asked_in_vain(times: int, late_s: float = 0.0) -> None:
+        for _ in range(times):
+            seconds[0] += each_s + late_s
+            silence.lasts()
+
+    enough = round(SILENT_LIMIT_S / each_s)
+    asked_in_vain(10 * enough, late_s=LATE_S + 1)
+    asked_in_vain(enough - 1)
+    heard.heard_s = seconds[0] + 1  # somebody, through it
+    asked_in_vain(enough)
+    silence.over()
+    asked_in_vain(enough - 1)
+    assert not ended
+    asked_in_vain(1)
+    assert ended == [seconds[0]]

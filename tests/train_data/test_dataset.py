@@ -17,7 +17,10 @@ from p2p_dtfm.train.data import (
     ShardDamaged,
     ShardEntry,
     ShardMissing,
+    ShardUnreadable,
+    blob_store,
     prepare,
+    shard_files,
 )
 from p2p_dtfm.train.data.manifest import Notes, TokenizerEntry, Totals
 
@@ -167,9 +170,10 @@ def test_a_shard_that_fails_once_it_is_open(
             patch.setattr(os, "pread", failing_disk)
         assert np.array_equal(dataset.microbatch(spec, 0, 0)[0], first), "it was read ahead"
         dataset.held_out_microbatch(spec, 0)
-        with pytest.raises(ShardDamaged, match=r"has been cut|cannot be read: Input"):
+        problem = ShardDamaged if failure == "cut" else ShardUnreadable
+        with pytest.raises(problem, match=r"has been cut|cannot be read: Input"):
             dataset.read_ahead(spec, 1, [0], held_out=False)
-        with pytest.raises(ShardDamaged) as caught:
+        with pytest.raises(problem) as caught:
             dataset.microbatch(spec, 1, 0)
     damaged: str | None = caught.value.digest
     while damaged is not None:
@@ -186,6 +190,23 @@ def test_a_shard_that_fails_once_it_is_open(
 
 def failing_disk(descriptor: int, size: int, offset: int) -> bytes:
     raise OSError(errno.EIO, "Input/output error")
+
+
+def test_what_a_disk_does_not_give_is_not_damaged(
+    manifest: Manifest, store: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*paths: Path) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    digest = manifest.shards[0].digest
+    for module in (shard_files, blob_store):
+        monkeypatch.setattr(module, "file_digest", fails)
+    with pytest.raises(ShardUnreadable, match="cannot be read: Input/output error"):
+        Dataset(manifest, store.path, CONTEXT).open_shards([digest])
+    assert not store.verify(digest) and store.has(digest), "it may be sound"
+    monkeypatch.setattr(blob_store, "file_digest", lambda path: "")
+    monkeypatch.setattr(os, "replace", fails)
+    assert not store.verify(digest) and store.quarantine(digest) is None
 
 
 def test_tokens_outside_the_declared_vocabulary(store: BlobStore) -> None:

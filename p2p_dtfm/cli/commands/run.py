@@ -13,7 +13,8 @@ from p2p_dtfm.cli.terminal.mistyped import fault_of_path
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.away import Away, StepAside
 from p2p_dtfm.daemon.machine.devices.shares import devices_of, is_several
-from p2p_dtfm.daemon.machine.home import fault_of_home, is_full
+from p2p_dtfm.daemon.machine.home import fault_of_home, is_full, require_made
+from p2p_dtfm.daemon.machine.life import code_of_what_may_pass, is_begun_by_systemd
 from p2p_dtfm.daemon.machine.settings import Settings, given_zeros
 from p2p_dtfm.daemon.node.resident import Resident
 from p2p_dtfm.daemon.peers.guests.pasted_line import with_invitation
@@ -29,6 +30,8 @@ _FIXES_OF_HOME = (
 def run_daemon(settings: Settings) -> int:
     """Run until the end; the exit code. What nobody foresaw is logged whole, with exit code 1."""
     given, settings = settings, with_invitation(settings)
+    if is_begun_by_systemd():
+        require_made(settings.home)
     if is_several(settings.device):
         from p2p_dtfm.daemon.machine.devices.several import SeveralDevices
         from p2p_dtfm.daemon.peers.recall import recall  # who comes back from a pause needs neither
@@ -60,10 +63,12 @@ def _run(resident: Resident, settings: Settings, remarks: Sequence[str] = ()) ->
     except Exception as error:  # the daemon's last resort: say what happened, and end with code 1
         if isinstance(error, OSError) and is_full(error):
             raise UserError(
-                f"a disk is full: {error}", f"free space on the disk of {settings.home}"
+                f"a disk is full: {error}",
+                f"free space on the disk of {settings.home}",
+                code_of_what_may_pass(),
             ) from error
         if isinstance(error, OSError) and (cause := fault_of_home(error, settings.home)):
-            raise UserError(cause, _FIXES_OF_HOME) from error
+            raise UserError(cause, _FIXES_OF_HOME, code_of_what_may_pass()) from error
         if isinstance(error, OSError) and (mistyped := fault_of_path(error)):
             raise mistyped from error
         logging.getLogger("p2p_dtfm").exception("this is a bug; please report it with this text")

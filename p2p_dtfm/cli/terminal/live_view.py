@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import TextIO, cast
+from typing import IO, TextIO, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -40,7 +40,10 @@ async def live_view(
     console: Console,
     handler: "logging.StreamHandler[TextIO]",
 ) -> AsyncIterator[None]:
-    """Shows `state()` until the end; what `handler` logs and what is printed stands above."""
+    """Shows `state()` until the end; what `handler` logs and what is printed stands above. Its
+    terminal may be closed meanwhile, and the daemon goes on."""
+    screen = _Screen(console.file)
+    console.file = cast(TextIO, screen)
     with Live(
         console=console,
         auto_refresh=False,
@@ -49,10 +52,10 @@ async def live_view(
         redirect_stderr=False,
     ) as live:
         console.show_cursor(True)  # a daemon that ends at once could not bring it back
-        above = _Above(console)
+        above = _Above(console, screen)
         before = handler.setStream(cast(TextIO, above))
         stdout = contextlib.redirect_stdout(above if sys.stdout.isatty() else sys.stdout)
-        refreshing = asyncio.create_task(_refresh(live, state))
+        refreshing = asyncio.create_task(_refresh(live, state, screen))
         try:
             with stdout:
                 yield
@@ -62,15 +65,52 @@ async def live_view(
                 handler.setStream(before)
 
 
+class _Screen(io.TextIOBase):
+    """The terminal, until it is closed, as by who logs out of ssh: from then on nothing is shown,
+    and nobody who shows something fails."""
+
+    def __init__(self, terminal: IO[str]) -> None:
+        self._terminal = terminal
+        self.is_gone = False
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return str(getattr(self._terminal, "encoding", None) or "utf-8")
+
+    def isatty(self) -> bool:
+        return self._terminal.isatty()
+
+    def fileno(self) -> int:
+        return self._terminal.fileno()
+
+    def write(self, text: str) -> int:
+        if not self.is_gone:
+            self._unless_it_fails(lambda: self._terminal.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        if not self.is_gone:
+            self._unless_it_fails(self._terminal.flush)
+
+    def _unless_it_fails(self, show: Callable[[], object]) -> None:
+        try:
+            show()
+        except OSError:
+            self.is_gone = True
+
+
 class _Above(io.TextIOBase):
     """Prints whole lines above the panel, broken between words where the terminal ends. A line to
     type, or a word such as an address, is left to the terminal to wrap: it can still be copied."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, screen: _Screen) -> None:
         self._console = console
+        self._screen = screen
         self._rest = ""
 
     def write(self, text: str) -> int:
+        if self._screen.is_gone:
+            return len(text)
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             self._console.print(Text(_between_words(line, self._console.width)), soft_wrap=True)
@@ -89,8 +129,8 @@ def _between_words(line: str, width: int) -> str:
     )
 
 
-async def _refresh(live: Live, state: Callable[[], DashboardState]) -> None:
-    while True:
+async def _refresh(live: Live, state: Callable[[], DashboardState], screen: _Screen) -> None:
+    while not screen.is_gone:
         live.update(panel(state(), time.time(), live.console.width), refresh=True)
         await asyncio.sleep(REFRESH_S)
 

@@ -5,18 +5,43 @@ makes room for a small one: the same process, by its number and for whoever star
 program in it, that keeps the home and answers until it is told to take part again.
 """
 
+import contextlib
 import os
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
 
+import p2p_dtfm
+from p2p_dtfm.daemon.machine.life import RESUMED_S
 from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.ports import now
 from p2p_dtfm.ports.packages import python_command
-from p2p_dtfm.web.state import DashboardState
+from p2p_dtfm.web.state import DashboardState, Live
 
 MODULE = "p2p_dtfm.cli.commands.away"
+AFRESH: dict[str, Any] = {"reason": "its program was replaced: begins afresh", "until_s": RESUMED_S}
+"""For what a process steps aside that would load the rest of another version than it is of."""
+
+
+def _stamp(program: Path = Path(p2p_dtfm.__file__)) -> tuple[int, int] | None:
+    """An upgrade writes all files anew; None while it has not got to this one."""
+    try:
+        status = program.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino
+
+
+_BEGUN_AS = _stamp()
+
+
+def is_replaced() -> bool:
+    """Whether the program on disk is another one than this process was begun with."""
+    stamp = _stamp()
+    return stamp is not None and stamp != _BEGUN_AS
 
 
 class Away(msgspec.Struct, frozen=True):
@@ -55,8 +80,9 @@ class StepAside(Exception):
             os.set_inheritable(file.fileno(), True)
             if self.away.listener is not None:
                 os.set_inheritable(self.away.listener, True)
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError):  # its terminal may be closed by now
+                    stream.flush()
             os.execv(sys.executable, _command(file.fileno(), str(self.away.settings["home"])))
 
 
@@ -65,11 +91,43 @@ def _command(descriptor: int, home: str) -> list[str]:
     return python_command("-m", MODULE, str(descriptor), "--home", home)
 
 
+class _OfAnyVersion(msgspec.Struct, frozen=True):
+    """What matters of an `Away`: not what was shown."""
+
+    settings: dict[str, Any]
+    come_back: dict[str, Any]
+    reason: str
+    by_itself: bool
+    port: int | None = None
+    listener: int | None = None
+    until_s: float | None = None
+
+
 def received(descriptor: int) -> Away:
-    """What the process before this one has left."""
+    """What the process before this one has left; it may have been one of another version."""
     with os.fdopen(descriptor, "rb") as file:
         file.seek(0)
-        return msgspec.json.decode(file.read(), type=Away)
+        payload = file.read()
+    try:
+        return msgspec.json.decode(payload, type=Away)
+    except msgspec.ValidationError:
+        left = msgspec.json.decode(payload, type=_OfAnyVersion)
+    live = Live(now.wall_s(), p2p_dtfm.__version__, "", "paused", left.reason, now.wall_s())
+    return Away(
+        settings=_known(left.settings),
+        come_back=_known(left.come_back),
+        reason=left.reason,
+        by_itself=left.by_itself,
+        status={},
+        shown=DashboardState(live),
+        port=left.port,
+        listener=left.listener,
+        until_s=left.until_s,
+    )
+
+
+def _known(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name in Settings.model_fields}
 
 
 def as_plain(settings: Settings) -> dict[str, Any]:

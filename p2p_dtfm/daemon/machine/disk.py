@@ -1,10 +1,10 @@
 """Keeping what a daemon stores under its owner's limit: the oldest goes first.
 
 What may go: checkpoints but for the last two and the fullest of each run, and those in use of the
-one that is trained now; shards of runs that are not trained now, and the corpora that come along
-and were prepared for founding. What may not: identity, manifests, tokenizers, given and frozen
-models, whatever somebody else has put there, and the shards of the run under way, which are fetched
-as they are needed.
+one that is trained now; shards of runs that are not trained now, and what was given to others or
+put aside in them; and the corpora that come along and were prepared for founding. What may not:
+identity, manifests, tokenizers, given and frozen models, whatever somebody else has put there, and
+the shards of the run under way, which are fetched as they are needed.
 """
 
 import asyncio
@@ -22,16 +22,20 @@ from typing import NamedTuple
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text
 from p2p_dtfm.daemon.machine.home import DEVICES, all_below
 from p2p_dtfm.ports import now
-from p2p_dtfm.train.data import DIGITS, STANDARD_LIBRARY
+from p2p_dtfm.train.data import BLOBS_NAME, DIGITS, STANDARD_LIBRARY
+from p2p_dtfm.train.data.blob_store import QUARANTINE
 from p2p_dtfm.train.model.checkpoint import (
     CheckpointFailed,
     fullest,
     list_checkpoints,
     remove_checkpoint,
+    step_directories,
 )
 from p2p_dtfm.train.model.initial_state import named_as_initial
 
 CHECKPOINTS_KEPT = 2
+SET_ASIDE = "set-aside"
+"""In a run's directory: what a side of a split swarm had come to."""
 LOOK_EVERY_S = 0.5
 COUNT_EVERY_S = 60.0
 """Counting looks at every file; between, only a new checkpoint is a reason to."""
@@ -162,16 +166,33 @@ def _removable(home: Path, run_directory: Path) -> Iterator[_Removable]:
         stays = fullest(found)
         for checkpoint in (it for it in found[CHECKPOINTS_KEPT:] if it not in stays):
             yield _item(checkpoint.directory, remove_checkpoint)
-    for blobs in home.glob("runs/*/blobs"):
-        if blobs.parent != run_directory:
-            yield from (_item(shard, Path.unlink) for shard in _shards(blobs))
+    for run in home.glob("runs/*"):
+        if run != run_directory:
+            yield from (_item(shard, Path.unlink) for shard in _shards(run / BLOBS_NAME))
+            yield from (_item(path, shutil.rmtree) for path in _left_over(run))
     for name in (STANDARD_LIBRARY, DIGITS):
         if (prepared := home / "prepared" / name).is_dir():
             yield _item(prepared, shutil.rmtree)
 
 
+def _left_over(run: Path) -> Iterator[Path]:
+    """Of a run that is not trained now: what was given to others, or put aside; and of states what
+    is torn or damaged, or of another side of a split swarm, where others of them are here."""
+    yield from filter(Path.is_dir, (run / "offers", run / BLOBS_NAME / QUARANTINE))
+    checkpoints = run / "checkpoints"
+    if not (found := list_checkpoints(checkpoints)):
+        return
+    sound = {it.directory for it in found}
+    yield from (path for path in step_directories(checkpoints) if path not in sound)
+    yield from checkpoints.glob("damaged-*")
+    here = {*fullest(found)[0].layers}
+    yield from (it.directory for it in list_checkpoints(run / SET_ASIDE) if here >= {*it.layers})
+
+
 def _shards(blobs: Path) -> Iterator[Path]:
     """Of data: not what a run started from, or lies over."""
+    if not blobs.is_dir():
+        return
     sizes = {path: size_of(path) for path in blobs.iterdir() if path.is_file()}
     large = [path for path, size_bytes in sizes.items() if size_bytes >= SHARD_LEAST_BYTES]
     small = sizes.keys() - set(large) if large else ()

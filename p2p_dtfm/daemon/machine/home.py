@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import IO
 
 from p2p_dtfm.core.protocol.canonical import digest_bytes
-from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.core.protocol.records import LIFE_LIMIT
+from p2p_dtfm.daemon.machine.life import code_of_what_may_pass
 from p2p_dtfm.daemon.machine.locks import hold_identity, temporary_folder
 from p2p_dtfm.ports import disk, now
 
 log = logging.getLogger("p2p_dtfm")
 
 PRIVATE_UMASK = 0o077
+USUAL_HOME = Path("~/.local/share/p2p-dtfm")
 DEVICES = "devices"
 """The homes of this machine's other daemons, one for each device but the first."""
 BESIDE_FILE = "beside.json"
@@ -43,7 +45,7 @@ _SOCKET_PATH_LIMIT = 100
 
 def default_home() -> Path:
     """Raises `UserError` where the system knows no directory of this user's."""
-    base = os.environ.get("XDG_DATA_HOME") or str(expanded(Path("~/.local/share")))
+    base = os.environ.get("XDG_DATA_HOME") or str(expanded(USUAL_HOME.parent))
     return Path(base) / "p2p-dtfm"
 
 
@@ -109,9 +111,34 @@ def home_option(root: Path) -> str:
     return f" --home {shlex.quote(str(root))}"
 
 
+def require_made(root: Path) -> None:
+    """For a service: where the disk of a home that was named is not there yet, another one, with
+    another identity, would be made in its place. Raises `UserError`."""
+    place = Home(root).root
+    kept = (place / name for name in (*KEPT_FILES, *KEPT_DIRECTORIES))
+    if place == expanded(USUAL_HOME) or any(map(os.path.exists, kept)):
+        return
+    raise UserError(
+        f"{place} is no home of a daemon: its disk may not be there yet, and a service makes none",
+        (
+            "have that disk there: the service is begun again every 30 s",
+            f"for a new home there: mkdir -p {shlex.quote(str(place / 'runs'))}",
+        ),
+        exit_code=UNREACHABLE,
+    )
+
+
 def place_of_run(root: Path, run_digest: str) -> Path:
     """The directory of a run in a home, whether or not it is there."""
     return root / "runs" / run_digest[:16]
+
+
+def _may_be_entered(folder: Path) -> bool:
+    """By others than its user."""
+    try:
+        return bool(folder.stat().st_mode & 0o077)
+    except OSError:
+        return False
 
 
 class Home:
@@ -183,6 +210,7 @@ class Home:
             raise UserError(
                 f"cannot use {self.root}: it cannot be locked, {error.strerror}",
                 "choose another --home, on a disk of this machine",
+                exit_code=code_of_what_may_pass(),
             ) from error
         self._lock = lock
         try:
@@ -201,7 +229,8 @@ class Home:
 
     def _unusable(self, error: OSError) -> UserError:
         fix = "free space on that disk" if is_full(error) else "choose another --home"
-        return UserError(f"cannot use {self.root}: {error.strerror}", fix)
+        code = code_of_what_may_pass()
+        return UserError(f"cannot use {self.root}: {error.strerror}", fix, code)
 
     def _hold_identity(self) -> None:
         if not self.identity.exists():
@@ -212,14 +241,15 @@ class Home:
 
     def _close_to_others(self) -> None:
         """What an earlier program left readable: the directory, and what daemons keep in it. Of one
-        of other things, too, such as a project with runs of its own, only what is surely theirs."""
+        of other things, too, such as a project with runs of its own, only what is surely theirs.
+        Below a folder that nobody else may enter it is once for all."""
         kept = [self.root / name for name in KEPT_FILES]
         if {path.name for path in self.root.iterdir()} <= {*KEPT_FILES, *KEPT_DIRECTORIES}:
             self.root.chmod(0o700)
             folders = [self.root / name for name in KEPT_DIRECTORIES]
         else:
             folders = [*self.root.glob(f"runs/{RUN_NAME}")]
-        for folder in folders:
+        for folder in filter(_may_be_entered, folders):
             kept += [folder, *all_below(folder)]
         for path in kept:
             if path.is_symlink() or not path.exists():

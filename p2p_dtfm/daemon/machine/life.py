@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
+from p2p_dtfm.core.protocol.errors import UNREACHABLE
 from p2p_dtfm.core.protocol.facts.in_words import duration
 from p2p_dtfm.ports import now
 
@@ -19,6 +20,8 @@ ORPHAN_GRACE_S = 15.0
 """A daemon whose parent has died hands its layers over within this time, or ends without."""
 STILL_S, LATELY_S = 2.0, 60.0
 """From so long a silence on a peer may be taken for dead; so long that may be why it rejoins."""
+SERVICE_VARIABLE = "SERVICE_OF_P2P_DTFM"
+"""The process that systemd has started, for those that it begins, one for each device."""
 RESUMED_S = 0.0
 """`pause_until_s` of who was told to come back while it still left."""
 
@@ -161,10 +164,22 @@ def ends_with_its_terminal() -> bool:
     return signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
 
-def is_a_service(environment: Mapping[str, str] = os.environ) -> bool:
-    """systemd has started this very process, and nobody reads what it says. What is begun in a
-    terminal may have the same variable, with the number of the terminal's process."""
+def is_begun_by_systemd(environment: Mapping[str, str] = os.environ) -> bool:
+    """It has started this very process. What is begun in a terminal may have the same variable,
+    with the number of the terminal's process."""
     return environment.get("SYSTEMD_EXEC_PID") == str(os.getpid())
+
+
+def is_a_service(environment: Mapping[str, str] = os.environ) -> bool:
+    """Nobody reads what it says: systemd has started it, or the process that has."""
+    is_of_one = environment.get(SERVICE_VARIABLE) == str(os.getppid())
+    return is_of_one or is_begun_by_systemd(environment)
+
+
+def code_of_what_may_pass() -> int:
+    """The exit code where the home is in the way, or its disk: systemd begins a service again that
+    ends with it, as where that disk comes later or is full for an hour."""
+    return UNREACHABLE if is_a_service() else 2
 
 
 def when_stdin_closes(act: Callable[[], None], ends_after_s: float | None = None) -> None:

@@ -221,7 +221,8 @@ async def _print_invitation(participant: Participant) -> None:
             f"  p2p-dtfm --initial-peers {address} --run-digest {run.digest}"
             for address in participant.local.settings.initial_peers
         ]
-    print("\n".join(["", *lines]), flush=True)
+    with contextlib.suppress(OSError):  # its terminal may be closed by now
+        print("\n".join(["", *lines]), flush=True)
 
 
 async def _until_end(departure: Departure) -> int:

@@ -107,6 +107,7 @@ class Effects:
         participant, membership = self._participant, self._membership
         view, step, life = action.view, action.step, self._local.life
         self._learn_addresses(view)
+        self._messenger.forget_gone(membership.acquainted())
         observer, status = self._local.observer, self._local.status
         entry = _history_entry(action)
         participant.views = [*participant.views, entry][-HISTORY_LIMIT:]

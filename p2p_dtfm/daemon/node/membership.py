@@ -117,6 +117,12 @@ class Membership:
         lives.pop(self.me.peer_id, None)
         return lives
 
+    def acquainted(self) -> set[str]:
+        """Whom this peer has to do with: who is there, or waits, and whom its home remembers."""
+        memory = self.acquaintances.memory
+        met = () if memory is None else (item.peer_id for item in memory.members)
+        return {*self.members(), *self.lives(), *self.waiting_too, *met}
+
     def has_stage(self) -> bool:
         view = self.agreement.view
         return view is not None and bool(view.layers_of(self.me.peer_id))

@@ -22,7 +22,7 @@ from p2p_dtfm import __version__
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.dashboard.seen import Seen
-from p2p_dtfm.daemon.machine.away import Away, StepAside, as_plain
+from p2p_dtfm.daemon.machine.away import AFRESH, Away, StepAside, as_plain, is_replaced
 from p2p_dtfm.daemon.machine.devices.together import for_all_devices
 from p2p_dtfm.daemon.machine.home import Home, fault_of_disk, unexplained
 from p2p_dtfm.daemon.machine.hours import Hours
@@ -139,6 +139,8 @@ class Resident:
             past = await asyncio.to_thread(recalling.recall, last_resort)
         if (settings := await self._wait_to_begin()) is None:
             return 0
+        if self._comes_back and is_replaced():  # what is on disk would not fit what is loaded
+            self._step_aside_if_may(come_back=settings, **AFRESH)
         while True:
             await self._load_what_trains()
             if self._told_to_leave.is_set():

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 from p2p_dtfm.core.gate.dialling import NamedDoors
@@ -44,6 +44,8 @@ REFUSALS_TOLD_EVERY_S = 10.0
 PACKED_LIMIT = 4
 PEERS_LIMIT = 4096
 """Peers remembered; whoever was learnt longest ago is forgotten first."""
+GONE_AFTER_S = 3600.0
+"""Silent, and nobody whom this peer still has to do with."""
 
 log = logging.getLogger("p2p_dtfm.messenger")
 
@@ -90,6 +92,7 @@ class Messenger:
         self._knocked_s: dict[str, float] = {}
         self.heard_s: dict[str, float] = {}
         """When each peer last answered or spoke, on this process's monotonic clock."""
+        self._began_s = now.monotonic_s()
 
     def learn(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Remember where a peer is: one that the user named, or that members agreed on."""
@@ -152,6 +155,13 @@ class Messenger:
     def forget(self, peer_id: str) -> None:
         """It is no member of the run: a bootstrap node, or one that has gone."""
         self._addresses.pop(peer_id, None)
+
+    def forget_gone(self, here: Collection[str]) -> None:
+        """Those that are not `here`, and were not heard for long: over months they are many."""
+        since_s = now.monotonic_s() - GONE_AFTER_S
+        for peer_id in self.known:
+            if peer_id not in here and self.heard_s.get(peer_id, self._began_s) < since_s:
+                self.forget(peer_id)
 
     def where(self, peer_id: str) -> tuple[str, ...]:
         """Its addresses, as far as they are known, each ending in its id."""

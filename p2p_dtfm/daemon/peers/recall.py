@@ -10,6 +10,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.sections.data_spec import DataSpec
 from p2p_dtfm.core.protocol.sections.privacy_spec import PrivacySpec
 from p2p_dtfm.daemon.machine.home import home_option
+from p2p_dtfm.daemon.machine.life import code_of_what_may_pass
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.peers.home_memory import Memory, remembered_runs
 from p2p_dtfm.net.contacts.addresses import peer_ids_of
@@ -64,7 +65,7 @@ def _as_written(spec: RunSpec) -> RunSpec:
 
 def nothing_to_take_up(home: Path, run_digest: str) -> UserError:
     """A daemon without an argument, in a home without a past."""
-    here = home_option(home)
+    here, code = home_option(home), code_of_what_may_pass()
     fixes = (
         f"join a swarm: p2p-dtfm{here} --invite LINE, or --initial-peers ADDRESS",
         f"found one: p2p-dtfm{here} --run tiny, or a run spec of your own",
@@ -72,5 +73,7 @@ def nothing_to_take_up(home: Path, run_digest: str) -> UserError:
         "look at this machine and its network: p2p-dtfm doctor",
     )
     if run_digest:
-        return UserError(f"{home} does not remember run {run_digest[:16]}", fixes)
-    return UserError(f"nothing says what to do, and {home} remembers no run to take up", fixes)
+        return UserError(f"{home} does not remember run {run_digest[:16]}", fixes, code)
+    return UserError(
+        f"nothing says what to do, and {home} remembers no run to take up", fixes, code
+    )

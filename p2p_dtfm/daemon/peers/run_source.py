@@ -317,15 +317,13 @@ async def fetch_run(
     try:
         # kinds are looked up, and sizes compared, before anything is fetched
         spec = with_sizes(RunSpec.from_canonical_bytes(welcome.run_spec.payload))
-        await asyncio.to_thread(store.verify, spec.data.manifest)  # a damaged one is fetched again
-        manifest_path = await fetch_blob(
+        manifest_path = await _sound_blob(
             store, exchange, spec.data.manifest, peers, MANIFEST_LIMIT_BYTES
         )
         payload = await asyncio.to_thread(manifest_path.read_bytes)
         manifest = parse_manifest(payload, spec.data.manifest)
         size_bytes = manifest.blobs()[manifest.tokenizer.digest]
-        await asyncio.to_thread(store.verify, manifest.tokenizer.digest)
-        path = await fetch_blob(store, exchange, manifest.tokenizer.digest, peers, size_bytes)
+        path = await _sound_blob(store, exchange, manifest.tokenizer.digest, peers, size_bytes)
         tokenizer = tokenizer_from_bytes(await asyncio.to_thread(path.read_bytes))
     except (BlobUnavailable, PeerFault) as error:
         raise UserError(
@@ -335,6 +333,15 @@ async def fetch_run(
         ) from error
     tokenizer = as_stated(tokenizer, manifest.tokenizer)
     return Run(spec, welcome.run_spec, manifest, tokenizer, store)
+
+
+async def _sound_blob(
+    store: BlobStore, exchange: BlobExchange, digest: str, peers: list[str], max_bytes: int
+) -> Path:
+    """As `fetch_blob`; one that is damaged here, or cannot be read, is fetched again."""
+    if await asyncio.to_thread(store.verify, digest):
+        return store.held(digest)
+    return await exchange.fetch(digest, peers, store.root / digest, max_bytes)
 
 
 async def fetch_blob(
@@ -364,4 +371,11 @@ class SharedFetches:
         await self._fetches.result(
             digest,
             lambda: fetch_blob(self._store, self._exchange, digest, self._donors(), max_bytes),
+        )
+
+    async def replace(self, digest: str, max_bytes: int) -> None:
+        """Though there is a file of it, which is of no use. Raises as `have`."""
+        path = self._store.root / digest
+        await self._fetches.result(
+            digest, lambda: self._exchange.fetch(digest, self._donors(), path, max_bytes)
         )

@@ -43,6 +43,8 @@ class Transcript:
         self._is_full = limit_bytes == 0
         self._is_torn = False
         """The last line was not written whole, and could not be taken away."""
+        self._has_warned = False
+        """Of each step would be too often: on a full disk the log itself may be written."""
         self._view: View | None = None
         self._next_step = 0
         """After those of the view in force that are here."""
@@ -132,14 +134,16 @@ class Transcript:
         try:
             disk.append(self._path, text)
         except OSError as error:
-            log.warning("a line of the transcript is not written: %s", error)
+            level = logging.DEBUG if self._has_warned else logging.WARNING
+            log.log(level, "a line of the transcript is not written: %s", error)
+            self._has_warned = True
             with contextlib.suppress(OSError):
                 size_bytes = self._path.stat().st_size
                 self._is_torn = self._is_torn or size_bytes > self._size_bytes
                 self._size_bytes = size_bytes
             return False
         self._size_bytes += len(text)
-        self._is_torn = False
+        self._is_torn = self._has_warned = False
         return True
 
 

@@ -12,7 +12,7 @@ from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tools, TrainerState
 from p2p_dtfm.net.errors import in_plain_words
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
-from p2p_dtfm.train.data import ShardDamaged, ShardMissing
+from p2p_dtfm.train.data import ShardDamaged, ShardMissing, ShardUnreadable
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -50,7 +50,7 @@ async def could_have_shards(tools: Tools, outlet: Outlet, plan: Plan, read: Step
     try:
         await outlet.fetch_shards(_shards_of(tools, read))
         await _read_ahead(tools, read)
-    except (ShardDamaged, ShardMissing, BlobUnavailable, OSError) as error:
+    except (ShardDamaged, ShardUnreadable, ShardMissing, BlobUnavailable, OSError) as error:
         log.warning("an audit goes without data: %s", error)
         return False
     return True
@@ -81,21 +81,25 @@ async def _fetch(
     tools: Tools, outlet: Outlet, state: TrainerState, view: View, read: StepShards
 ) -> None:
     needed = _shards_of(tools, read)
-    damaged: str | None = None
+    of_no_use = ""
     while not state.is_over(view):
         try:
-            if damaged is not None:
-                outlet.damaged_shard(damaged)
-                damaged = None
             state.fetches = True
+            if of_no_use:
+                of_no_use = await _replace(outlet, of_no_use)
             await outlet.fetch_shards(needed)
             state.fetches = False
             await _read_ahead(tools, read)
             state.stuck_at = None
             return
+        except ShardUnreadable as error:
+            of_no_use = error.digest
+            await _say_unreadable(tools, state, error)
         except ShardDamaged as error:
             log.warning("%s", error.cause)
-            damaged = error.digest
+            if not outlet.damaged_shard(error.digest):
+                of_no_use = error.digest
+                await asyncio.sleep(SHARD_RETRY_S)
         except ShardMissing as error:
             log.warning("%s", error)
         except BlobUnavailable as error:
@@ -108,6 +112,24 @@ async def _fetch(
             tools.status.say(State.WAITING, f"{what}; free space on that disk")
             tools.status.troubles.tell("data", what, "free space on that disk")
             await asyncio.sleep(SHARD_RETRY_S)
+
+
+async def _replace(outlet: Outlet, digest: str) -> str:
+    """By what others give. Where nobody does the file stays, and is read again: perhaps its disk
+    was away."""
+    try:
+        await outlet.replace_shard(digest)
+    except BlobUnavailable as error:
+        log.debug("%s", error)
+    return ""
+
+
+async def _say_unreadable(tools: Tools, state: TrainerState, error: ShardUnreadable) -> None:
+    """Waiting, for a moment."""
+    state.stuck_at = state.step
+    tools.status.say(State.WAITING, f"{error.cause}; it is asked of others, and read again")
+    tools.status.troubles.tell("data", error.cause, error.fixes[0])
+    await asyncio.sleep(SHARD_RETRY_S)
 
 
 def _say_missing(tools: Tools, error: BlobUnavailable) -> None:

@@ -88,8 +88,11 @@ class Outlet(Protocol):
     async def fetch_shards(self, digests: set[str]) -> None:
         """Bring data shards. Raises `BlobUnavailable`."""
 
-    def damaged_shard(self, digest: str) -> None:
-        """A shard on this disk is not what it was: put it aside."""
+    async def replace_shard(self, digest: str) -> None:
+        """Bring one though there is a file of it, which is of no use. Raises `BlobUnavailable`."""
+
+    def damaged_shard(self, digest: str) -> bool:
+        """A shard on this disk is not what it was: put it aside. Whether that could be done."""
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,11 @@ class Calling:
         """A peer says something over a connection of its own."""
         put_newest(self._met_s, peer_id, now.monotonic_s(), PEERS_REMEMBERED)
 
+    @property
+    def heard_s(self) -> float:
+        """When anybody was last seen or heard, on this process's monotonic clock."""
+        return next(reversed(self._met_s.values()), 0.0)
+
     def _was_here(self, peer_id: str) -> bool:
         met_s = self._met_s.get(peer_id)
         return met_s is not None and now.monotonic_s() - met_s < MET_S

@@ -41,7 +41,7 @@ from p2p_dtfm.net.libp2p.around_hivemind import (
 )
 from p2p_dtfm.net.libp2p.descriptors import allow_many_descriptors
 from p2p_dtfm.net.libp2p.ended_streams import EndedStreams
-from p2p_dtfm.net.libp2p.kept_connections import keep_known
+from p2p_dtfm.net.libp2p.kept_connections import Silence, keep_known
 from p2p_dtfm.net.libp2p.p2pd import P2pd, flags_of, start_p2pd
 from p2p_dtfm.net.libp2p.served_calls import ServedCalls
 from p2p_dtfm.net.shaping import ShapedWriter, Shaper
@@ -117,7 +117,8 @@ class Host:
         self.calls = ServedCalls(p2p, lambda sender: self.door.is_near(sender))
         self._peer_ids: dict[str, PeerID] = {}
         self._watcher = asyncio.create_task(self._watch(), name="p2pd watcher")
-        keeping = keep_known(p2p, self.connected_peers, lambda peer: self.calling.trusts(peer))
+        silence = Silence(self.calling, p2pd.kill)
+        keeping = keep_known(p2p, self.connected_peers, lambda it: self.calling.trusts(it), silence)
         self._keeping = asyncio.create_task(keeping, name="kept connections")
 
     @classmethod

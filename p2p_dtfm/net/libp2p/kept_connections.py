@@ -1,13 +1,16 @@
-"""Which connections p2pd keeps. Where it has more than 512 it closes some, those first over which
-nothing goes: as the ones to members whose tensors and calls have lines of their own."""
+"""Which connections p2pd keeps, and whether it still says anything. Where it has more than 512 it
+closes some, those first over which nothing goes: as the ones to members whose tensors and calls
+have lines of their own."""
 
 import asyncio
-import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from p2p_dtfm.net.contacts.calling import Calling
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.hivemind_parts import PeerID, p2pd_pb2, p2pd_wire
+from p2p_dtfm.ports import now
 
 LOOK_EVERY_S = 10.0
 """For two minutes p2pd closes nobody who is new: haste is of no use to strangers."""
@@ -15,21 +18,62 @@ DEADLINE_S = 10.0
 """For p2pd to take it."""
 FEW = 64
 """So many connections are far from too many."""
+ANSWERS_WITHIN_S = 5.0
+"""So long it is asked whom it is connected to."""
+LATE_S = 2.0
+"""By which a look is late where this process itself has no time, as on a machine that swaps."""
+SILENT_LIMIT_S = 120.0
 _TAG, _WEIGHT = "known", 100
+
+
+log = logging.getLogger(__name__)
+
+
+class Silence:
+    """Of a p2pd that lives and answers nothing: nobody is heard through it any more, and no new one
+    is begun for it. It is ended, once it was asked long enough by a process that had the time."""
+
+    def __init__(self, calling: Calling, end: Callable[[], None]) -> None:
+        self._calling = calling
+        self._end = end
+        self.over()
+
+    def over(self) -> None:
+        """It has answered."""
+        self._silent_s, self._looked_s = 0.0, now.monotonic_s()
+
+    def lasts(self) -> None:
+        """It has not. Whom it let be heard meanwhile speaks for it."""
+        since_s, self._looked_s = self._looked_s, now.monotonic_s()
+        if self._calling.heard_s >= since_s:
+            self._silent_s = 0.0
+        elif self._looked_s - since_s <= LOOK_EVERY_S + ANSWERS_WITHIN_S + LATE_S:
+            self._silent_s += self._looked_s - since_s
+        if self._silent_s >= SILENT_LIMIT_S:
+            log.error(
+                "the libp2p daemon of this peer has answered nothing for %.0f s: ends it",
+                self._silent_s,
+            )
+            self._end()
 
 
 async def keep_known(
     p2p: Any,
     connected: Callable[[], Awaitable[Iterable[str]]],
     is_known: Callable[[str], bool],
+    silence: Silence,
 ) -> None:
     """From time to time, until it is cancelled, tell p2pd whose connections count more than those
     of strangers. It forgets that with the connection."""
     while True:
-        with contextlib.suppress(Unreachable):
+        try:
             peers = tuple(await connected())
+            silence.over()
             if len(peers) > FEW:
                 await prefer(p2p, filter(is_known, peers))
+        except Unreachable as error:
+            if isinstance(error.__cause__, TimeoutError):
+                silence.lasts()
         await asyncio.sleep(LOOK_EVERY_S)
 
 

@@ -83,6 +83,10 @@ class P2pd:
             self._draining.cancel()
         self.socket_path.unlink(missing_ok=True)
 
+    def kill(self) -> None:
+        """Of one that hangs: it does not hear that it is to end."""
+        self._signal(signal.SIGKILL)
+
     def _signal(self, number: signal.Signals) -> None:
         """Without `Popen.send_signal`, which would reap the child before asyncio's watcher can."""
         if self.process.returncode is None:

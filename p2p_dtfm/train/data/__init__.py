@@ -20,7 +20,7 @@ from p2p_dtfm.train.data.manifest import Manifest, ShardEntry, load_manifest, pa
 from p2p_dtfm.train.data.prepare import PreparedData, open_prepared, prepare
 from p2p_dtfm.train.data.quality.choosing import Wish
 from p2p_dtfm.train.data.saved_data_sets import stated_licence
-from p2p_dtfm.train.data.shard_files import ShardDamaged
+from p2p_dtfm.train.data.shard_files import ShardDamaged, ShardUnreadable
 from p2p_dtfm.train.data.text_files import Skipped
 from p2p_dtfm.train.data.tokenizer import (
     ByteTokenizer,
@@ -46,6 +46,7 @@ __all__ = [
     "ShardDamaged",
     "ShardEntry",
     "ShardMissing",
+    "ShardUnreadable",
     "Skipped",
     "Tokenizer",
     "Wish",

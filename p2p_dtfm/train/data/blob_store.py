@@ -21,7 +21,7 @@ BLOB_LIMIT_BYTES = 1 << 30
 """Of what others send; what this peer has made itself is as large as its layers are."""
 BLOBS_NAME = "blobs"
 """The folder of blobs in a run's directory, and in that of prepared data."""
-_QUARANTINE = "quarantine"
+QUARANTINE = "quarantine"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK_BYTES = 1 << 20
 
@@ -56,7 +56,7 @@ def keeps_blobs(directory: Path) -> bool:
 
 
 def _is_of_a_store(name: str) -> bool:
-    return is_digest(name) or name == _QUARANTINE or name.startswith(TEMPORARY_PREFIX)
+    return is_digest(name) or name == QUARANTINE or name.startswith(TEMPORARY_PREFIX)
 
 
 class BlobStore:
@@ -151,11 +151,16 @@ class BlobStore:
         return temporary_path(self.root)
 
     def verify(self, digest: str) -> bool:
-        """Whether the blob is here and sound. One that is not sound goes to quarantine."""
+        """Whether the blob is here and sound. One that is not sound goes to quarantine; one that
+        cannot be read stays, for it may be sound."""
         path = self.path(digest)
         if path is None:
             return False
-        if file_digest(path) == digest:
+        try:
+            is_sound = file_digest(path) == digest
+        except OSError:
+            return False
+        if is_sound:
             self._sound.add(digest)
             return True
         self.quarantine(digest)
@@ -169,18 +174,22 @@ class BlobStore:
         return partial(self.verify, digest)
 
     def quarantine(self, digest: str) -> Path | None:
-        """Put a blob aside so that it is fetched again; where it lies now, None if not here.
+        """Put a blob aside so that it is fetched again; where it lies now, None if it is not here,
+        or its disk does not move it.
 
         Of each digest only the last bad copy is kept.
         """
         path = self.path(digest)
         if path is None:
             return None
-        aside = self.root / _QUARANTINE
-        aside.mkdir(exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # somebody else was faster
-            os.replace(path, aside / digest)
         self._sound.discard(digest)
+        aside = self.root / QUARANTINE
+        try:
+            aside.mkdir(exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # somebody else was faster
+                os.replace(path, aside / digest)
+        except OSError:
+            return None
         return aside / digest
 
     def remove(self, digest: str) -> None:

@@ -18,7 +18,12 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.schedule.sample_order import sample_indices_of
 from p2p_dtfm.train.data.manifest import Manifest, ShardEntry, Split
-from p2p_dtfm.train.data.shard_files import ShardDamaged, ShardReader, open_shard
+from p2p_dtfm.train.data.shard_files import (
+    ShardDamaged,
+    ShardReader,
+    ShardUnreadable,
+    open_shard,
+)
 
 UNCOUNTED = -100
 """In place of a target that does not count: what torch's cross entropy leaves out."""
@@ -153,7 +158,7 @@ class Dataset:
     def open_shards(self, digests: Iterable[str]) -> None:
         """Open shards ahead of their use, which verifies them.
 
-        Raises `ShardMissing` and `ShardDamaged`.
+        Raises `ShardMissing`, `ShardDamaged` and `ShardUnreadable`.
         """
         entries = {shard.digest: shard for shard in self.manifest.shards}
         for digest in sorted(digests):
@@ -171,7 +176,7 @@ class Dataset:
         """Have the windows of these microbatches of a step, and of evaluation, in memory until
         others are asked for, so that nothing fails in the middle of the step.
 
-        Raises `ShardMissing` and `ShardDamaged`.
+        Raises `ShardMissing`, `ShardDamaged` and `ShardUnreadable`.
         """
         evaluated = range(spec.evaluation_microbatches if held_out else 0)
         asked = [
@@ -187,7 +192,7 @@ class Dataset:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets of a training microbatch, int64 [b, t] each.
 
-        Raises `ShardMissing`, and `ShardDamaged` (a `UserError`) for a shard that is corrupt.
+        Raises `ShardMissing`, `ShardDamaged` for a shard that is corrupt and `ShardUnreadable`.
         """
         self._require_vocabulary(spec)
         return self._read(self._train, self.sample_indices(spec, step, microbatch))
@@ -227,8 +232,8 @@ class Dataset:
         shard, start = windows.locate(index)
         try:
             return self._opened(shard).read(start, self.context + 1)
-        except ShardDamaged:
-            with self._lock:  # what is fetched in its place is another file
+        except (ShardDamaged, ShardUnreadable):
+            with self._lock:  # what is fetched in its place, or mounted again, is another file
                 self._open.pop(shard.digest, None)
                 self._verified.discard(shard.digest)
             raise

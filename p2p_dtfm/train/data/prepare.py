@@ -176,7 +176,7 @@ def open_prepared(out: Path) -> PreparedData:
         if path is None or path.stat().st_size != size_bytes:
             raise UserError(f"{folder / digest} is missing or has the wrong size", fix)
     if not store.verify(manifest.tokenizer.digest):
-        raise UserError(f"the tokenizer in {folder} was corrupt and is now in quarantine", fix)
+        raise UserError(f"the tokenizer in {folder} is corrupt or cannot be read", fix)
     tokenizer = load_tokenizer(folder / manifest.tokenizer.digest)
     if tokenizer.vocabulary != manifest.vocabulary:
         raise UserError(f"tokenizer and manifest in {out} disagree about the vocabulary", fix)

@@ -34,6 +34,17 @@ class ShardDamaged(UserError):
         )
 
 
+class ShardUnreadable(UserError):
+    """Its disk fails, or is away, for the moment: it may well be sound."""
+
+    def __init__(self, digest: str, path: Path, problem: str) -> None:
+        self.digest = digest
+        super().__init__(
+            f"data shard {path} cannot be read: {problem}",
+            "see that its disk is there, and sound: dmesg tells its errors",
+        )
+
+
 class ShardWriter:
     """Writes the tokens of one split into shards of at most `shard_tokens`."""
 
@@ -118,7 +129,7 @@ class ShardReader:
         os.close(self._descriptor)
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """So many of its tokens [count]. Raises `ShardDamaged`."""
+        """So many of its tokens [count]. Raises `ShardDamaged` and `ShardUnreadable`."""
         offset, missing = start * self._dtype.itemsize, count * self._dtype.itemsize
         pieces = []
         while missing:
@@ -139,7 +150,8 @@ def open_shard(
     """Open a shard.
 
     Its hash and the range of its tokens are checked unless they were before (`verified`).
-    Raises `ShardDamaged`, and `UserError` for a sound shard with tokens outside `vocabulary`.
+    Raises `ShardDamaged`, `ShardUnreadable`, and `UserError` for a sound shard with tokens outside
+    `vocabulary`.
     """
     expected_bytes = entry.tokens * TOKEN_BYTES[token_type]
     try:
@@ -158,8 +170,8 @@ def open_shard(
     return shard
 
 
-def _unreadable(entry: ShardEntry, path: Path, error: OSError) -> ShardDamaged:
-    return ShardDamaged(entry.digest, path, f"cannot be read: {error.strerror}")
+def _unreadable(entry: ShardEntry, path: Path, error: OSError) -> ShardUnreadable:
+    return ShardUnreadable(entry.digest, path, error.strerror or str(error))
 
 
 def _require_within(

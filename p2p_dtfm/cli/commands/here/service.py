@@ -14,7 +14,7 @@ import typer
 
 from p2p_dtfm.cli.app import app, run
 from p2p_dtfm.core.protocol.errors import UserError
-from p2p_dtfm.daemon.machine.home import Home, expanded, home_option
+from p2p_dtfm.daemon.machine.home import USUAL_HOME, Home, expanded, home_option
 from p2p_dtfm.daemon.machine.local_client import holder_of
 
 if TYPE_CHECKING:
@@ -123,7 +123,11 @@ def install(
             f"the service is installed already: {unit}",
             (f"change its settings in {settings}", "or remove it: p2p-dtfm service uninstall"),
         )
-    _require_free_home(Home(resolved.settings.home))
+    home = Home(resolved.settings.home)
+    _require_free_home(home)
+    if home.root != expanded(USUAL_HOME):  # a service makes none: its disk may come after it
+        home.acquire()
+        home.release()
     for path, content in ((settings, settings_text(values)), (unit, text)):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(mode=0o600)  # before there is an invitation in it
@@ -132,7 +136,7 @@ def install(
     _systemctl("daemon-reload")
     _systemctl("enable", "--now", UNIT)
     typer.echo(f"the daemon runs as a service; its settings: {settings}")
-    where = home_option(Home(resolved.settings.home).root)
+    where = home_option(home.root)
     typer.echo(f"see what it does: p2p-dtfm status{where}, p2p-dtfm dashboard{where}")
     typer.echo("to have it run while you are logged out: loginctl enable-linger")
 

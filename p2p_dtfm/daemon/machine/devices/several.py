@@ -25,7 +25,11 @@ import msgspec
 from p2p_dtfm.core.protocol.invited.line import read_line
 from p2p_dtfm.daemon.machine.devices.shares import environment_of, shares_of
 from p2p_dtfm.daemon.machine.home import BESIDE_FILE, Home, place_of_run
-from p2p_dtfm.daemon.machine.life import ends_with_its_terminal
+from p2p_dtfm.daemon.machine.life import (
+    SERVICE_VARIABLE,
+    ends_with_its_terminal,
+    is_begun_by_systemd,
+)
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.ports import disk, now
@@ -35,6 +39,10 @@ from p2p_dtfm.ports.packages import python_command
 LOOK_EVERY_S = 0.2
 TOLD_EVERY_S = 2.0
 INVITED_S = 10 * 365 * 86_400
+BEGUN_AGAIN_S = 30.0
+FOR_GOOD = (0, 2, 3, 5)
+"""Exit codes after which systemd begins a service again neither: it is done, or its owner must see
+to it."""
 
 
 @dataclass
@@ -45,6 +53,8 @@ class _Daemon:
     settings: Settings
     process: "subprocess.Popen[bytes]"
     readers: list[threading.Thread]
+    ended_s: float | None = None
+    """When it was seen to have ended, if it is to be begun again."""
 
     @property
     def root(self) -> Path:
@@ -64,13 +74,15 @@ class SeveralDevices:
         self._labels = [f"{number} {device}" for number, device in enumerate(devices, 1)]
         self._daemons: list[_Daemon] = []
         self._signals: list[int] = []
+        self._is_told_to_end = False
+        self._of_a_service = {SERVICE_VARIABLE: str(os.getpid())} if is_begun_by_systemd() else {}
         self._told = b""
         self._is_refused = False
         """That it could not be written was said."""
 
     def run(self) -> int:
-        """The exit code: of the first one that failed, or 0. Raises `UserError` where a daemon has
-        the home: it would answer for the one that is begun here."""
+        """The exit code: of one that failed, in passing if one has, or 0. Raises `UserError` where
+        a daemon has the home: it would answer for the one that is begun here."""
         home = Home(self._settings.home)
         home.acquire()
         home.release()
@@ -81,10 +93,12 @@ class SeveralDevices:
         if self._settings.until_stdin_closes:
             threading.Thread(target=self._leave_when_stdin_closes, daemon=True).start()
         first = self._begin(0, self._shares[0])
+        self._daemons.append(first)
         next_told_s = 0.0
         try:
             while any(daemon.process.poll() is None for daemon in self._daemons):
                 self._pass_signals_on()
+                self._begin_again()
                 if len(self._daemons) < len(self._shares):
                     self._begin_others(first)
                 if now.monotonic_s() >= next_told_s:
@@ -93,13 +107,14 @@ class SeveralDevices:
                 threading.Event().wait(LOOK_EVERY_S)
         finally:
             self._end()
-        return next((code for each in self._daemons if (code := each.process.returncode)), 0)
+        codes = [code for each in self._daemons if (code := each.process.returncode)]
+        return next((code for code in codes if code not in FOR_GOOD), codes[0] if codes else 0)
 
     def _begin(self, number: int, settings: Settings) -> _Daemon:
         command = python_command("-m", "p2p_dtfm", "--home", str(settings.home))
         process = subprocess.Popen(
             command,
-            env=environment_of(settings),
+            env=environment_of(settings) | self._of_a_service,
             stdin=subprocess.PIPE,  # it closes when this process dies, however it does
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -116,9 +131,22 @@ class SeveralDevices:
         ]
         for reader in readers:
             reader.start()
-        daemon = _Daemon(label, settings, process, readers)
-        self._daemons.append(daemon)
-        return daemon
+        return _Daemon(label, settings, process, readers)
+
+    def _begin_again(self) -> None:
+        """Those of a service that have failed while others take part, as systemd would; where all
+        have, it begins all of them again."""
+        for number, daemon in enumerate(self._daemons):
+            code, now_s = daemon.process.poll(), now.monotonic_s()
+            is_to_be = self._of_a_service and not self._is_told_to_end
+            if code is None or code in FOR_GOOD or not is_to_be:
+                continue
+            if daemon.ended_s is None:
+                daemon.ended_s = now_s
+            elif now_s - daemon.ended_s >= BEGUN_AGAIN_S:
+                if daemon.process.stdin is not None:
+                    daemon.process.stdin.close()
+                self._daemons[number] = self._begin(number, daemon.settings)
 
     def _begin_others(self, first: _Daemon) -> None:
         """Once the first knows its run and where it can be called."""
@@ -138,7 +166,7 @@ class SeveralDevices:
             changes: dict[str, Any] = {"initial_peers": where, "run_digest": digest}
             if needs:
                 changes["invite"] = line
-            self._begin(number, share.model_copy(update=changes))
+            self._daemons.append(self._begin(number, share.model_copy(update=changes)))
 
     def _tell_them_of_each_other(self) -> None:
         """A file in each home: which peers are of this machine."""
@@ -174,7 +202,7 @@ class SeveralDevices:
 
     def _pass_signals_on(self) -> None:
         while self._signals:
-            number = self._signals.pop(0)
+            number, self._is_told_to_end = self._signals.pop(0), True
             for daemon in self._daemons:
                 if daemon.process.poll() is None:
                     daemon.process.send_signal(number)

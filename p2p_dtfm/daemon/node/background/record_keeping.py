@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.node.background.replanning import Replanning
 from p2p_dtfm.daemon.node.participation.participant import Participant
+from p2p_dtfm.daemon.peers.self_record import PROBED_PEERS_LIMIT
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.ports import now
 
@@ -54,12 +56,19 @@ class RecordKeeping:
         """To those that turned up since, and to whom it failed before; whether one was measured."""
         record, lives, changed = self._membership.self_record, self._membership.lives(), False
         record.state_lives(lives)
-        candidates = {*self._messenger.known, *lives, *self._membership.waiting_too}
-        for peer_id in record.unmeasured(sorted(candidates)):
+        for peer_id in record.unmeasured(sorted(self._worth_measuring(lives))):
             if await record.probe_one(peer_id, self._messenger):
                 changed = True
                 self._compare_with_estimate(peer_id)
         return changed
+
+    def _worth_measuring(self, lives: Mapping[str, int]) -> set[str]:
+        """Where not all of those who are known are measured, who has gone takes no place, and no
+        round, of those who are there."""
+        there = {*lives, *self._membership.waiting_too}
+        known = there.union(self._messenger.known)
+        is_too_many = len(known) > PROBED_PEERS_LIMIT and self._agreement.view is not None
+        return there if is_too_many else known
 
     def _compare_with_estimate(self, peer_id: str) -> None:
         view, link = self._agreement.view, self._membership.self_record.link_to(peer_id)

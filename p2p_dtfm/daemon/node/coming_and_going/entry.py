@@ -29,6 +29,8 @@ FOUNDS_AFTER_S = 4 * LOOK_AGAIN_S
 GOES_ALONE_AFTER_S = 60.0
 """Without anybody in a view, whoever was in one and may found goes on by itself."""
 JOIN_RETRY_S = 1.0
+GONE_AFTER_S = 60.0
+PATIENT_TURNS = 30
 REFUSALS_LIMIT = 5
 """In a row; then others are looked for, before that peer is asked again."""
 REMIND_EVERY = 2
@@ -150,7 +152,7 @@ class Entry:
         turn, pause_s = 0, LOOK_AGAIN_S
         while agreement.view is None:
             if not agreement.attempting and agreement.next_view is None:
-                members = [peer for peer in self._may_let_in() if peer not in silent]
+                members = self._worth_asking(silent, turn)
                 if members:
                     member = members[turn % len(members)]
                     turn += 1
@@ -221,6 +223,14 @@ class Entry:
         known -= {"", membership.me.peer_id}
         heard_s = messenger.heard_s
         return sorted(known, key=lambda peer: (peer != first, -heard_s.get(peer, 0.0), peer))
+
+    def _worth_asking(self, silent: set[str], turn: int) -> list[str]:
+        """Who was heard, and then not for long, takes ten seconds not to answer: it is asked where
+        nobody else answers, or nothing has come of it that others do."""
+        heard_s, since_s = self._network.messenger.heard_s, now.monotonic_s() - GONE_AFTER_S
+        members = [peer for peer in self._may_let_in() if peer not in silent]
+        there = [peer for peer in members if heard_s.get(peer, since_s) >= since_s]
+        return there if there and turn < PATIENT_TURNS else members
 
     async def _find_others(self, pause_s: float) -> bool:
         """None of those that are known answers: look in all places again. Whether somebody was

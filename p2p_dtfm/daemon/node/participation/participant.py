@@ -301,8 +301,11 @@ class Participant:
         for digest in sorted(digests):
             await self._fetches.have(digest, sizes[digest])
 
-    def damaged_shard(self, digest: str) -> None:
-        self.membership.run.blobs.quarantine(digest)
+    async def replace_shard(self, digest: str) -> None:
+        await self._fetches.replace(digest, self.membership.run.manifest.blobs()[digest])
+
+    def damaged_shard(self, digest: str) -> bool:
+        return self.membership.run.blobs.quarantine(digest) is not None
 
     def _announce(self, files: CheckpointFiles) -> None:
         view = self._agreement.view

@@ -18,6 +18,7 @@ from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.lineage import epochs_of
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.machine.disk import SET_ASIDE
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
 from p2p_dtfm.daemon.state_transfer.checkpoints.announced_files import AnnouncedFiles
 from p2p_dtfm.daemon.state_transfer.checkpoints.disk_room import DiskRoom, NoRoom
@@ -43,7 +44,6 @@ from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 
 log = logging.getLogger("p2p_dtfm.checkpoints")
-SET_ASIDE = "set-aside"
 SET_ASIDE_KEPT = 2
 RETRY_S, LONGEST_REST_S = 2.0, 30.0
 """Between tries to fetch what stays incomplete."""

@@ -258,7 +258,7 @@ def _run(directory: Path, case: ChaosCase, spec: RunSpec, console: Console) -> d
     verdict.violations[:0] = wrong
     return {
         **_report(case, verdict, timeline),
-        **not_compared(reason or ("" if expected else NOTHING_SAVED)),
+        **not_compared(reason or ("" if expected else NOTHING_SAVED), verdict.not_looked_at),
         "total_steps": steps,
         "emulated": emulated,
     }

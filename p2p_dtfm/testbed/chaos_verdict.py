@@ -261,12 +261,19 @@ def _check_losses(
     histories: Histories, expected_loss: Callable[[int], float], verdict: ChaosVerdict
 ) -> None:
     worst, where = 0.0, ""
+    no_number = ""
     for name, history in histories.items():
         for event in steps_of(history):
+            what = f"step {event['step']} at {name}"
+            if not math.isfinite(event["loss"]):
+                no_number = no_number or what
+                continue
             difference = abs(event["loss"] - expected_loss(event["step"]))
-            if difference > worst:
-                worst, where = difference, f"step {event['step']} at {name}"
+            if difference > worst:  # what was not computed beside it is no number
+                worst, where = difference, what
     verdict.max_loss_difference = worst
+    if no_number:
+        verdict.violations.append(f"{no_number}: the loss is no number")
     if worst > LOSS_TOLERANCE:
         verdict.violations.append(f"{where}: the loss is {worst:.2g} off the undisturbed run's")
 

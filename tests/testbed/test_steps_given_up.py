@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from p2p_dtfm.testbed.chaos_verdict import MERGED_WITHIN_S, ChaosVerdict, judge
 from p2p_dtfm.testbed.recovery.times import Event, Inflicted
 
@@ -111,3 +113,17 @@ def test_what_a_full_disk_has_not_kept_is_not_looked_at() -> None:
     assert not judged(back, SPLIT, other).ok
     before = Inflicted("disk full", ("b",), 1, 1.0, 2.0)
     assert not judged(back, SPLIT, before).ok
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_wrong(loss: float) -> None:
+    history = [view(1, 0, 0.0), *steps(0, 4), *steps(4, 5, loss=loss), *steps(5, STEPS)]
+    verdict = judge({"a": history}, [], STEPS, 32, lambda step: 1.0)
+    assert "step 4 at a: the loss is no number" in verdict.violations[0]
+    assert verdict.max_loss_difference == 0.0
+
+
+def test_a_loss_that_nobody_has_computed_beside_it_is_not_compared() -> None:
+    known = [1.0] * 10 + [float("nan")] * (STEPS - 10)
+    history = [view(1, 0, 0.0), *steps(0, STEPS)]
+    assert judge({"a": history}, [], STEPS, 32, known.__getitem__).ok

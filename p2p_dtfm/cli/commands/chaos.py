@@ -238,7 +238,8 @@ def _run(directory: Path, case: ChaosCase, spec: RunSpec, console: Console) -> d
             return swarm.join(first, [*more, *arguments[name]], name, directory / name)
 
         _start_all(swarm, directory, case, arguments)
-        runner = Chaos(swarm, directory / SHAPE_FILE, peer_ids, start_again, say)
+        shape_path = directory / SHAPE_FILE
+        runner = Chaos(swarm, shape_path, peer_ids, start_again, say, spec.total_steps)
         limit_s = START_S + FAULT_LIMIT_S * len(case.schedule)
         try:
             wrong = runner.run(case.schedule, STEPS_AFTER, limit_s)

@@ -49,6 +49,8 @@ class Peer:
     resident: Resident | None = None
     """What stays while its owner has paused it, where it was started so."""
     ended: asyncio.Task[int] | None = None
+    is_told_to_leave: bool = False
+    """Since it was started, and to end: a resident that is told to pause stays."""
     past: list[Process] = field(default_factory=list)
     past_endings: list[Ending] = field(default_factory=list)
     """Of daemons before this one."""

@@ -20,7 +20,8 @@ Then all is mended, and these must hold: each daemon comes to the end of the run
 loss, gradient norm and held-out loss of each step are those of a single process on the same data,
 at all that have seen it; so are the layers that are saved of the last step; each step was seen;
 what a peer tells to be safe is not computed again, where nobody was out of reach and at most one
-was killed; nobody has failed, nobody honest is blamed, and nothing was raised that nobody caught;
+was killed; nobody has failed, or ended by itself before the last step, nobody honest is blamed,
+and nothing was raised that nobody caught;
 nobody has more tasks or unread bytes than it may; whoever is asked to leaves then, and neither
 task nor file stays behind.
 """

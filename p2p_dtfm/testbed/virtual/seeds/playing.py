@@ -19,6 +19,7 @@ from p2p_dtfm.testbed.virtual.seeds.judge import Broken, Reference
 from p2p_dtfm.testbed.virtual.seeds.run import layer_count_of, steps_of, with_named_ends
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.tight_rooms import tight_rooms
+from p2p_dtfm.testbed.virtual.seeds.watching.endings import Endings
 from p2p_dtfm.testbed.virtual.seeds.watching.kept_out import KeptOut
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import PATIENCE_S as MOMENT_S
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import Moments
@@ -100,6 +101,7 @@ class Play:
         self._nudges = Nudges(swarm.loop, self.honest)
         self._waits = Waits(schedule.liars)
         self._kept_out = KeptOut(self.honest)
+        self._endings = Endings(self.honest, swarm.peers, self._steps)
         self.suspicions = Suspicions(swarm)
 
     def honest(self) -> list[Peer]:
@@ -186,6 +188,8 @@ class Play:
 
     def _is_over(self) -> bool:
         swarm, due_before = self._swarm, len(self._due)
+        if problem := self._endings.look(swarm.now_s):  # before anybody starts it again
+            raise Broken(problem)
         self.do_what_is_due()
         self.deeds.end_lies_that_were_told()
         for peer in swarm.peers:

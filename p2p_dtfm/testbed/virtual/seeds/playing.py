@@ -25,6 +25,7 @@ from p2p_dtfm.testbed.virtual.seeds.watching.moments import PATIENCE_S as MOMENT
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import Moments
 from p2p_dtfm.testbed.virtual.seeds.watching.nudges import Nudges
 from p2p_dtfm.testbed.virtual.seeds.watching.suspicions import Suspicions
+from p2p_dtfm.testbed.virtual.seeds.watching.together import Together
 from p2p_dtfm.testbed.virtual.seeds.watching.waits import Waits
 from p2p_dtfm.testbed.virtual.seeds.watching.words import Blames
 from p2p_dtfm.testbed.virtual.swarm import HOURS, NeverHappened, Swarm, play
@@ -100,7 +101,9 @@ class Play:
         self.mended_s = 0.0
         self._nudges = Nudges(swarm.loop, self.honest)
         self._waits = Waits(schedule.liars)
-        self._kept_out = KeptOut(self.honest)
+        together, kept_out = Together(self.honest), KeptOut(self.honest)
+        self._gathered = (kept_out, together) if schedule.is_slow else (together,)
+        """What must be once all is mended."""
         self._endings = Endings(self.honest, swarm.peers, self._steps)
         self.suspicions = Suspicions(swarm)
 
@@ -224,8 +227,7 @@ class Play:
             raise Broken(self.suspicions.problem)
         if self._schedule.is_calm:
             self._require_steps()
-        if self._schedule.is_slow:
-            self._require_nobody_outside()
+        self._require_nobody_apart()
 
     def _hasten(self) -> None:
         """What waits for a step that is committed by now, and its end, come so much sooner; and
@@ -279,11 +281,15 @@ class Play:
         if self._swarm.now_s - self._stands_since_s > CALM_S:
             raise Broken(f"no step for {CALM_S:.0f} s, though nothing was done to anybody")
 
-    def _require_nobody_outside(self) -> None:
-        if not self._is_mended() or self._is_complete():
-            self._kept_out.disturb()
-        elif problem := self._kept_out.look(self._swarm.now_s):
-            raise Broken(problem)
+    def _require_nobody_apart(self) -> None:
+        """Once all is mended, and before the last step. Who lies to the end may have an honest one
+        out for a while, again and again."""
+        is_asked = self._is_mended() and not self._is_complete() and not self._schedule.liars
+        for watch in self._gathered:
+            if not is_asked:
+                watch.disturb()
+            elif problem := watch.look(self._swarm.now_s):
+                raise Broken(problem)
 
     def _is_mended(self) -> bool:
         """No fault is under way, and none will begin."""

@@ -20,7 +20,7 @@ Then all is mended, and these must hold: all that run are in one view within a b
 lasts so long; each daemon comes to the end of the run within a bound;
 loss, gradient norm and held-out loss of each step are those of a single process on the same data,
 at all that have seen it; so are the layers that are saved of the last step; each step was seen;
-what a peer tells to be safe is not computed again, where nobody was out of reach and at most one
+what a peer tells to be safe nobody computes again, where nobody was out of reach and at most one
 was killed; nobody has failed, or ended by itself before the last step, nobody honest is blamed,
 and nothing was raised that nobody caught;
 nobody has more tasks or unread bytes than it may; whoever is asked to leaves then, and neither

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,28 +94,61 @@ def require_bounds(swarm: Swarm, liars: Collection[str] = ()) -> None:
                     raise Broken(f"{host.process.name}: {end.unread_bytes} bytes unread")
 
 
-def require_safe_steps_stay(peer: Peer, crashes_s: Sequence[float] = ()) -> None:
-    """What a peer has told to be safe, which is from the crash of any one peer, is not computed
-    again, unless there were two of `crashes_s` since it was told; none are given where there was
-    one in all. What a peer hears of before it is in a view others have computed, and it may
+@dataclass(frozen=True)
+class _Commit:
+    """As a peer has told of it."""
+
+    peer: Peer
+    at_s: float
+    step: int
+    safe: int
+    """So many steps were safe by then."""
+    view: str
+    """By its snapshot: who founds anew numbers from one on."""
+    entered_s: float
+    """When this peer had come to that view."""
+    is_alone: bool
+
+
+def require_safe_steps_stay(peers: Sequence[Peer], crashes_s: Sequence[float] = ()) -> None:
+    """What anybody has told to be safe, which is from the crash of any one peer, is computed again
+    by nobody, unless there were two of `crashes_s` since it was told; none are given where there
+    was one in all. What a peer hears of before it is in a view others have computed, and it may
     tell of several steps at once. Alone in its view it tells of its disk; those that are let in
     after that, and go on when it crashes, have not got that (seed 800096). Raises `Broken`."""
-    told: list[tuple[float, int]] = []
-    views = [event for event in peer.events() if event["event"] == "view"]
-    alone = {event["view"] for event in views if len(event["members"]) == 1}
-    for event in peer.events():
-        if event["event"] != "step" or not event["view"]:
-            continue
-        at_s, step = event["at_s"], event["step"]
-        for told_s, safe in told:
-            crash_count = sum(told_s - UNNOTICED_S <= it <= at_s for it in crashes_s)
-            if step < safe and told_s < at_s and crash_count <= 1:
+    commits = [commit for peer in peers for commit in _commits_of(peer)]
+    told = [commit for commit in commits if not commit.is_alone]
+    for commit in commits:
+        before = [at_s for at_s in crashes_s if at_s <= commit.at_s]
+        since_s = sorted(before)[-2] + UNNOTICED_S if len(before) > 1 else -math.inf
+        for word in told:
+            if commit.step >= word.safe or not since_s < word.at_s < commit.at_s:
+                continue
+            is_later = commit.view != word.view and commit.entered_s > word.at_s
+            if word.peer is commit.peer or is_later:
                 raise Broken(
-                    f"{peer.name}: step {step} again at {at_s:.2f} s, with {safe} safe ones "
-                    f"at {told_s:.2f} s"
+                    f"{commit.peer.name}: step {commit.step} again at {commit.at_s:.2f} s, with "
+                    f"{word.safe} safe ones at {word.at_s:.2f} s by {word.peer.name}"
                 )
-        if event["view"] not in alone:
-            told.append((at_s, event["safe_step"] or 0))
+
+
+def _commits_of(peer: Peer) -> Iterator[_Commit]:
+    """In views, in their order."""
+    views: dict[int, dict[str, Any]] = {}
+    for event in peer.events():
+        if event["event"] == "view":
+            views[event["view"]] = event
+        elif event["event"] == "step" and event["view"] in views:
+            view = views[event["view"]]
+            yield _Commit(
+                peer,
+                event["at_s"],
+                event["step"],
+                event["safe_step"] or 0,
+                view["snapshot"],
+                view["at_s"],
+                len(view["members"]) == 1,
+            )
 
 
 def check(
@@ -129,10 +162,10 @@ def check(
     """`own_steps`: so many are like those of one process; what came after a lie that was committed
     is not. `liars` are judged elsewhere: some steps they may have seen alone. Raises `Broken`."""
     seen = {e["step"] for peer in liars for e in peer.events() if e["event"] == "step"}
+    if has_only_crashes:
+        require_safe_steps_stay(peers, crashes_s)
     for peer in peers:
         _require_no_failure(peer)
-        if has_only_crashes:
-            require_safe_steps_stay(peer, crashes_s)
         seen |= _require_outcomes(peer, reference, own_steps)
     if missing := set(range(len(reference.losses))) - seen:
         raise Broken(f"nobody has told of the steps {sorted(missing)}")

@@ -1,7 +1,6 @@
 """What must hold after a seed, and while it is played."""
 
 import asyncio
-import functools
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,9 +12,8 @@ from p2p_dtfm.daemon.machine.home import is_full
 from p2p_dtfm.daemon.peers.run_source import RunComplete
 from p2p_dtfm.testbed.virtual.loop import tasks_here
 from p2p_dtfm.testbed.virtual.peer import Ending, Peer
+from p2p_dtfm.testbed.virtual.seeds.saved import is_whole, layer_of, layer_of_one, saved_at
 from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Swarm
-from p2p_dtfm.train.model.checkpoint import Checkpoint, complete, list_checkpoints, load_layer
-from p2p_dtfm.train.model.layer_state import LayerState
 
 TOLERANCE = 1e-4
 STATE_TOLERANCE = 2e-3
@@ -247,28 +245,24 @@ def require_states(peers: Sequence[Peer], reference: Reference) -> None:
     if not reference.is_like_one:
         _require_alike(peers, steps)
         return
-    (right,) = reference.home.glob(f"runs/*/checkpoints/step-{steps:08d}")
     compared: set[tuple[int, str]] = set()
     whole = 0
     for peer in peers:
         for checkpoint in saved_at(peer, steps):
-            whole += complete(checkpoint.directory)
+            whole += is_whole(checkpoint)
             for name, file in checkpoint.manifest.layers.items():
                 if (int(name), file.digest) in compared:
                     continue
                 compared.add((int(name), file.digest))
-                found = load_layer(checkpoint.directory, int(name)).parameters
-                apart = float((found - _layer_of_one(right, int(name)).parameters).abs().max())
+                found = layer_of(checkpoint, int(name))
+                right = layer_of_one(reference.home, steps, int(name))
+                if found is None or right is None:
+                    raise Broken(f"{peer.name}: the file of layer {name} is not what was written")
+                apart = float((found.parameters - right.parameters).abs().max())
                 if apart > STATE_TOLERANCE:
                     raise Broken(f"{peer.name}: layer {name} of the last step is {apart} off")
     if not whole:
         raise Broken("nobody has saved the whole model of the last step")
-
-
-@functools.lru_cache(maxsize=64)
-def _layer_of_one(directory: Path, layer: int) -> LayerState:
-    """All seeds of a run are compared with the same."""
-    return load_layer(directory, layer)
 
 
 def _require_alike(peers: Sequence[Peer], steps: int) -> None:
@@ -276,7 +270,7 @@ def _require_alike(peers: Sequence[Peer], steps: int) -> None:
     whole = 0
     for peer in peers:
         for checkpoint in saved_at(peer, steps):
-            whole += complete(checkpoint.directory)
+            whole += is_whole(checkpoint)
             for name, file in checkpoint.manifest.layers.items():
                 digests.setdefault(int(name), {})[file.digest] = peer.name
     for layer, holders in sorted(digests.items()):
@@ -292,18 +286,6 @@ def _require_alike(peers: Sequence[Peer], steps: int) -> None:
     first = [each[0] for each in told if each.get(0) is not None]
     if len(last) > 1 or not first or not all(loss < min(first) for loss in last):
         raise Broken(f"held-out losses: {first} at first, {sorted(last)} in the end")
-
-
-def saved_at(peer: Peer, step: int) -> list[Checkpoint]:
-    """What it has saved of its states before that step."""
-    roots = sorted(peer.home.glob("runs/*/checkpoints"))
-    saved = (checkpoint for root in roots for checkpoint in list_checkpoints(root))
-    return [checkpoint for checkpoint in saved if checkpoint.manifest.step == step]
-
-
-def has_saved_all(peer: Peer, step: int) -> bool:
-    """The whole model, as it is before that step."""
-    return any(complete(checkpoint.directory) for checkpoint in saved_at(peer, step))
 
 
 async def require_clean_ends(swarm: Swarm, peers: Sequence[Peer]) -> None:

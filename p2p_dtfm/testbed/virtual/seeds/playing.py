@@ -17,6 +17,7 @@ from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
 from p2p_dtfm.testbed.virtual.seeds.invited import by_invitation, line_of
 from p2p_dtfm.testbed.virtual.seeds.judge import Broken, Reference
 from p2p_dtfm.testbed.virtual.seeds.run import layer_count_of, steps_of, with_named_ends
+from p2p_dtfm.testbed.virtual.seeds.saved import has_saved_all
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.tight_rooms import tight_rooms
 from p2p_dtfm.testbed.virtual.seeds.watching.endings import Endings
@@ -65,6 +66,8 @@ class Played:
     """Steps with a lie that were committed, since nobody honest was drawn for them."""
     problem: str = ""
     """Empty where all invariants hold."""
+    is_of_the_world: bool = False
+    """What is wrong was raised by the world, or by who judges: it says nothing of a daemon."""
     reports: list[str] = field(default_factory=list)
     """Of honest ones: whom they have left out of a view, and why."""
 
@@ -328,7 +331,7 @@ class Play:
             await asyncio.sleep(min(left_s, LOOKS_EVERY_S if looks else left_s))
             running = [peer for peer in self.honest() if peer.is_running]
             has_ended = judge.has_last_evaluation(self._swarm.peers, self._steps)
-            is_saved = all(judge.has_saved_all(peer, self._steps) for peer in running)
+            is_saved = all(has_saved_all(peer, self._steps) for peer in running)
             if running and is_saved and has_ended:
                 return
 
@@ -397,7 +400,7 @@ def play_seed(
         try:
             play(seed, folder, whole_scene)
         except Exception as error:  # noqa: BLE001 - of whatever kind, other seeds go on
-            played.problem = problem_of(error)
+            played.problem, played.is_of_the_world = problem_of(error), True
     return played
 
 

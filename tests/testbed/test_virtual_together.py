@@ -6,7 +6,7 @@ from typing import Any
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.testbed.virtual.seeds.schedules.draw import draw
 from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import PARTINGS
-from p2p_dtfm.testbed.virtual.seeds.watching.together import APART_S, Together
+from p2p_dtfm.testbed.virtual.seeds.watching.together import APART_S, NOBODY_S, Together
 
 ONE, OTHER = ViewId(3, "one"), ViewId(3, "other")
 """Halves of a swarm may share a number."""
@@ -44,8 +44,23 @@ def test_sides_that_stay_apart_are_seen() -> None:
     assert "c in none" in together.look(12.1 + 2 * APART_S)
 
 
+def test_who_founds_anew_has_more_time_and_no_more_than_is_promised() -> None:
+    here = peers(a=None, b=None)
+    together = Together(lambda: here)
+    assert not together.look(1.0) and not together.look(NOBODY_S)
+    assert "a in none, b in none" in together.look(1.1 + NOBODY_S)
+    here[0].view_id = ONE
+    together.disturb()
+    assert not together.look(300.0) and not together.look(300.0 + APART_S)
+    here[0].view_id = None
+    assert not together.look(301.0 + APART_S), "nobody is in a view any more"
+    here[1].view_id = ONE
+    assert not together.look(302.0 + APART_S) and not together.look(302.0 + 2 * APART_S)
+    assert together.look(302.1 + 2 * APART_S)
+
+
 def test_of_who_does_not_run_or_is_away_nothing_is_asked() -> None:
     here = peers(a=ONE, b=OTHER, c=None)
     here[1].is_running, here[2].is_away = False, True
     together = Together(lambda: here)
-    assert not any(together.look(at_s) for at_s in (0.0, 2 * APART_S, 4 * APART_S))
+    assert not any(together.look(at_s) for at_s in (1.0, 2 * APART_S, 4 * APART_S))

@@ -9,7 +9,10 @@ from collections.abc import Callable, Sequence
 from p2p_dtfm.testbed.virtual.peer import Peer
 
 APART_S = 60.0
-"""Mostly some five; who has lost all others waits for half a minute before it goes on alone."""
+"""Mostly some five, and up to half a minute, from when somebody is in a view."""
+NOBODY_S = 180.0
+"""Where nobody is in one: whoever founds anew waits for its fellows first, and for a minute for
+those that it was told to expect. So long after the last fault all are in one, as is promised."""
 
 
 class Together:
@@ -18,21 +21,24 @@ class Together:
     def __init__(self, peers: Callable[[], Sequence[Peer]]) -> None:
         self._peers = peers
         self._since_s: float | None = None
+        """They are not in one view,"""
+        self._divided_s: float | None = None
+        """and somebody is in one."""
 
     def look(self, now_s: float) -> str:
         """Who is where, if they are not in one view for too long."""
         running = [peer for peer in self._peers() if peer.is_running and not peer.is_away]
         views = {peer.name: peer.view_id for peer in running}
-        if len(set(views.values())) <= 1 and None not in views.values():
-            self._since_s = None
-            return ""
-        if self._since_s is None:
-            self._since_s = now_s
-        if now_s - self._since_s <= APART_S:
-            return ""
+        are_in_one = len(set(views.values())) <= 1 and None not in views.values()
+        is_somebody = any(views.values())
+        self._since_s = None if are_in_one else self._since_s or now_s
+        self._divided_s = None if are_in_one or not is_somebody else self._divided_s or now_s
         where = ", ".join(f"{name} in {view or 'none'}" for name, view in views.items())
-        return f"not in one view for {APART_S:.0f} s, though nothing is done to anybody: {where}"
+        for since_s, limit_s in ((self._divided_s, APART_S), (self._since_s, NOBODY_S)):
+            if since_s is not None and now_s - since_s > limit_s:
+                return f"not in one view for {limit_s:.0f} s, though nothing is done: {where}"
+        return ""
 
     def disturb(self) -> None:
         """Something is done to somebody."""
-        self._since_s = None
+        self._since_s = self._divided_s = None

@@ -38,6 +38,7 @@ class Reference:
     norms: list[float]
     """Of the gradients of each step."""
     held_out: dict[int, float]
+    """Of each step before which the model is evaluated."""
     home: Path
     """With what it has saved after the last step."""
     is_like_one: bool = True
@@ -97,6 +98,7 @@ class _Commit:
     """As a peer has told of it."""
 
     peer: Peer
+    event: dict[str, Any]
     at_s: float
     step: int
     safe: int
@@ -140,6 +142,7 @@ def _commits_of(peer: Peer) -> Iterator[_Commit]:
             view = views[event["view"]]
             yield _Commit(
                 peer,
+                event,
                 event["at_s"],
                 event["step"],
                 event["safe_step"] or 0,
@@ -168,6 +171,7 @@ def check(
     if missing := set(range(len(reference.losses))) - seen:
         raise Broken(f"nobody has told of the steps {sorted(missing)}")
     _require_evaluations([*peers, *liars], reference)
+    require_told_alike(peers)
 
 
 def _require_evaluations(peers: Sequence[Peer], reference: Reference) -> None:
@@ -238,6 +242,23 @@ def _require_numbers(peer: Peer, event: dict[str, Any], is_trained: bool) -> Non
             raise Broken(f"{peer.name}, step {event['step']}: {name} {event[name]}")
 
 
+def require_told_alike(peers: Sequence[Peer]) -> None:
+    """Members of one view have the same of each step, bit for bit. Raises `Broken`."""
+    told: dict[tuple[str, int, str], tuple[float, str]] = {}
+    for peer in peers:
+        for commit in _commits_of(peer):
+            for name in ("loss", "gradient_norm", "held_out_loss"):
+                if (value := commit.event.get(name)) is None:
+                    continue
+                key = commit.view, commit.step, name
+                other, who = told.setdefault(key, (value, peer.name))
+                if value != other:
+                    raise Broken(
+                        f"step {commit.step} in one view: {name} {other} at {who}, {value} at "
+                        f"{peer.name}"
+                    )
+
+
 def require_states(peers: Sequence[Peer], reference: Reference) -> None:
     """What is saved of the last step is what a process alone has saved; or, where a process alone
     comes to something else, the same at all, bit for bit. Raises `Broken`."""
@@ -284,7 +305,7 @@ def _require_alike(peers: Sequence[Peer], steps: int) -> None:
     ]
     last = {each[steps] for each in told if each.get(steps) is not None}
     first = [each[0] for each in told if each.get(0) is not None]
-    if len(last) > 1 or not first or not all(loss < min(first) for loss in last):
+    if len(last) != 1 or not first or not all(loss < min(first) for loss in last):
         raise Broken(f"held-out losses: {first} at first, {sorted(last)} in the end")
 
 

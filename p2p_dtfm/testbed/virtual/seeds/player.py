@@ -68,7 +68,7 @@ class Player:
 
     def _reference_of(self, run: Path, model: str, steps: int) -> Reference:
         if model in RECIPES and model not in LIKE_ONE:
-            return unlike_one(steps)
+            return unlike_one(run)
         return reference_of(run, self._scratch / f"reference-{steps}-{model}")
 
 

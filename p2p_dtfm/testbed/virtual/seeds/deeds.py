@@ -9,7 +9,13 @@ from pathlib import Path
 from p2p_dtfm.testbed.virtual.lies.lying import SELDOM_TOLD, Lying
 from p2p_dtfm.testbed.virtual.links import VirtualLink
 from p2p_dtfm.testbed.virtual.peer import Peer
-from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import AHEAD_S, BACK_S, UNDISTURBED, Fault
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import (
+    AHEAD_S,
+    BACK_S,
+    OF_LINKS,
+    UNDISTURBED,
+    Fault,
+)
 from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 LOSS = 0.2
@@ -18,6 +24,9 @@ DAMAGED = 0.1
 BY_HOURS, FOR_A_WHILE = 0.25, 0.5
 """Below the first draw a resident's hours end, and begin again after a while; from the second on
 its owner says for how long. In both it comes back by itself."""
+OF_SIDES = frozenset({"partition", "swizzle"})
+OF_MACHINES = frozenset({"lying disk", "full disk", "slow disk", "clock", "damaged bytes", "lie"})
+"""These are done to machines and lines whether or not daemons run there, and show nothing then."""
 HOME_OF_THE_LIVING = frozenset({"daemon.lock", "daemon.sock"})
 
 log = logging.getLogger("p2p_dtfm")
@@ -31,6 +40,7 @@ class Deeds:
         self._lying = lying
         self.done: list[str] = []
         self.begun_count = 0
+        """Of those that were done to somebody who runs."""
         self.crashes_s: list[float] = []
         """When somebody lost what it had in memory."""
         self.disturbed_s = math.inf
@@ -104,11 +114,21 @@ class Deeds:
         """What is impossible now is left out."""
         if not self._begin[fault.kind](fault):
             return False
-        self.begun_count += 1
+        self.begun_count += self._is_felt(fault)
         if fault.kind not in UNDISTURBED:
             self.disturbed_s = min(self.disturbed_s, self._swarm.now_s)
         self._tell(str(fault))
         return True
+
+    def _is_felt(self, fault: Fault) -> bool:
+        """As it begins: whom it is done to runs, of a line both ends, of sides somebody on each."""
+        whom = [peer.is_running for peer in self._swarm.peers if peer.name in fault.whom]
+        if fault.kind in OF_LINKS:
+            return all(whom)
+        if fault.kind in OF_SIDES:
+            rest = [it.is_running for it in self._swarm.peers if it.name not in fault.whom]
+            return any(whom) and any(rest)
+        return any(whom) or fault.kind not in OF_MACHINES
 
     def end(self, fault: Fault) -> None:
         """Of one that was begun."""

@@ -102,6 +102,8 @@ class Play:
         """What was done by then, and how far all were,"""
         self._stands_since_s = 0.0
         self.mended_s = 0.0
+        """At the latest, until it is known."""
+        self._was_mended = False
         self._nudges = Nudges(swarm.loop, self.honest)
         self._waits = Waits(schedule.liars)
         together, kept_out = Together(self.honest), KeptOut(self.honest)
@@ -270,10 +272,17 @@ class Play:
             else:
                 self._do(fault, is_end=number < 0)
             if self._is_mended():
-                self.mended_s = min(self.mended_s, self._swarm.now_s)
                 self.deeds.mend_all()
+        self._note_mended()
         if self._is_mended() and not self._is_complete():
             self.deeds.call_back()
+
+    def _note_mended(self) -> None:
+        """When the last fault is over, or is left out: also of those whose word nobody has said, or
+        that were in turn as the last step was committed."""
+        was_mended, self._was_mended = self._was_mended, self._is_mended()
+        if self._was_mended and not was_mended:
+            self.mended_s = self._swarm.now_s
 
     def _require_steps(self) -> None:
         """Nothing is done to anybody, and nobody gets on: raises `Broken`."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from p2p_dtfm.testbed.recovery.times import longest_without_s
-from p2p_dtfm.testbed.virtual.recoveries import STEPS, Accusation, is_recovered, recovery_of
+from p2p_dtfm.testbed.virtual.recoveries import STEPS, HeardAccusation, is_recovered, recovery_of
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 
 
@@ -43,8 +43,8 @@ def test_a_swarm_that_never_goes_on_is_held_up_to_the_end() -> None:
 def test_in_a_partition_nobody_may_accuse_one_of_its_own_side() -> None:
     side: Any = [SimpleNamespace(name=name, peer_id=f"id-{name}") for name in "ab"]
     for by, of_name, is_wrong in (("a", "b", True), ("a", "c", False), ("c", "b", False)):
-        accusation = Accusation(by, f"id-{of_name}", "is silent")
+        accusation = HeardAccusation(by, f"id-{of_name}", "is silent")
         assert accusation.is_wrong("partition", side) == is_wrong
-    assert Accusation("c", "id-d", "is silent").is_wrong("partition", side)
-    assert Accusation("c", "id-d", "is silent").is_wrong("cut", side)
-    assert not Accusation("a", "id-b", "is silent").is_wrong("kill", side)
+    assert HeardAccusation("c", "id-d", "is silent").is_wrong("partition", side)
+    assert HeardAccusation("c", "id-d", "is silent").is_wrong("cut", side)
+    assert not HeardAccusation("a", "id-b", "is silent").is_wrong("kill", side)

@@ -188,7 +188,7 @@ def _load(swarm: Swarm, peer: Peer, longest_s: float, draws: random.Random) -> N
 
 
 @dataclass(frozen=True)
-class Accusation:
+class HeardAccusation:
     """Somebody says of another one that it is out of reach, or holds up a step."""
 
     by: str
@@ -204,8 +204,8 @@ class Accusation:
 
 
 @contextmanager
-def _accusations() -> Iterator[list[Accusation]]:
-    said: list[Accusation] = []
+def _accusations() -> Iterator[list[HeardAccusation]]:
+    said: list[HeardAccusation] = []
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -213,7 +213,7 @@ def _accusations() -> Iterator[list[Accusation]]:
             if process is not None and (found := re.search(r"cannot reach (\S+): (.*)", text)):
                 at_s = process.monotonic_ns() / 1e9
                 text = f"{at_s:.2f} {process.name}: {found[2]}"
-                said.append(Accusation(process.peer_name, found[1], text))
+                said.append(HeardAccusation(process.peer_name, found[1], text))
 
     with listening(Listener(), logging.INFO):
         yield said
@@ -225,7 +225,7 @@ def _judged(
     seed: int,
     struck: Sequence[Peer],
     began_s: float,
-    said: Sequence[Accusation],
+    said: Sequence[HeardAccusation],
 ) -> MeasuredRecovery:
     histories = {peer.name: [_by_the_world(it) for it in peer.events()] for peer in swarm.peers}
     commits = commits_of(histories)

@@ -98,22 +98,46 @@ def test_some_are_cut_off_one_by_one_and_come_back_in_another_order() -> None:
 
 
 def test_who_comes_back_is_still_cut_off_from_those_who_are_not_back() -> None:
-    cuts: set[frozenset[str]] = set()
-    peers = [SimpleNamespace(name=name, is_running=True) for name in "abc"]
-    swarm: Any = SimpleNamespace(
+    swarm, cuts = links_of("abc")
+    deeds, a, b = Deeds(swarm), *(Fault(0.0, 1.0, "swizzle", (name,), 0.0) for name in "ab")
+    assert deeds.begin(a) and deeds.begin(b)
+    assert cuts == {"ab", "ba", "ac", "ca", "bc", "cb"}
+    deeds.end(a)
+    assert cuts == {"ab", "ba", "bc", "cb"}
+    deeds.end(b)
+    assert not cuts
+
+
+def test_a_link_opens_when_the_last_fault_is_over_that_keeps_it_cut() -> None:
+    swarm, cuts = links_of("abc")
+    whom = (("partition", "a"), ("cut", "ab"), ("one-way cut", "ab"), ("one-way cut", "bc"))
+    faults = [Fault(0.0, 1.0, kind, tuple(names), 0.0) for kind, names in whom]
+    deeds, (parts, cut, one_way, another) = Deeds(swarm), faults
+    for fault in faults:
+        assert deeds.begin(fault)
+    assert cuts == {"ab", "ba", "ac", "ca", "bc"}
+    for fault, left in ((cut, cuts), (parts, {"ab", "bc"}), (another, {"ab"}), (one_way, set())):
+        expected = set(left)
+        deeds.end(fault)
+        assert cuts == expected
+
+
+def links_of(names: str) -> tuple[Any, set[str]]:
+    """A swarm, and which ways are cut in it: `ab` from a to b."""
+    cuts, peers = set[str](), [SimpleNamespace(name=name, is_running=True) for name in names]
+
+    def ways(one: Any, other: Any, both_ways: bool) -> set[str]:
+        way = one.name + other.name
+        return {way, way[::-1]} if both_ways else {way}
+
+    swarm = SimpleNamespace(
         peers=peers,
         now_s=0.0,
         named=lambda name: next(peer for peer in peers if peer.name == name),
-        cut=lambda one, other: cuts.add(frozenset((one.name, other.name))),
-        mend=lambda one, other: cuts.discard(frozenset((one.name, other.name))),
+        cut=lambda one, other, both_ways=True: cuts.update(ways(one, other, both_ways)),
+        mend=lambda one, other, both_ways=True: cuts.difference_update(ways(one, other, both_ways)),
     )
-    deeds, a, b = Deeds(swarm), *(Fault(0.0, 1.0, "swizzle", (name,), 0.0) for name in "ab")
-    assert deeds.begin(a) and deeds.begin(b)
-    assert cuts == {frozenset("ab"), frozenset("ac"), frozenset("bc")}
-    deeds.end(a)
-    assert cuts == {frozenset("ab"), frozenset("bc")}
-    deeds.end(b)
-    assert not cuts
+    return swarm, cuts
 
 
 def test_each_seed_draws_its_own_and_at_least_ten_faults_on_three_to_eight_daemons() -> None:

@@ -235,8 +235,8 @@ class Swarm:
             self.network.links.cut(other.peer_id, one.peer_id)
         self.network.give_up_if_still_cut(one.peer_id, other.peer_id)
 
-    def mend(self, one: Peer, other: Peer) -> None:
-        for here, there in ((one, other), (other, one)):
+    def mend(self, one: Peer, other: Peer, both_ways: bool = True) -> None:
+        for here, there in ((one, other), (other, one)) if both_ways else ((one, other),):
             if self.network.links.of(here.peer_id, there.peer_id).is_cut:
                 self.network.links.mend(here.peer_id, there.peer_id)
 

@@ -50,7 +50,8 @@ class Deeds:
         """Of homes, from which an old disk comes back."""
         self._lost: dict[Fault, tuple[Peer, ...]] = {}
         """Who had the layer."""
-        self._cut_off_names: set[str] = set()
+        self._holding: dict[tuple[str, str], set[Fault]] = {}
+        """What keeps each way cut, from one to another one by name: it opens with the last."""
         self._ending: list[Fault] = []
         """Lies that are to end once they were told."""
         self._begin: dict[str, Callable[[Fault], bool]] = {
@@ -78,7 +79,7 @@ class Deeds:
             "life ahead": lambda fault: self._live_again(fault, fault.draw * AHEAD_S),
             "late word": lambda fault: True,
             "dumb p2pd": lambda fault: self._silence_p2pd(fault, is_so=True),
-            "swizzle": self._cut_off,
+            "swizzle": self._part,
             "lie": self._lie,
         }
         self._end: dict[str, Callable[[Fault], object]] = {
@@ -89,9 +90,9 @@ class Deeds:
             "pause": self._resume,
             "leave": self._come_back,
             "join": lambda fault: None,
-            "cut": lambda fault: self._mend(fault),
-            "one-way cut": lambda fault: self._mend(fault),
-            "partition": self._unite,
+            "cut": self._mend,
+            "one-way cut": self._mend,
+            "partition": self._mend,
             "slow link": lambda fault: self._links(fault, "is_slow", False),
             "lossy link": lambda fault: self._links(fault, "loss", 0.0),
             "doubled calls": lambda fault: self._links(fault, "doubled", 0.0),
@@ -106,7 +107,7 @@ class Deeds:
             "life ahead": lambda fault: self._live_again(fault, 0.0),
             "late word": lambda fault: None,
             "dumb p2pd": lambda fault: self._silence_p2pd(fault, is_so=False),
-            "swizzle": self._take_back,
+            "swizzle": self._mend,
             "lie": self._be_honest,
         }
 
@@ -301,11 +302,24 @@ class Deeds:
         return self._swarm.named(one), self._swarm.named(other)
 
     def _cut(self, fault: Fault, both_ways: bool) -> bool:
-        self._swarm.cut(*self._both(fault), both_ways=both_ways)
+        self._hold(fault, *self._both(fault), both_ways)
         return True
 
+    def _hold(self, fault: Fault, one: Peer, other: Peer, both_ways: bool = True) -> None:
+        ways = [(one.name, other.name)]
+        for way in [*ways, ways[0][::-1]] if both_ways else ways:
+            self._holding.setdefault(way, set()).add(fault)
+        self._swarm.cut(one, other, both_ways=both_ways)
+
     def _mend(self, fault: Fault) -> None:
-        self._swarm.mend(*self._both(fault))
+        """What nothing else keeps cut: of those that are cut off in turns, not the way to others
+        who still are."""
+        for way, faults in self._holding.items():
+            if fault in faults:
+                faults.discard(fault)
+                if not faults:
+                    one, other = map(self._swarm.named, way)
+                    self._swarm.mend(one, other, both_ways=False)
 
     def _links(self, fault: Fault, name: str, value: object) -> bool:
         one, other = self._both(fault)
@@ -328,24 +342,9 @@ class Deeds:
         return [(one, other) for one in side for other in rest]
 
     def _part(self, fault: Fault) -> bool:
-        for pair in self._sides(fault):
-            self._swarm.cut(*pair)
-        return True
-
-    def _unite(self, fault: Fault) -> None:
-        for pair in self._sides(fault):
-            self._swarm.mend(*pair)
-
-    def _cut_off(self, fault: Fault) -> bool:
-        self._cut_off_names |= set(fault.whom)
-        return self._part(fault)
-
-    def _take_back(self, fault: Fault) -> None:
-        """But not to those who are cut off themselves."""
-        self._cut_off_names -= set(fault.whom)
         for one, other in self._sides(fault):
-            if other.name not in self._cut_off_names:
-                self._swarm.mend(one, other)
+            self._hold(fault, one, other)
+        return True
 
     # machines ------------------------------------------------------------------------------------
 

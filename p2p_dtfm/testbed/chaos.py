@@ -69,12 +69,14 @@ class Chaos:
         peer_ids: dict[str, str],
         start_again: Callable[[str, tuple[str, ...]], Child],
         say: Say,
+        total_steps: int,
     ) -> None:
-        """`start_again(name, addresses)` starts a daemon of that name as a joiner."""
+        """`start_again(name, addresses)` starts a daemon of that name as a joiner. `total_steps`:
+        of the run spec."""
         self.inflicted: list[Inflicted] = []
         self.ends_s = math.inf
         """When all are told to leave."""
-        self._watched = WatchedSwarm(swarm, peer_ids)
+        self._watched = WatchedSwarm(swarm, peer_ids, total_steps)
         self._links = HarmedLinks(shape_path, peer_ids)
         self._start_again = start_again
         self._say = say
@@ -211,7 +213,7 @@ class Chaos:
         if kind == "disk full":
             return _fill_disk(self._watched.child(name))
         if kind == "leave":
-            self._watched.child(name).process.send_signal(signal.SIGTERM)
+            self._watched.tell_to_leave(name)
             return lambda: None
         if kind == "join":
             self._join(name)

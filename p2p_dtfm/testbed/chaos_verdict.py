@@ -1,14 +1,15 @@
 """What a run under faults was worth, read from the histories that its daemons wrote.
 
 Checked: one plan for each view; each step's loss that of the undisturbed run; every step committed,
-and none twice in the lineage that stays. Given up are only steps of a split swarm's shorter side,
-and those since the newest whole cut where guardians lagged, no more than was said. Measured: how
-long each fault held up the next commit.
+and none twice in the lineage that stays. Given up are only steps that one side of a split has come
+to before both met again, where the other one stays (`_gave_up`), and those since the newest whole
+cut where guardians lagged, no more than was said. Measured: how long each fault held up the next
+commit.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.cost_model.cuts import LIMIT_NS, LIMIT_STEPS
@@ -26,6 +27,11 @@ from p2p_dtfm.testbed.recovery.times import (
 )
 
 LOSS_TOLERANCE = 1e-4
+SPLITS = ("partition", "cut")
+MERGED_WITHIN_S = 90.0
+"""Of a split's end: so long a run may take at most for each fault."""
+UNDER_WAY_S = 2.0
+"""What commits a step may have come to one side alone; so long before the split at most."""
 
 
 @dataclass
@@ -34,8 +40,9 @@ class ChaosVerdict:
     committed_steps: int = 0
     lost_samples: int = 0
     duplicated_samples: int = 0
+    not_looked_at: list[str] = field(default_factory=list)
     given_up_steps: int = 0
-    """Commits that a split swarm's shorter side gave up when it healed; no fault of the run."""
+    """Most commits that one side of a split gave up as they met again; no fault of the run."""
     repeated_steps: int = 0
     """Most that one failure set training back by, to the newest whole cut."""
     max_loss_difference: float | None = None
@@ -115,43 +122,119 @@ def _check_steps(
         verdict.violations.append(
             f"{counted(len(missing), 'step')} never committed, first {missing[0]}"
         )
-    was_split = any(fault.kind in ("partition", "cut") for fault in faults)
+    _check_repeats(histories, faults, samples_per_step, verdict)
+
+
+@dataclass(frozen=True)
+class _Entrance:
+    """A peer comes to a view."""
+
+    view: Event
+    came_from: str
+    """The snapshot of its view before."""
+    back: dict[int, float]
+    """Steps that it had committed, and goes back by, with when it had."""
+    has_trained: bool
+    is_promised: bool
+    """Guardians lagged: the views before have said that a failure may cost steps, and what was told
+    to be safe stays."""
+    may_repeat: int
+    """So many, as they have said."""
+
+
+def _check_repeats(
+    histories: Histories,
+    faults: Sequence[Inflicted],
+    samples_per_step: int,
+    verdict: ChaosVerdict,
+) -> None:
+    entrances = {name: list(_entrances(history)) for name, history in histories.items()}
+    splits = [fault for fault in faults if fault.kind in SPLITS]
     for name, history in histories.items():
         counts = Counter(event["step"] for event in steps_of(history))
+        for entrance in entrances[name]:
+            if any(_gave_up(name, entrance, entrances, split) for split in splits):
+                verdict.given_up_steps = max(verdict.given_up_steps, len(entrance.back))
+            elif entrance.is_promised:
+                _check_promise(name, entrance, verdict)
+            else:
+                continue
+            counts -= Counter(entrance.back.keys())
         again = sorted(step for step, count in counts.items() if count > 1)
-        if again and was_split:
-            verdict.given_up_steps = max(verdict.given_up_steps, len(again))
-            continue
-        counts -= Counter(_repeated_as_promised(name, history, verdict))
-        again = sorted(step for step, count in counts.items() if count > 1)
-        if again:
+        if again and _has_full_disk(name, history, again, faults):
+            verdict.not_looked_at.append(f"steps committed twice at {name}")
+        elif again:
             verdict.duplicated_samples += len(again) * samples_per_step
             verdict.violations.append(f"{name} committed step {again[0]} twice")
 
 
-def _repeated_as_promised(name: str, history: list[Event], verdict: ChaosVerdict) -> Iterator[int]:
-    """Steps that a view repeats since a peer was lost whose guardians lagged, as it had said."""
+def _entrances(history: list[Event]) -> Iterator[_Entrance]:
     seen: dict[int, float] = {}
-    safe, may_repeat = 0, None
+    safe, may_repeat, came_from = 0, None, ""
     for event in history:
         if event["event"] == "step" and event["loss"] is not None:
             seen[event["step"]] = event["time_s"]
             safe = max(safe, event.get("safe_step") or 0)
         if event["event"] != "view":
             continue
-        back = [step for step in seen if step >= event.get("step", 0)]
-        if back and may_repeat is not None and event.get("step", 0) >= safe:
-            took_s = max(seen[step] for step in back) - min(seen[step] for step in back)
-            verdict.repeated_steps = max(verdict.repeated_steps, len(back))
-            if len(back) > max(may_repeat, LIMIT_STEPS) and took_s > LIMIT_NS / 1e9:
-                verdict.violations.append(
-                    f"{name}: view {event['view']} repeats {counted(len(back), 'step')}, "
-                    f"{took_s:.0f} s of them, where {may_repeat} were said"
-                )
-            yield from back
+        begins, has_trained = event.get("step", 0), bool(seen)
+        back = {step: at_s for step, at_s in seen.items() if step >= begins}
+        is_promised = bool(back) and may_repeat is not None and begins >= safe
+        yield _Entrance(event, came_from, back, has_trained, is_promised, may_repeat or 0)
         for step in back:
             del seen[step]
+        safe, came_from = min(safe, begins), event["snapshot"]
         may_repeat = _may_repeat(event, may_repeat)
+
+
+def _gave_up(
+    name: str, entrance: _Entrance, entrances: dict[str, list[_Entrance]], split: Inflicted
+) -> bool:
+    """What it had done since the split began, as it came to where others have stayed that were in
+    no view with it since. One that is mended only when all leave has no end before that."""
+    back, met_s = entrance.back, entrance.view["time_s"]
+    is_for_good = split.ended_s <= split.began_s
+    if not back or not (is_for_good or met_s <= split.ended_s + MERGED_WITHIN_S):
+        return False
+    under_way = min(back)
+    for step, at_s in back.items():
+        if at_s < split.began_s - (UNDER_WAY_S if step == under_way else 0.0):
+            return False
+    mine = _views_between(entrances[name], split.began_s, met_s)
+    return any(
+        other != name
+        and _has_stayed(entrance, theirs)
+        and not mine & _views_between(theirs, split.began_s, met_s) - {entrance.view["snapshot"]}
+        for other, theirs in entrances.items()
+    )
+
+
+def _has_stayed(entrance: _Entrance, theirs: Iterable[_Entrance]) -> bool:
+    """It came to that view from another one, and with all that it had committed."""
+    return any(
+        it.view["snapshot"] == entrance.view["snapshot"]
+        and it.came_from != entrance.came_from
+        and it.has_trained
+        and not it.back
+        for it in theirs
+    )
+
+
+def _views_between(entrances: Iterable[_Entrance], from_s: float, to_s: float) -> set[str]:
+    views = (it.view for it in entrances)
+    return {view["snapshot"] for view in views if from_s <= view["time_s"] <= to_s}
+
+
+def _check_promise(name: str, entrance: _Entrance, verdict: ChaosVerdict) -> None:
+    """Steps that a view repeats since a peer was lost whose guardians lagged, as it had said."""
+    back, said = entrance.back, entrance.may_repeat
+    took_s = max(back.values()) - min(back.values())
+    verdict.repeated_steps = max(verdict.repeated_steps, len(back))
+    if len(back) > max(said, LIMIT_STEPS) and took_s > LIMIT_NS / 1e9:
+        verdict.violations.append(
+            f"{name}: view {entrance.view['view']} repeats {counted(len(back), 'step')}, "
+            f"{took_s:.0f} s of them, where {said} were said"
+        )
 
 
 def _may_repeat(view: Event, before: int | None) -> int | None:
@@ -159,16 +242,38 @@ def _may_repeat(view: Event, before: int | None) -> int | None:
     return before if "no_plan" in view else view.get("may_repeat_steps")
 
 
+def _has_full_disk(
+    name: str, history: list[Event], again: Sequence[int], faults: Sequence[Inflicted]
+) -> bool:
+    """Between the first and the last commit of each of these steps: which view has taken it back
+    may be what it could not write."""
+    full = [it for it in faults if it.kind == "disk full" and name in it.peers]
+    times_s: dict[int, list[float]] = {}
+    for event in steps_of(history):
+        times_s.setdefault(event["step"], []).append(event["time_s"])
+    return all(
+        any(it.began_s <= max(times_s[step]) and min(times_s[step]) <= it.ended_s for it in full)
+        for step in again
+    )
+
+
 def _check_losses(
     histories: Histories, expected_loss: Callable[[int], float], verdict: ChaosVerdict
 ) -> None:
     worst, where = 0.0, ""
+    no_number = ""
     for name, history in histories.items():
         for event in steps_of(history):
+            what = f"step {event['step']} at {name}"
+            if not math.isfinite(event["loss"]):
+                no_number = no_number or what
+                continue
             difference = abs(event["loss"] - expected_loss(event["step"]))
-            if difference > worst:
-                worst, where = difference, f"step {event['step']} at {name}"
+            if difference > worst:  # what was not computed beside it is no number
+                worst, where = difference, what
     verdict.max_loss_difference = worst
+    if no_number:
+        verdict.violations.append(f"{no_number}: the loss is no number")
     if worst > LOSS_TOLERANCE:
         verdict.violations.append(f"{where}: the loss is {worst:.2g} off the undisturbed run's")
 

@@ -49,11 +49,13 @@ class KillStorm:
         start_again: Callable[[str, tuple[str, ...]], Child],
         say: Say,
         seed: int,
+        total_steps: int,
     ) -> None:
-        """`start_again(name, addresses)` starts a daemon of that name as a joiner."""
+        """`start_again(name, addresses)` starts a daemon of that name as a joiner. `total_steps`:
+        of the run spec."""
         self.report = StormReport()
         self.is_stopped = False
-        self.watched = WatchedSwarm(swarm, peer_ids)
+        self.watched = WatchedSwarm(swarm, peer_ids, total_steps)
         self._directory = swarm.directory
         self._start_again = start_again
         self._say = say

@@ -23,9 +23,10 @@ INITIAL_PEERS = 3
 class WatchedSwarm:
     """Names stay; a daemon that starts again in its home goes by the same one."""
 
-    def __init__(self, swarm: LocalSwarm, peer_ids: dict[str, str]) -> None:
-        """`peer_ids` by name."""
+    def __init__(self, swarm: LocalSwarm, peer_ids: dict[str, str], total_steps: int) -> None:
+        """`peer_ids` by name. `total_steps`: of the run spec."""
         self._swarm = swarm
+        self._last_step = total_steps - 1
         self._names = {peer_id: name for name, peer_id in peer_ids.items()}
         self._histories = {child.name: GrowingHistory(child.home) for child in swarm.children}
         self._read_to_the_end: set[str] = set()
@@ -33,6 +34,7 @@ class WatchedSwarm:
         self._told_views: set[str] = set()
         self._killed: set[int] = set()
         """Process ids."""
+        self._told_to_leave: set[int] = set()
 
     # processes ----------------------------------------------------------------------------------
 
@@ -61,20 +63,31 @@ class WatchedSwarm:
             self._names[peer_id] = child.name
         self._histories.setdefault(child.name, GrowingHistory(child.home))
 
+    def tell_to_leave(self, name: str) -> None:
+        """Does not wait."""
+        process = self.child(name).process
+        self._told_to_leave.add(process.pid)
+        process.send_signal(signal.SIGTERM)
+
     def end_all(self) -> None:
         """All are told to leave; does not wait."""
         for child in self.children:
             if child.running:
-                child.process.send_signal(signal.SIGTERM)
+                self.tell_to_leave(child.name)
 
     def wrong_ends(self) -> list[str]:
         """Of daemons that ended by themselves, and not because all was done."""
         wrong = []
         for child in self._swarm.children:
-            code = child.process.poll()
-            was_killed = code == -signal.SIGKILL and child.process.pid in self._killed
-            if code not in (None, 0) and not was_killed:
-                wrong.append(f"{child.name} ended with code {code}: {child.log_tail()}")
+            code, pid = child.process.poll(), child.process.pid
+            was_killed = code == -signal.SIGKILL and pid in self._killed
+            if code == 0 and pid not in self._told_to_leave and self.step < self._last_step:
+                how = "by itself before the last step"
+            elif code not in (None, 0) and not was_killed:
+                how = f"with code {code}"
+            else:
+                continue
+            wrong.append(f"{child.name} ended {how}: {child.log_tail()}")
         return wrong
 
     def states(self) -> list[str]:

@@ -38,6 +38,8 @@ def test_all_invariants_held_only_where_losses_were_compared() -> None:
         assert f"not compared: {reason}" in " ".join(unseen)
     assert not_compared(EMULATED) == {"not_looked_at": ["losses"], "not_compared": EMULATED}
     assert not_compared("") == {"not_looked_at": [], "not_compared": None}
+    twice = "steps committed twice at peer-2"
+    assert said(**not_compared("", [twice]))[-1] == f"held, as far as looked at; not {twice}"
 
 
 def test_what_is_wrong_is_said_whatever_was_not_looked_at() -> None:

@@ -23,7 +23,13 @@ from p2p_dtfm.core.recovery.complete_steps import Target
 from p2p_dtfm.core.recovery.partial_replay import StageReplay
 from p2p_dtfm.core.recovery.receipts import Receipts
 from p2p_dtfm.sim.faults import drawn_plans
-from p2p_dtfm.sim.faults.agreement_seeds import Result, SeededRun, run_seed, seeds_of
+from p2p_dtfm.sim.faults.agreement_seeds import (
+    Result,
+    SeededRun,
+    recoveries_text,
+    run_seed,
+    seeds_of,
+)
 from p2p_dtfm.sim.faults.fault_schedule import KINDS
 from p2p_dtfm.sim.faults.hash_training import State
 from p2p_dtfm.sim.faults.simulated_cuts import SimulatedCuts
@@ -306,3 +312,12 @@ def test_seeds_that_there_are_not_are_refused() -> None:
     for text, cause in (("3-1", "no seed"), ("x", "not A or A-B"), ("-1", "not A"), ("", "not A")):
         with pytest.raises(argparse.ArgumentTypeError, match=cause):
             seeds_of(text)
+
+
+def test_crashes_after_which_no_step_comes_are_told_of() -> None:
+    """The worst of those that were seen is not the worst of all."""
+    results = [Result(1, recoveries_ns=[2_000_000_000], watched_crashes=3), Result(2)]
+    told = recoveries_text(results)
+    assert "worst 2.0 s of 1 (virtual); of 2 more none came" in told
+    assert "none in a minute, 2 times" in recoveries_text([Result(1, watched_crashes=2)])
+    assert recoveries_text([Result(3)]) == ""

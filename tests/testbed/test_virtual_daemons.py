@@ -59,10 +59,10 @@ def test_two_go_on_without_the_third_and_it_comes_back(
             lambda: not any(peer.is_running for peer in swarm.peers), "they end with the run", 300
         )
         assert len(_views(first)[-1]) == 3, "it was let in again"
+        require_safe_steps_stay(swarm.peers)
         for peer in swarm.peers:
             assert peer.ended is not None and peer.ended.result() == 0, peer.standing()
             assert not peer.failures()
-            require_safe_steps_stay(peer)
             _require_each_step_in_its_view(peer)
             for step, loss in peer.losses().items():
                 assert math.isclose(loss, reference.losses[step], rel_tol=1e-4)

@@ -98,22 +98,46 @@ def test_some_are_cut_off_one_by_one_and_come_back_in_another_order() -> None:
 
 
 def test_who_comes_back_is_still_cut_off_from_those_who_are_not_back() -> None:
-    cuts: set[frozenset[str]] = set()
-    peers = [SimpleNamespace(name=name) for name in "abc"]
-    swarm: Any = SimpleNamespace(
+    swarm, cuts = links_of("abc")
+    deeds, a, b = Deeds(swarm), *(Fault(0.0, 1.0, "swizzle", (name,), 0.0) for name in "ab")
+    assert deeds.begin(a) and deeds.begin(b)
+    assert cuts == {"ab", "ba", "ac", "ca", "bc", "cb"}
+    deeds.end(a)
+    assert cuts == {"ab", "ba", "bc", "cb"}
+    deeds.end(b)
+    assert not cuts
+
+
+def test_a_link_opens_when_the_last_fault_is_over_that_keeps_it_cut() -> None:
+    swarm, cuts = links_of("abc")
+    whom = (("partition", "a"), ("cut", "ab"), ("one-way cut", "ab"), ("one-way cut", "bc"))
+    faults = [Fault(0.0, 1.0, kind, tuple(names), 0.0) for kind, names in whom]
+    deeds, (parts, cut, one_way, another) = Deeds(swarm), faults
+    for fault in faults:
+        assert deeds.begin(fault)
+    assert cuts == {"ab", "ba", "ac", "ca", "bc"}
+    for fault, left in ((cut, cuts), (parts, {"ab", "bc"}), (another, {"ab"}), (one_way, set())):
+        expected = set(left)
+        deeds.end(fault)
+        assert cuts == expected
+
+
+def links_of(names: str) -> tuple[Any, set[str]]:
+    """A swarm, and which ways are cut in it: `ab` from a to b."""
+    cuts, peers = set[str](), [SimpleNamespace(name=name, is_running=True) for name in names]
+
+    def ways(one: Any, other: Any, both_ways: bool) -> set[str]:
+        way = one.name + other.name
+        return {way, way[::-1]} if both_ways else {way}
+
+    swarm = SimpleNamespace(
         peers=peers,
         now_s=0.0,
         named=lambda name: next(peer for peer in peers if peer.name == name),
-        cut=lambda one, other: cuts.add(frozenset((one.name, other.name))),
-        mend=lambda one, other: cuts.discard(frozenset((one.name, other.name))),
+        cut=lambda one, other, both_ways=True: cuts.update(ways(one, other, both_ways)),
+        mend=lambda one, other, both_ways=True: cuts.difference_update(ways(one, other, both_ways)),
     )
-    deeds, a, b = Deeds(swarm), *(Fault(0.0, 1.0, "swizzle", (name,), 0.0) for name in "ab")
-    assert deeds.begin(a) and deeds.begin(b)
-    assert cuts == {frozenset("ab"), frozenset("ac"), frozenset("bc")}
-    deeds.end(a)
-    assert cuts == {frozenset("ab"), frozenset("bc")}
-    deeds.end(b)
-    assert not cuts
+    return swarm, cuts
 
 
 def test_each_seed_draws_its_own_and_at_least_ten_faults_on_three_to_eight_daemons() -> None:
@@ -346,7 +370,6 @@ FOUND_BY = {
     "cuts-dropped": 500_300,
     "payload-believed": 12,
     "commits-without-one": 0,
-    "believed": 500_313,
     "full-ends-training": 1325,
     "full-ends-history": 500_000,
     "views-forgotten": 600_036,
@@ -376,6 +399,7 @@ FOUND_BY = {
     "own-gradients-hidden": 900_035,
     "life-by-clock": 950_000,
     "founds-once": 950_001,
+    "sides-stay": 980_000,
 }
 """The seeds that have found them. What is mended or drawn anew gives seeds other courses: then
 `python -m p2p_dtfm.testbed.virtual.planted --only NAME` says which one does."""
@@ -476,6 +500,45 @@ def test_faults_of_a_quick_seed_come_with_steps_and_what_they_last_stays(tmp_pat
     expected = [(104.0, "kill"), (105.5, "end of kill"), (105.5, "pause"), (108.5, "end of pause")]
     assert seen == expected
     assert one.mended_s == 108.5
+
+
+def test_a_calm_seed_is_mended_as_the_last_step_leaves_out_what_is_in_turn(tmp_path: Path) -> None:
+    """Not when all that was drawn would have been over."""
+    faults = tuple(Fault(2.0 + n, 1.0, "kill", ("a",), 0.99, at_step=1) for n in range(3))
+    schedule = Schedule(("a",), (), faults, is_quick=True, is_calm=True, waits_for_a_step=True)
+    told = [1]
+    peer = SimpleNamespace(name="a", is_running=True, told_step=lambda: told[0])
+    swarm: Any = SimpleNamespace(loop=None, peers=[peer], now_s=100.0)
+    one = Play(swarm, make_run(tmp_path, 16), schedule)
+    one.deeds = SimpleNamespace(  # type: ignore[assignment]
+        begin=lambda fault: True,
+        end=lambda fault: None,
+        mend_all=lambda: None,
+        call_back=lambda: None,
+    )
+    one.begin_at(100.0)
+    assert one.mended_s == 400.0
+    for now_s, steps in ((101.0, 1), (102.5, 1), (103.0, 16), (104.0, 16)):
+        swarm.now_s, told[0] = now_s, steps
+        one.do_what_is_due()
+    assert one.mended_s == 103.0
+
+
+def test_faults_count_that_somebody_feels() -> None:
+    peers = [
+        SimpleNamespace(name=name, is_running=name != "c", disk=SimpleNamespace()) for name in "abc"
+    ]
+    swarm: Any = SimpleNamespace(
+        peers=peers,
+        now_s=0.0,
+        named=lambda name: next(peer for peer in peers if peer.name == name),
+        cut=lambda one, other, both_ways=True: None,
+    )
+    deeds = Deeds(swarm)
+    felt = (("cut", "ab"), ("full disk", "a"), ("partition", "a"), ("partition", "ac"))
+    for kind, whom in (*felt, ("cut", "ac"), ("full disk", "c"), ("partition", "c")):
+        assert deeds.begin(Fault(0.0, 1.0, kind, tuple(whom), 0.0)), "it is done, and has an end"
+    assert deeds.begun_count == len(felt) and len(deeds.done) == 7
 
 
 def test_faults_of_a_quick_seed_come_by_their_time_where_no_step_does(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def test_who_has_ended_is_read_to_the_end_and_then_no_more(tmp_path: Path) -> No
     swarm.children.append(Child("peer-0", tmp_path, process))
     path = tmp_path / "runs" / "a" / "events.jsonl"
     path.parent.mkdir(parents=True)
-    watched = WatchedSwarm(swarm, {"id-0": "peer-0"})
+    watched = WatchedSwarm(swarm, {"id-0": "peer-0"}, 100)
 
     def written(step: int) -> int:
         with path.open("a") as file:

@@ -238,7 +238,8 @@ def _run(directory: Path, case: ChaosCase, spec: RunSpec, console: Console) -> d
             return swarm.join(first, [*more, *arguments[name]], name, directory / name)
 
         _start_all(swarm, directory, case, arguments)
-        runner = Chaos(swarm, directory / SHAPE_FILE, peer_ids, start_again, say)
+        shape_path = directory / SHAPE_FILE
+        runner = Chaos(swarm, shape_path, peer_ids, start_again, say, spec.total_steps)
         limit_s = START_S + FAULT_LIMIT_S * len(case.schedule)
         try:
             wrong = runner.run(case.schedule, STEPS_AFTER, limit_s)
@@ -258,7 +259,7 @@ def _run(directory: Path, case: ChaosCase, spec: RunSpec, console: Console) -> d
     verdict.violations[:0] = wrong
     return {
         **_report(case, verdict, timeline),
-        **not_compared(reason or ("" if expected else NOTHING_SAVED)),
+        **not_compared(reason or ("" if expected else NOTHING_SAVED), verdict.not_looked_at),
         "total_steps": steps,
         "emulated": emulated,
     }

@@ -1,5 +1,6 @@
 """What a verdict on losses rests on, and how a run ends in words where nothing was compared."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -8,9 +9,11 @@ LOSSES = "losses"
 EMULATED = "emulated devices compute nothing"
 
 
-def not_compared(reason: str) -> dict[str, Any]:
-    """Of a report: why losses were not compared; "": they were."""
-    return {"not_looked_at": [LOSSES] if reason else [], "not_compared": reason or None}
+def not_compared(reason: str, besides: Sequence[str] = ()) -> dict[str, Any]:
+    """Of a report: why losses were not compared; "": they were. `besides`: what else was not looked
+    at."""
+    missing = [LOSSES] if reason else []
+    return {"not_looked_at": [*missing, *besides], "not_compared": reason or None}
 
 
 def difference_in_words(report: dict[str, Any]) -> str:

@@ -69,7 +69,8 @@ def _storm_in(
             more = [part for address in others for part in ("--initial-peers", address)]
             return swarm.join(first, more, name, directory / name)
 
-        storm = KillStorm(swarm, _start_all(swarm, case), start_again, say, case.seed)
+        peer_ids = _start_all(swarm, case)
+        storm = KillStorm(swarm, peer_ids, start_again, say, case.seed, spec.total_steps)
         with _stops_at_a_signal(storm):
             done = storm.run(case.kills)
             steps = storm.watched.step + 1

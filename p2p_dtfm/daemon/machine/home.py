@@ -224,7 +224,7 @@ class Home:
         try:
             self._hold_identity()
         except UserError:
-            self.release()
+            self.let_go()
             raise
 
     def _unusable(self, error: OSError) -> UserError:
@@ -258,6 +258,11 @@ class Home:
                 path.chmod(0o700 if path.is_dir() else 0o600)
 
     def release(self) -> None:
+        """By a daemon that ends."""
+        self.let_go()
+
+    def let_go(self) -> None:
+        """As the operating system does for a process that was killed, too."""
         if self._lock is not None:
             with contextlib.suppress(OSError):  # of another user, in a place that all share
                 self.socket.unlink(missing_ok=True)

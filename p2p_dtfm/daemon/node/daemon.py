@@ -189,7 +189,7 @@ class Daemon:
 
     def let_go_of_home(self) -> None:
         """As the operating system does for a process that was killed."""
-        self._local.home.release()
+        self._local.home.let_go()
 
     def status_json(self) -> dict[str, Any]:
         """What `p2p-dtfm status --json` prints; empty before there is a network."""

@@ -108,7 +108,7 @@ class Resident:
     def let_go_of_home(self) -> None:
         """As the operating system does for a process that was killed while it was away."""
         if self._held is not None:
-            self._held.release()
+            self._held.let_go()
 
     def state(self) -> DashboardState:
         """What the dashboard and the terminal show now."""

@@ -105,6 +105,8 @@ class Result:
     provisional_views: int = 0
     """Views that others follow at once, so that a better plan takes over."""
     recoveries_ns: list[int] = field(default_factory=list)
+    watched_crashes: int = 0
+    """After so many the next commit was waited for, a minute at most."""
 
 
 class SeededRun:
@@ -179,6 +181,7 @@ class SeededRun:
         result.redone_forwards = sum(replay.redone_forwards for replay in world.redone.values())
         self._count_mended(result)
         result.recoveries_ns = self.faults.recoveries_ns
+        result.watched_crashes = self.faults.watched_crashes
         return result
 
     def _count_mended(self, result: Result) -> None:
@@ -289,13 +292,22 @@ def main() -> int:
             print(f"{len(results)} seeds, {failures} failed", file=sys.stderr, flush=True)
     seconds = time.monotonic() - began_s
     print(f"{len(results)} seeds, {failures} failed, in {seconds:.1f} s: {_counts(results)}")
-    recoveries = sorted(ns / SECOND_NS for r in results for ns in r.recoveries_ns)
-    if recoveries:
-        print(
-            f"crash to next commit: median {statistics.median(recoveries):.1f} s, "
-            f"worst {recoveries[-1]:.1f} s of {len(recoveries)} (virtual)"
-        )
+    if told := recoveries_text(results):
+        print(told)
     return 1 if failures else 0
+
+
+def recoveries_text(results: list[Result]) -> str:
+    """How long crashes held up the next commit, and how many for longer than that is looked at."""
+    recoveries = sorted(ns / SECOND_NS for r in results for ns in r.recoveries_ns)
+    unseen = sum(r.watched_crashes for r in results) - len(recoveries)
+    if not recoveries:
+        return f"crash to next commit: none in a minute, {unseen} times" if unseen else ""
+    return (
+        f"crash to next commit: median {statistics.median(recoveries):.1f} s, "
+        f"worst {recoveries[-1]:.1f} s of {len(recoveries)} (virtual); of {unseen} more none came "
+        "in a minute, or before the end"
+    )
 
 
 def _print_story(result: Result, is_wanted: bool) -> None:

@@ -35,6 +35,8 @@ class Faults:
     inflicted: dict[str, int] = field(default_factory=dict)
     recoveries_ns: list[int] = field(default_factory=list)
     """From a crash to the next committed step."""
+    watched_crashes: int = 0
+    """So many times that was to be seen: it comes within a minute, and before the end, or not."""
     _heals: list[Callable[[], None]] = field(default_factory=list)
     _next_name: int = 0
     _lost: set[str] = field(default_factory=set)
@@ -159,6 +161,7 @@ class Faults:
                 self.world.after(SECOND_NS // 20, look)
 
         commits = self.world.invariants.commit_count
+        self.watched_crashes += 1
         self.world.after(SECOND_NS // 20, look)
 
     def _present(self) -> list[SimulatedPeer]:

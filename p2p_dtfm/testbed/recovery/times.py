@@ -104,9 +104,9 @@ def span_of(commits: Commits, fault: Inflicted) -> tuple[float, float]:
 
 
 def longest_without_s(commits: Commits, from_s: float, to_s: float) -> float:
-    """The longest time without a commit between these times."""
-    times_s = [from_s, *(time_s for _, time_s in commits if from_s < time_s <= to_s)]
-    return max((after - before for before, after in pairwise(times_s)), default=0.0)
+    """The longest time without a commit between these times; none in it is as long as all of it."""
+    times_s = [from_s, *(time_s for _, time_s in commits if from_s < time_s <= to_s), to_s]
+    return max(0.0, *(after - before for before, after in pairwise(times_s)))
 
 
 def _nobody_had_a_plan(views: Histories, fault: Inflicted) -> bool:

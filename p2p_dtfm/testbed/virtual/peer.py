@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.daemon import Daemon
 from p2p_dtfm.daemon.node.resident import Resident
@@ -49,6 +50,8 @@ class Peer:
     resident: Resident | None = None
     """What stays while its owner has paused it, where it was started so."""
     ended: asyncio.Task[int] | None = None
+    is_told_to_leave: bool = False
+    """Since it was started, and to end: a resident that is told to pause stays."""
     past: list[Process] = field(default_factory=list)
     past_endings: list[Ending] = field(default_factory=list)
     """Of daemons before this one."""
@@ -66,9 +69,15 @@ class Peer:
     @property
     def is_in_a_view(self) -> bool:
         """Of a run, as it sees it."""
+        return self.view_id is not None
+
+    @property
+    def view_id(self) -> ViewId | None:
+        """Of the view that it is in, as it sees it."""
         api = self.daemon.status_api if self.daemon is not None else None
         participant = api.participant if api is not None else None
-        return participant is not None and participant.membership.agreement.view is not None
+        view = participant.membership.agreement.view if participant is not None else None
+        return view.id if view is not None else None
 
     def was_in_a_view(self) -> bool:
         """Since it was started."""

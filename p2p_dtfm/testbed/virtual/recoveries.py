@@ -25,6 +25,7 @@ from typing import Any
 from p2p_dtfm.sim.faults.agreement_seeds import seeds_of
 from p2p_dtfm.testbed.recovery.phases import PHASES, phases_of
 from p2p_dtfm.testbed.recovery.times import (
+    Commits,
     Inflicted,
     commits_of,
     longest_without_s,
@@ -60,6 +61,8 @@ class MeasuredRecovery:
     seed: int
     held_up_s: float
     """The longest time without a commit, less a usual step."""
+    is_recovered: bool
+    """Steps are committed again when nobody watches any more; else it is held up for longer."""
     usual_step_s: float
     phases_s: dict[str, float]
     wrongly_accused: list[str] = field(default_factory=list)
@@ -67,7 +70,7 @@ class MeasuredRecovery:
 
 
 Done = tuple[Sequence[Peer], Callable[[], object]]
-"""To whom a fault was done, and what ends it."""
+"""To whom a fault was done, of a partition one side, and what ends it."""
 
 
 class DrawnFault:
@@ -133,7 +136,7 @@ class DrawnFault:
             for pair in pairs:
                 self._swarm.mend(*pair)
 
-        return self._swarm.peers, unite
+        return side, unite
 
 
 def recovery_of(
@@ -184,17 +187,33 @@ def _load(swarm: Swarm, peer: Peer, longest_s: float, draws: random.Random) -> N
     swarm.loop.call_later(draws.uniform(*APART_S), stand_still)
 
 
+@dataclass(frozen=True)
+class HeardAccusation:
+    """Somebody says of another one that it is out of reach, or holds up a step."""
+
+    by: str
+    of_id: str
+    text: str
+
+    def is_wrong(self, kind: str, struck: Sequence[Peer]) -> bool:
+        """Nothing was done to that one; in a partition, nothing parts the two."""
+        is_struck = self.of_id in {peer.peer_id for peer in struck}
+        if kind != "partition":
+            return not is_struck
+        return is_struck == (self.by in {peer.name for peer in struck})
+
+
 @contextmanager
-def _accusations() -> Iterator[list[tuple[str, str]]]:
-    """Who says of whom that it is out of reach, or holds up a step."""
-    said: list[tuple[str, str]] = []
+def _accusations() -> Iterator[list[HeardAccusation]]:
+    said: list[HeardAccusation] = []
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             process, text = PROCESS.get(), record.getMessage()
             if process is not None and (found := re.search(r"cannot reach (\S+): (.*)", text)):
                 at_s = process.monotonic_ns() / 1e9
-                said.append((found[1], f"{at_s:.2f} {process.name}: {found[2]}"))
+                text = f"{at_s:.2f} {process.name}: {found[2]}"
+                said.append(HeardAccusation(process.peer_name, found[1], text))
 
     with listening(Listener(), logging.INFO):
         yield said
@@ -206,23 +225,35 @@ def _judged(
     seed: int,
     struck: Sequence[Peer],
     began_s: float,
-    said: Sequence[tuple[str, str]],
+    said: Sequence[HeardAccusation],
 ) -> MeasuredRecovery:
     histories = {peer.name: [_by_the_world(it) for it in peer.events()] for peer in swarm.peers}
     commits = commits_of(histories)
     usual_s = usual_step_s([commit for commit in commits if commit[1] < began_s])
     gone = () if kind == "partition" else tuple(peer.name for peer in struck)
     fault = Inflicted(kind, gone, 0, began_s, began_s + LASTS_S)
-    named = {peer.peer_id for peer in struck}
     names = {peer.peer_id: peer.name for peer in swarm.peers}
     return MeasuredRecovery(
         kind,
         seed,
         max(0.0, longest_without_s(commits, began_s, swarm.now_s) - usual_s),
+        is_recovered(commits, began_s, swarm.now_s, usual_s),
         usual_s,
         phases_of(histories, commits, fault),
-        [f"{names.get(whom, whom)} by {text}" for whom, text in said if whom not in named],
+        [
+            f"{names.get(it.of_id, it.of_id)} by {it.text}"
+            for it in said
+            if it.is_wrong(kind, struck)
+        ],
     )
+
+
+def is_recovered(commits: Commits, began_s: float, ends_s: float, usual_s: float) -> bool:
+    """The longest time without a commit is not the last one, unless that is no longer than two
+    steps."""
+    last_s = max((at_s for _, at_s in commits if began_s < at_s <= ends_s), default=began_s)
+    left_s = ends_s - last_s
+    return left_s <= 2 * usual_s or left_s < longest_without_s(commits, began_s, last_s)
 
 
 def _by_the_world(event: dict[str, Any]) -> dict[str, Any]:
@@ -240,6 +271,8 @@ def _line(recovery: MeasuredRecovery) -> str:
     phases = ", ".join(f"{name} {recovery.phases_s.get(name, 0.0):.2f}" for name in PHASES)
     head = f"{recovery.kind} {recovery.seed}: {recovery.held_up_s:.2f} s"
     lines = [f"{head} over {recovery.usual_step_s:.2f} s ({phases})"]
+    if not recovery.is_recovered:
+        lines.append("    NOT RECOVERED: no step came any more while it was watched")
     return "\n".join(lines + [f"    WRONG: {text}" for text in recovery.wrongly_accused])
 
 
@@ -271,7 +304,11 @@ def main() -> None:
         times_s = [it.held_up_s for it in recoveries]
         wrong = sum(bool(it.wrongly_accused) for it in recoveries)
         median_s, worst_s = statistics.median(times_s), max(times_s)
-        print(f"{kind}: {median_s:.2f} s, worst {worst_s:.2f}, wrongly accused in {wrong}")
+        not_recovered = sum(not it.is_recovered for it in recoveries)
+        print(
+            f"{kind}: {median_s:.2f} s, worst {worst_s:.2f}, not recovered in {not_recovered}, "
+            f"wrongly accused in {wrong}"
+        )
 
 
 if __name__ == "__main__":

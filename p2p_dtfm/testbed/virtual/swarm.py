@@ -136,7 +136,7 @@ class Swarm:
         draws = random.Random(f"{self._seed} {peer.name} {lives}")
         peer.process = Process(f"{peer.name}.{lives}", self.loop, draws, peer.disk)
         peer.process.wall_ahead_ns = peer.wall_ahead_ns
-        peer.started_s = self.now_s
+        peer.started_s, peer.is_told_to_leave = self.now_s, False
         settings = peer.settings.model_copy(update=changes)
         world = _WorldOf(self, peer)
         if self.stays_resident:
@@ -174,6 +174,7 @@ class Swarm:
         """As by the first signal, or by a pause of its owner's, who may say for how long."""
         assert peer.daemon is not None and peer.process is not None
         self.trace.note(self.loop.now_ns, "leave", peer.name)
+        peer.is_told_to_leave = peer.resident is None
         until_s = None if lasts_s is None else peer.process.wall_ns() / 1e9 + lasts_s
         peer.daemon.pause("its owner needs the machine", until_s)
 
@@ -200,6 +201,7 @@ class Swarm:
 
     def end(self, peer: Peer) -> None:
         """As by a signal: it leaves, and nothing stays."""
+        peer.is_told_to_leave = True
         if peer.is_away:
             assert peer.resident is not None and peer.resident.decide is not None
             peer.resident.decide(False)
@@ -233,8 +235,8 @@ class Swarm:
             self.network.links.cut(other.peer_id, one.peer_id)
         self.network.give_up_if_still_cut(one.peer_id, other.peer_id)
 
-    def mend(self, one: Peer, other: Peer) -> None:
-        for here, there in ((one, other), (other, one)):
+    def mend(self, one: Peer, other: Peer, both_ways: bool = True) -> None:
+        for here, there in ((one, other), (other, one)) if both_ways else ((one, other),):
             if self.network.links.of(here.peer_id, there.peer_id).is_cut:
                 self.network.links.mend(here.peer_id, there.peer_id)
 

@@ -3,7 +3,8 @@
 `python -m p2p_dtfm.testbed.virtual.planted [--within 100] [--only NAME,NAME] [--list]`
 
 Each is looked for from the first seed of the family that is there for it, or from `--first` on. A
-seed finds a bug if it fails with it and not without. Returns 1 where one was not found.
+seed finds a bug if something of a daemon is wrong with it and nothing is without. Returns 1 where
+one was not found.
 """
 
 import argparse
@@ -41,13 +42,14 @@ class Search:
         return self._fails[seed]
 
     def found(self, bug: Planted, within: int, first: int | None = None) -> tuple[int, str] | None:
-        """How many seeds it took, and what the last of them says; or None."""
+        """How many seeds it took, and what the last of them says of a daemon; or None."""
         first = bug.first if first is None else first
         for seed in range(first, first + within):
             with planted(bug):
-                problem = self._player.play(seed).problem
-            if problem and not self._fails_by_itself(seed):
-                return seed - first + 1, problem
+                played = self._player.play(seed)
+            is_wrong = bool(played.problem) and not played.is_of_the_world
+            if is_wrong and not self._fails_by_itself(seed):
+                return seed - first + 1, played.problem
         return None
 
 

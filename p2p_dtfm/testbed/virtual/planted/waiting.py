@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+from p2p_dtfm.core.consensus.actions import Verdict, refused
+from p2p_dtfm.core.consensus.parts.meeting import Meeting
 from p2p_dtfm.daemon.machine.life import Life
 from p2p_dtfm.daemon.node.coming_and_going.departure import Departure
 from p2p_dtfm.daemon.peers.messenger import Messenger
@@ -18,6 +20,7 @@ from p2p_dtfm.testbed.virtual.planted.bug import Planted
 from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
     LATE_WORDS,
     MOMENTS,
+    PARTINGS,
     QUICK_STORMS,
 )
 
@@ -30,6 +33,15 @@ def _gives_no_states_while_it_waits(patches: Patches) -> None:
             await offered(place)
 
     offered = patches.put(PlaceInView, "offer_states", offer_states)
+
+
+def _sides_stay_apart(patches: Patches) -> None:
+    """Whoever hears of a view that counts more than its own."""
+
+    def goes_over(meeting: Any, view: Any, message: Any) -> Verdict:
+        return refused("planted")
+
+    patches.put(Meeting, "_goes_over", goes_over)
 
 
 def _new_holder_sleeps(patches: Patches) -> None:
@@ -127,6 +139,7 @@ def _failed_delivery_ends_its_worker(patches: Patches) -> None:
 
 
 WAITING = (
+    Planted("sides-stay", "a divided swarm stays so", _sides_stay_apart, PARTINGS),
     Planted(
         "prepared-gives-nothing",
         "who waits for the others' Prepared gives no states",

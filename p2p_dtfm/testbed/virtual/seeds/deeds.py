@@ -9,7 +9,13 @@ from pathlib import Path
 from p2p_dtfm.testbed.virtual.lies.lying import SELDOM_TOLD, Lying
 from p2p_dtfm.testbed.virtual.links import VirtualLink
 from p2p_dtfm.testbed.virtual.peer import Peer
-from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import AHEAD_S, BACK_S, UNDISTURBED, Fault
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import (
+    AHEAD_S,
+    BACK_S,
+    OF_LINKS,
+    UNDISTURBED,
+    Fault,
+)
 from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 LOSS = 0.2
@@ -18,6 +24,9 @@ DAMAGED = 0.1
 BY_HOURS, FOR_A_WHILE = 0.25, 0.5
 """Below the first draw a resident's hours end, and begin again after a while; from the second on
 its owner says for how long. In both it comes back by itself."""
+OF_SIDES = frozenset({"partition", "swizzle"})
+OF_MACHINES = frozenset({"lying disk", "full disk", "slow disk", "clock", "damaged bytes", "lie"})
+"""These are done to machines and lines whether or not daemons run there, and show nothing then."""
 HOME_OF_THE_LIVING = frozenset({"daemon.lock", "daemon.sock"})
 
 log = logging.getLogger("p2p_dtfm")
@@ -31,6 +40,7 @@ class Deeds:
         self._lying = lying
         self.done: list[str] = []
         self.begun_count = 0
+        """Of those that were done to somebody who runs."""
         self.crashes_s: list[float] = []
         """When somebody lost what it had in memory."""
         self.disturbed_s = math.inf
@@ -40,7 +50,8 @@ class Deeds:
         """Of homes, from which an old disk comes back."""
         self._lost: dict[Fault, tuple[Peer, ...]] = {}
         """Who had the layer."""
-        self._cut_off_names: set[str] = set()
+        self._holding: dict[tuple[str, str], set[Fault]] = {}
+        """What keeps each way cut, from one to another one by name: it opens with the last."""
         self._ending: list[Fault] = []
         """Lies that are to end once they were told."""
         self._begin: dict[str, Callable[[Fault], bool]] = {
@@ -68,7 +79,7 @@ class Deeds:
             "life ahead": lambda fault: self._live_again(fault, fault.draw * AHEAD_S),
             "late word": lambda fault: True,
             "dumb p2pd": lambda fault: self._silence_p2pd(fault, is_so=True),
-            "swizzle": self._cut_off,
+            "swizzle": self._part,
             "lie": self._lie,
         }
         self._end: dict[str, Callable[[Fault], object]] = {
@@ -79,9 +90,9 @@ class Deeds:
             "pause": self._resume,
             "leave": self._come_back,
             "join": lambda fault: None,
-            "cut": lambda fault: self._mend(fault),
-            "one-way cut": lambda fault: self._mend(fault),
-            "partition": self._unite,
+            "cut": self._mend,
+            "one-way cut": self._mend,
+            "partition": self._mend,
             "slow link": lambda fault: self._links(fault, "is_slow", False),
             "lossy link": lambda fault: self._links(fault, "loss", 0.0),
             "doubled calls": lambda fault: self._links(fault, "doubled", 0.0),
@@ -96,7 +107,7 @@ class Deeds:
             "life ahead": lambda fault: self._live_again(fault, 0.0),
             "late word": lambda fault: None,
             "dumb p2pd": lambda fault: self._silence_p2pd(fault, is_so=False),
-            "swizzle": self._take_back,
+            "swizzle": self._mend,
             "lie": self._be_honest,
         }
 
@@ -104,11 +115,21 @@ class Deeds:
         """What is impossible now is left out."""
         if not self._begin[fault.kind](fault):
             return False
-        self.begun_count += 1
+        self.begun_count += self._is_felt(fault)
         if fault.kind not in UNDISTURBED:
             self.disturbed_s = min(self.disturbed_s, self._swarm.now_s)
         self._tell(str(fault))
         return True
+
+    def _is_felt(self, fault: Fault) -> bool:
+        """As it begins: whom it is done to runs, of a line both ends, of sides somebody on each."""
+        whom = [peer.is_running for peer in self._swarm.peers if peer.name in fault.whom]
+        if fault.kind in OF_LINKS:
+            return all(whom)
+        if fault.kind in OF_SIDES:
+            rest = [it.is_running for it in self._swarm.peers if it.name not in fault.whom]
+            return any(whom) and any(rest)
+        return any(whom) or fault.kind not in OF_MACHINES
 
     def end(self, fault: Fault) -> None:
         """Of one that was begun."""
@@ -281,11 +302,24 @@ class Deeds:
         return self._swarm.named(one), self._swarm.named(other)
 
     def _cut(self, fault: Fault, both_ways: bool) -> bool:
-        self._swarm.cut(*self._both(fault), both_ways=both_ways)
+        self._hold(fault, *self._both(fault), both_ways)
         return True
 
+    def _hold(self, fault: Fault, one: Peer, other: Peer, both_ways: bool = True) -> None:
+        ways = [(one.name, other.name)]
+        for way in [*ways, ways[0][::-1]] if both_ways else ways:
+            self._holding.setdefault(way, set()).add(fault)
+        self._swarm.cut(one, other, both_ways=both_ways)
+
     def _mend(self, fault: Fault) -> None:
-        self._swarm.mend(*self._both(fault))
+        """What nothing else keeps cut: of those that are cut off in turns, not the way to others
+        who still are."""
+        for way, faults in self._holding.items():
+            if fault in faults:
+                faults.discard(fault)
+                if not faults:
+                    one, other = map(self._swarm.named, way)
+                    self._swarm.mend(one, other, both_ways=False)
 
     def _links(self, fault: Fault, name: str, value: object) -> bool:
         one, other = self._both(fault)
@@ -308,24 +342,9 @@ class Deeds:
         return [(one, other) for one in side for other in rest]
 
     def _part(self, fault: Fault) -> bool:
-        for pair in self._sides(fault):
-            self._swarm.cut(*pair)
-        return True
-
-    def _unite(self, fault: Fault) -> None:
-        for pair in self._sides(fault):
-            self._swarm.mend(*pair)
-
-    def _cut_off(self, fault: Fault) -> bool:
-        self._cut_off_names |= set(fault.whom)
-        return self._part(fault)
-
-    def _take_back(self, fault: Fault) -> None:
-        """But not to those who are cut off themselves."""
-        self._cut_off_names -= set(fault.whom)
         for one, other in self._sides(fault):
-            if other.name not in self._cut_off_names:
-                self._swarm.mend(one, other)
+            self._hold(fault, one, other)
+        return True
 
     # machines ------------------------------------------------------------------------------------
 

@@ -1,9 +1,8 @@
 """What must hold after a seed, and while it is played."""
 
 import asyncio
-import functools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from p2p_dtfm.daemon.machine.home import is_full
 from p2p_dtfm.daemon.peers.run_source import RunComplete
 from p2p_dtfm.testbed.virtual.loop import tasks_here
 from p2p_dtfm.testbed.virtual.peer import Ending, Peer
+from p2p_dtfm.testbed.virtual.seeds.saved import is_whole, layer_of, layer_of_one, saved_at
 from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Swarm
-from p2p_dtfm.train.model.checkpoint import Checkpoint, complete, list_checkpoints, load_layer
-from p2p_dtfm.train.model.layer_state import LayerState
 
 TOLERANCE = 1e-4
 STATE_TOLERANCE = 2e-3
@@ -40,6 +38,7 @@ class Reference:
     norms: list[float]
     """Of the gradients of each step."""
     held_out: dict[int, float]
+    """Of each step before which the model is evaluated."""
     home: Path
     """With what it has saved after the last step."""
     is_like_one: bool = True
@@ -94,28 +93,63 @@ def require_bounds(swarm: Swarm, liars: Collection[str] = ()) -> None:
                     raise Broken(f"{host.process.name}: {end.unread_bytes} bytes unread")
 
 
-def require_safe_steps_stay(peer: Peer, crashes_s: Sequence[float] = ()) -> None:
-    """What a peer has told to be safe, which is from the crash of any one peer, is not computed
-    again, unless there were two of `crashes_s` since it was told; none are given where there was
-    one in all. What a peer hears of before it is in a view others have computed, and it may
+@dataclass(frozen=True)
+class _Commit:
+    """As a peer has told of it."""
+
+    peer: Peer
+    event: dict[str, Any]
+    at_s: float
+    step: int
+    safe: int
+    """So many steps were safe by then."""
+    view: str
+    """By its snapshot: who founds anew numbers from one on."""
+    entered_s: float
+    """When this peer had come to that view."""
+    is_alone: bool
+
+
+def require_safe_steps_stay(peers: Sequence[Peer], crashes_s: Sequence[float] = ()) -> None:
+    """What anybody has told to be safe, which is from the crash of any one peer, is computed again
+    by nobody, unless there were two of `crashes_s` since it was told; none are given where there
+    was one in all. What a peer hears of before it is in a view others have computed, and it may
     tell of several steps at once. Alone in its view it tells of its disk; those that are let in
     after that, and go on when it crashes, have not got that (seed 800096). Raises `Broken`."""
-    told: list[tuple[float, int]] = []
-    views = [event for event in peer.events() if event["event"] == "view"]
-    alone = {event["view"] for event in views if len(event["members"]) == 1}
-    for event in peer.events():
-        if event["event"] != "step" or not event["view"]:
-            continue
-        at_s, step = event["at_s"], event["step"]
-        for told_s, safe in told:
-            crash_count = sum(told_s - UNNOTICED_S <= it <= at_s for it in crashes_s)
-            if step < safe and told_s < at_s and crash_count <= 1:
+    commits = [commit for peer in peers for commit in _commits_of(peer)]
+    told = [commit for commit in commits if not commit.is_alone]
+    for commit in commits:
+        before = [at_s for at_s in crashes_s if at_s <= commit.at_s]
+        since_s = sorted(before)[-2] + UNNOTICED_S if len(before) > 1 else -math.inf
+        for word in told:
+            if commit.step >= word.safe or not since_s < word.at_s < commit.at_s:
+                continue
+            is_later = commit.view != word.view and commit.entered_s > word.at_s
+            if word.peer is commit.peer or is_later:
                 raise Broken(
-                    f"{peer.name}: step {step} again at {at_s:.2f} s, with {safe} safe ones "
-                    f"at {told_s:.2f} s"
+                    f"{commit.peer.name}: step {commit.step} again at {commit.at_s:.2f} s, with "
+                    f"{word.safe} safe ones at {word.at_s:.2f} s by {word.peer.name}"
                 )
-        if event["view"] not in alone:
-            told.append((at_s, event["safe_step"] or 0))
+
+
+def _commits_of(peer: Peer) -> Iterator[_Commit]:
+    """In views, in their order."""
+    views: dict[int, dict[str, Any]] = {}
+    for event in peer.events():
+        if event["event"] == "view":
+            views[event["view"]] = event
+        elif event["event"] == "step" and event["view"] in views:
+            view = views[event["view"]]
+            yield _Commit(
+                peer,
+                event,
+                event["at_s"],
+                event["step"],
+                event["safe_step"] or 0,
+                view["snapshot"],
+                view["at_s"],
+                len(view["members"]) == 1,
+            )
 
 
 def check(
@@ -129,14 +163,15 @@ def check(
     """`own_steps`: so many are like those of one process; what came after a lie that was committed
     is not. `liars` are judged elsewhere: some steps they may have seen alone. Raises `Broken`."""
     seen = {e["step"] for peer in liars for e in peer.events() if e["event"] == "step"}
+    if has_only_crashes:
+        require_safe_steps_stay(peers, crashes_s)
     for peer in peers:
         _require_no_failure(peer)
-        if has_only_crashes:
-            require_safe_steps_stay(peer, crashes_s)
         seen |= _require_outcomes(peer, reference, own_steps)
     if missing := set(range(len(reference.losses))) - seen:
         raise Broken(f"nobody has told of the steps {sorted(missing)}")
     _require_evaluations([*peers, *liars], reference)
+    require_told_alike(peers)
 
 
 def _require_evaluations(peers: Sequence[Peer], reference: Reference) -> None:
@@ -207,6 +242,23 @@ def _require_numbers(peer: Peer, event: dict[str, Any], is_trained: bool) -> Non
             raise Broken(f"{peer.name}, step {event['step']}: {name} {event[name]}")
 
 
+def require_told_alike(peers: Sequence[Peer]) -> None:
+    """Members of one view have the same of each step, bit for bit. Raises `Broken`."""
+    told: dict[tuple[str, int, str], tuple[float, str]] = {}
+    for peer in peers:
+        for commit in _commits_of(peer):
+            for name in ("loss", "gradient_norm", "held_out_loss"):
+                if (value := commit.event.get(name)) is None:
+                    continue
+                key = commit.view, commit.step, name
+                other, who = told.setdefault(key, (value, peer.name))
+                if value != other:
+                    raise Broken(
+                        f"step {commit.step} in one view: {name} {other} at {who}, {value} at "
+                        f"{peer.name}"
+                    )
+
+
 def require_states(peers: Sequence[Peer], reference: Reference) -> None:
     """What is saved of the last step is what a process alone has saved; or, where a process alone
     comes to something else, the same at all, bit for bit. Raises `Broken`."""
@@ -214,28 +266,24 @@ def require_states(peers: Sequence[Peer], reference: Reference) -> None:
     if not reference.is_like_one:
         _require_alike(peers, steps)
         return
-    (right,) = reference.home.glob(f"runs/*/checkpoints/step-{steps:08d}")
     compared: set[tuple[int, str]] = set()
     whole = 0
     for peer in peers:
         for checkpoint in saved_at(peer, steps):
-            whole += complete(checkpoint.directory)
+            whole += is_whole(checkpoint)
             for name, file in checkpoint.manifest.layers.items():
                 if (int(name), file.digest) in compared:
                     continue
                 compared.add((int(name), file.digest))
-                found = load_layer(checkpoint.directory, int(name)).parameters
-                apart = float((found - _layer_of_one(right, int(name)).parameters).abs().max())
+                found = layer_of(checkpoint, int(name))
+                right = layer_of_one(reference.home, steps, int(name))
+                if found is None or right is None:
+                    raise Broken(f"{peer.name}: the file of layer {name} is not what was written")
+                apart = float((found.parameters - right.parameters).abs().max())
                 if apart > STATE_TOLERANCE:
                     raise Broken(f"{peer.name}: layer {name} of the last step is {apart} off")
     if not whole:
         raise Broken("nobody has saved the whole model of the last step")
-
-
-@functools.lru_cache(maxsize=64)
-def _layer_of_one(directory: Path, layer: int) -> LayerState:
-    """All seeds of a run are compared with the same."""
-    return load_layer(directory, layer)
 
 
 def _require_alike(peers: Sequence[Peer], steps: int) -> None:
@@ -243,7 +291,7 @@ def _require_alike(peers: Sequence[Peer], steps: int) -> None:
     whole = 0
     for peer in peers:
         for checkpoint in saved_at(peer, steps):
-            whole += complete(checkpoint.directory)
+            whole += is_whole(checkpoint)
             for name, file in checkpoint.manifest.layers.items():
                 digests.setdefault(int(name), {})[file.digest] = peer.name
     for layer, holders in sorted(digests.items()):
@@ -257,20 +305,8 @@ def _require_alike(peers: Sequence[Peer], steps: int) -> None:
     ]
     last = {each[steps] for each in told if each.get(steps) is not None}
     first = [each[0] for each in told if each.get(0) is not None]
-    if len(last) > 1 or not first or not all(loss < min(first) for loss in last):
+    if len(last) != 1 or not first or not all(loss < min(first) for loss in last):
         raise Broken(f"held-out losses: {first} at first, {sorted(last)} in the end")
-
-
-def saved_at(peer: Peer, step: int) -> list[Checkpoint]:
-    """What it has saved of its states before that step."""
-    roots = sorted(peer.home.glob("runs/*/checkpoints"))
-    saved = (checkpoint for root in roots for checkpoint in list_checkpoints(root))
-    return [checkpoint for checkpoint in saved if checkpoint.manifest.step == step]
-
-
-def has_saved_all(peer: Peer, step: int) -> bool:
-    """The whole model, as it is before that step."""
-    return any(complete(checkpoint.directory) for checkpoint in saved_at(peer, step))
 
 
 async def require_clean_ends(swarm: Swarm, peers: Sequence[Peer]) -> None:

@@ -43,7 +43,7 @@ class Player:
     def play(self, seed: int, schedule: Schedule | None = None) -> Played:
         schedule = schedule or draw(seed)
         steps = self._steps
-        if schedule.liars or schedule.is_quick:
+        if (schedule.liars or schedule.is_quick) and not schedule.is_long:
             quick = CALM_STEPS if schedule.is_calm else QUICK_STEPS
             steps = min(steps, SHORT_STEPS if schedule.liars else quick)
         run, reference = self._run_of(schedule.model, steps)
@@ -68,7 +68,7 @@ class Player:
 
     def _reference_of(self, run: Path, model: str, steps: int) -> Reference:
         if model in RECIPES and model not in LIKE_ONE:
-            return unlike_one(steps)
+            return unlike_one(run)
         return reference_of(run, self._scratch / f"reference-{steps}-{model}")
 
 

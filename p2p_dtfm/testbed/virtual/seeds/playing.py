@@ -17,13 +17,16 @@ from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
 from p2p_dtfm.testbed.virtual.seeds.invited import by_invitation, line_of
 from p2p_dtfm.testbed.virtual.seeds.judge import Broken, Reference
 from p2p_dtfm.testbed.virtual.seeds.run import layer_count_of, steps_of, with_named_ends
+from p2p_dtfm.testbed.virtual.seeds.saved import has_saved_all
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.tight_rooms import tight_rooms
+from p2p_dtfm.testbed.virtual.seeds.watching.endings import Endings
 from p2p_dtfm.testbed.virtual.seeds.watching.kept_out import KeptOut
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import PATIENCE_S as MOMENT_S
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import Moments
 from p2p_dtfm.testbed.virtual.seeds.watching.nudges import Nudges
 from p2p_dtfm.testbed.virtual.seeds.watching.suspicions import Suspicions
+from p2p_dtfm.testbed.virtual.seeds.watching.together import Together
 from p2p_dtfm.testbed.virtual.seeds.watching.waits import Waits
 from p2p_dtfm.testbed.virtual.seeds.watching.words import Blames
 from p2p_dtfm.testbed.virtual.swarm import HOURS, NeverHappened, Swarm, play
@@ -63,6 +66,8 @@ class Played:
     """Steps with a lie that were committed, since nobody honest was drawn for them."""
     problem: str = ""
     """Empty where all invariants hold."""
+    is_of_the_world: bool = False
+    """What is wrong was raised by the world, or by who judges: it says nothing of a daemon."""
     reports: list[str] = field(default_factory=list)
     """Of honest ones: whom they have left out of a view, and why."""
 
@@ -97,9 +102,14 @@ class Play:
         """What was done by then, and how far all were,"""
         self._stands_since_s = 0.0
         self.mended_s = 0.0
+        """At the latest, until it is known."""
+        self._was_mended = False
         self._nudges = Nudges(swarm.loop, self.honest)
         self._waits = Waits(schedule.liars)
-        self._kept_out = KeptOut(self.honest)
+        together, kept_out = Together(self.honest), KeptOut(self.honest)
+        self._gathered = (kept_out, together) if schedule.is_slow else (together,)
+        """What must be once all is mended."""
+        self._endings = Endings(self.honest, swarm.peers, self._steps)
         self.suspicions = Suspicions(swarm)
 
     def honest(self) -> list[Peer]:
@@ -186,6 +196,8 @@ class Play:
 
     def _is_over(self) -> bool:
         swarm, due_before = self._swarm, len(self._due)
+        if problem := self._endings.look(swarm.now_s):  # before anybody starts it again
+            raise Broken(problem)
         self.do_what_is_due()
         self.deeds.end_lies_that_were_told()
         for peer in swarm.peers:
@@ -220,8 +232,7 @@ class Play:
             raise Broken(self.suspicions.problem)
         if self._schedule.is_calm:
             self._require_steps()
-        if self._schedule.is_slow:
-            self._require_nobody_outside()
+        self._require_nobody_apart()
 
     def _hasten(self) -> None:
         """What waits for a step that is committed by now, and its end, come so much sooner; and
@@ -261,10 +272,17 @@ class Play:
             else:
                 self._do(fault, is_end=number < 0)
             if self._is_mended():
-                self.mended_s = min(self.mended_s, self._swarm.now_s)
                 self.deeds.mend_all()
+        self._note_mended()
         if self._is_mended() and not self._is_complete():
             self.deeds.call_back()
+
+    def _note_mended(self) -> None:
+        """When the last fault is over, or is left out: also of those whose word nobody has said, or
+        that were in turn as the last step was committed."""
+        was_mended, self._was_mended = self._was_mended, self._is_mended()
+        if self._was_mended and not was_mended:
+            self.mended_s = self._swarm.now_s
 
     def _require_steps(self) -> None:
         """Nothing is done to anybody, and nobody gets on: raises `Broken`."""
@@ -275,11 +293,15 @@ class Play:
         if self._swarm.now_s - self._stands_since_s > CALM_S:
             raise Broken(f"no step for {CALM_S:.0f} s, though nothing was done to anybody")
 
-    def _require_nobody_outside(self) -> None:
-        if not self._is_mended() or self._is_complete():
-            self._kept_out.disturb()
-        elif problem := self._kept_out.look(self._swarm.now_s):
-            raise Broken(problem)
+    def _require_nobody_apart(self) -> None:
+        """Once all is mended, and before the last step. Who lies to the end may have an honest one
+        out for a while, again and again."""
+        is_asked = self._is_mended() and not self._is_complete() and not self._schedule.liars
+        for watch in self._gathered:
+            if not is_asked:
+                watch.disturb()
+            elif problem := watch.look(self._swarm.now_s):
+                raise Broken(problem)
 
     def _is_mended(self) -> bool:
         """No fault is under way, and none will begin."""
@@ -318,7 +340,7 @@ class Play:
             await asyncio.sleep(min(left_s, LOOKS_EVERY_S if looks else left_s))
             running = [peer for peer in self.honest() if peer.is_running]
             has_ended = judge.has_last_evaluation(self._swarm.peers, self._steps)
-            is_saved = all(judge.has_saved_all(peer, self._steps) for peer in running)
+            is_saved = all(has_saved_all(peer, self._steps) for peer in running)
             if running and is_saved and has_ended:
                 return
 
@@ -387,7 +409,7 @@ def play_seed(
         try:
             play(seed, folder, whole_scene)
         except Exception as error:  # noqa: BLE001 - of whatever kind, other seeds go on
-            played.problem = problem_of(error)
+            played.problem, played.is_of_the_world = problem_of(error), True
     return played
 
 

@@ -163,9 +163,13 @@ def layer_count_of(run: Path) -> int:
     return RunSpec.model_validate_json(run.read_text()).model.layer_count
 
 
-def unlike_one(steps: int) -> Reference:
-    """Of a run of which a single process says nothing: its steps depend on who computes what."""
-    return Reference([math.nan] * steps, [math.nan] * steps, {}, Path(), is_like_one=False)
+def unlike_one(run: Path) -> Reference:
+    """Of a run of which a single process says nothing: its steps depend on who computes what. But
+    when the model is evaluated is known."""
+    spec = RunSpec.model_validate_json(run.read_text())
+    steps, every = spec.total_steps, spec.evaluation.every_steps
+    held_out = dict.fromkeys([*range(0, steps, every), steps], math.nan)
+    return Reference([math.nan] * steps, [math.nan] * steps, held_out, Path(), is_like_one=False)
 
 
 def reference_of(run: Path, folder: Path) -> Reference:

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 
 from p2p_dtfm.testbed.virtual.lies.lying import Lying
 from p2p_dtfm.testbed.virtual.peer import Peer
-from p2p_dtfm.testbed.virtual.seeds.judge import Broken, saved_at
+from p2p_dtfm.testbed.virtual.seeds.judge import Broken
+from p2p_dtfm.testbed.virtual.seeds.saved import saved_at
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 
 MISSED_LIMIT = 16

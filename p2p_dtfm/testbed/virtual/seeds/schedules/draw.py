@@ -11,6 +11,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
     LIES,
     LIES_IN_STAGES,
     MOMENTS,
+    PARTINGS,
     QUICK,
     QUICK_LIES,
     QUICK_STORMS,
@@ -21,9 +22,11 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.late_words import late_words
 from p2p_dtfm.testbed.virtual.seeds.schedules.liars import lies, lies_in_stages, quick_lies
 from p2p_dtfm.testbed.virtual.seeds.schedules.moments import moments
 from p2p_dtfm.testbed.virtual.seeds.schedules.ordinary import dumb, ordinary, otherwise, quick
+from p2p_dtfm.testbed.virtual.seeds.schedules.partings import partings
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 
 FAMILIES: tuple[tuple[int, Callable[[int], Schedule]], ...] = (
+    (PARTINGS, partings),
     (DUMB, dumb),
     (ABSENCES, absences),
     (LATE_WORDS, late_words),

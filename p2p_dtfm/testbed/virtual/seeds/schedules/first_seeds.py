@@ -30,3 +30,6 @@ machines."""
 DUMB = 970_000
 """From this seed on: the schedules of those from 500000 on, and p2pd that do not answer, some
 of them as a daemon begins."""
+PARTINGS = 980_000
+"""From this seed on: a swarm of slow machines is divided, and most of the run is left when its
+sides meet again."""

@@ -110,7 +110,9 @@ class Schedule:
     """The machines are near one another and have little memory: no one of them has room for the
     whole model, few layers are held twice, and guardians keep up with each step."""
     is_quick: bool = False
-    """The run is short."""
+    """The run is short,"""
+    is_long: bool = False
+    """or has as many steps as others, of which some are left long after all is mended."""
     waits_for_a_step: bool = False
     """Faults begin after the first step, not after the daemons did."""
     rooms_are_tight: bool = False

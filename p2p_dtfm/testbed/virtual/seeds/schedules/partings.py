@@ -1,0 +1,58 @@
+"""A swarm is divided, and its sides meet again in the middle of a long run of slow machines.
+
+In most seeds a run is over soon after the last fault: who has not met by then has trained apart to
+the end. Here so much of it is left that a swarm that stays divided is seen.
+"""
+
+import random
+
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import NAMES, Fault, Schedule
+
+BEGUN = (3, 6)
+WITHIN_S = (0.5, 4.0)
+"""Of the first step."""
+APART_S = (4.0, 20.0)
+PARTINGS = (1, 2)
+AGAIN_AFTER_S = (2.0, 8.0)
+"""The next one; the first may last still."""
+ALONE = 0.3
+"""So many are of one that is cut off from all others."""
+BESIDES = {"kill": 3, "pause": 1, "one-way cut": 2, "cut": 2, "lost memory": 1}
+BESIDES_COUNT = (0, 3)
+BESIDES_LAST_S = (0.3, 6.0)
+
+
+def partings(seed: int) -> Schedule:
+    draws = random.Random(f"partings {seed}")
+    begun = NAMES[: draws.randint(*BEGUN)]
+    at_s, faults = draws.uniform(*WITHIN_S), list[Fault]()
+    for _ in range(draws.randint(*PARTINGS)):
+        size = 1 if draws.random() < ALONE else draws.randint(1, len(begun) - 1)
+        side = tuple(sorted(draws.sample(begun, size)))
+        parting = Fault(at_s, draws.uniform(*APART_S), "partition", side, 0.0)
+        faults.append(parting)
+        faults += _besides(draws, begun, parting)
+        at_s += draws.uniform(*AGAIN_AFTER_S)
+    return Schedule(
+        tuple(begun),
+        (),
+        tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        is_quick=True,
+        is_slow=True,
+        is_long=True,
+        waits_for_a_step=True,
+    )
+
+
+def _besides(draws: random.Random, begun: str, parting: Fault) -> list[Fault]:
+    """While they are apart, or as they meet."""
+    return [
+        Fault(
+            draws.uniform(parting.at_s, parting.at_s + parting.lasts_s),
+            draws.uniform(*BESIDES_LAST_S),
+            draws.choices(list(BESIDES), list(BESIDES.values()))[0],
+            tuple(draws.sample(begun, 2)),
+            draws.random(),
+        )
+        for _ in range(draws.randint(*BESIDES_COUNT))
+    ]

@@ -66,6 +66,7 @@ class Syncing:
             if message.sender not in following.members:
                 return refused("its sender is no member of the next view")
             state.following.synced.add(message.sender)
+            self._telling.news_of(following.id).synced[message.sender] = message
             return Verdict([], "it is noted")
         view = state.view_in_force
         if view is None or message.view != view.id:
@@ -82,14 +83,13 @@ class Syncing:
         if following.view is None or not following.self_synced or not is_due:
             return []
         following.synced_sent_ns = now_ns
-        if state.is_wide(following.view):
-            members, view = set(following.view.members), following.view
-            active = state.present.active_members.get(view.id, {})
-            lacking = members - following.synced
-            if state.is_newcomer and not lacking:
-                lacking = members - active.keys()
-            return self._telling.ask(view, lacking, now_ns)
-        return self._synced_message(following.view)
+        members, view = set(following.view.members), following.view
+        told = [] if state.is_wide(view) else self._synced_message(view)
+        active = state.present.active_members.get(view.id, {})
+        lacking = members - following.synced
+        if state.is_newcomer and not lacking:
+            lacking = members - active.keys()
+        return told + self._telling.ask(view, lacking, now_ns)
 
     def note_synced(self, view: ViewId, members: Iterable[Member]) -> None:
         """Told along the overlay."""

@@ -238,7 +238,8 @@ class Takeover:
         is_late = now_ns - state.present.taken_over_ns >= state.timing.resend_ns
         proof = view.certificate if is_late else None  # it may lack somebody's Ready
         asking = Active(state.me, view.id, said.step, said.lineage, True, proof)
-        return [SendMessage(to, stated(asking, state.settings.sign))]
+        others = self._telling.ask(view, missing, now_ns) if is_late else []
+        return [SendMessage(to, stated(asking, state.settings.sign)), *others]
 
 
 def _may_repeat_steps(view: View, before: Present) -> int:

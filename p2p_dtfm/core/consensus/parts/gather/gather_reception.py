@@ -29,6 +29,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Ready,
     Spread,
     open_contribution,
+    passed,
 )
 from p2p_dtfm.core.messages.message_bounds import require_bounded_contribution, require_layers
 from p2p_dtfm.core.messages.outlines import OUTLINE, open_outline
@@ -406,14 +407,21 @@ class GatherReception:
     def _answer_failure(
         self, view: View, message: Gather | Spread, parts: list[Contribution], now_ns: int
     ) -> Actions:
-        """A failure, under a number that this peer has passed: unplanned outranks planned."""
+        """A failure, under a number that this peer has passed: unplanned outranks planned. Who
+        reports it begins anew above that: whoever else did would be the one that stops the steps.
+        """
         state, attempt, to = self._state, self._state.attempt, (message.sender.peer_id,)
         if attempt is not None and not attempt.planned:
-            return [SendMessage(to, attempt.gather())] if message.number < attempt.number else []
+            if message.number < attempt.number:
+                return [SendMessage(to, attempt.gather())]
+            is_passed = isinstance(message, Gather) and not message.digest
+            return self._gathering.begin_above(attempt, message, now_ns) if is_passed else []
         own = [part for part in parts if part.member == message.sender]
         if state.frozen or not own or own[0].present is None or own[0].present.view != view.id:
             return []
-        return self._gathering.open(False, f"{message.sender.peer_id} reports a failure", now_ns)
+        under_way = attempt.number if attempt is not None else 0
+        highest = max(state.promises.passed_number, message.number, under_way)
+        return [SendMessage(to, passed(state.me, (highest + 1) | 1))]
 
     def _active_with_proof(self, view: View) -> Active:
         """For who still gathers for the present view: it lacks some Ready."""

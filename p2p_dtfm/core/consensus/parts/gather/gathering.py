@@ -26,7 +26,8 @@ from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.syncing import Syncing
 from p2p_dtfm.core.consensus.parts.takeover import Takeover
 from p2p_dtfm.core.consensus.views.origins import origins_of_newcomer
-from p2p_dtfm.core.messages.agreement_messages import Accusation, Ready
+from p2p_dtfm.core.membership.newcomers import NUMBERS_PASSED_LIMIT
+from p2p_dtfm.core.messages.agreement_messages import Accusation, Gather, Ready, Spread
 from p2p_dtfm.core.messages.statements import certified, charge, members_digest, stated
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot, ViewId
@@ -155,6 +156,15 @@ class Gathering:
         delay_ns = min(limit_ns, first_ns << min(attempts.failures - 2, 16))
         attempts.reopen_ns = now_ns + delay_ns // 2 + delay_ns * state.prng.below(1024) // 2048
         return [Report(f"will try again: {reason}")]
+
+    def begin_above(self, attempt: Attempt, message: Gather | Spread, now_ns: int) -> Actions:
+        """Its sender has passed the number of this attempt, and can take no part in it. Once after
+        a step that commits: who says so again is waited for in vain, as one that is silent."""
+        state, sender = self._state, message.sender
+        if sender in attempt.opened or state.attempts.failures:
+            return []
+        state.promises.hears_of(min(message.number, attempt.number + NUMBERS_PASSED_LIMIT))
+        return self.reopen(f"{sender.peer_id} has passed the number {attempt.number}", now_ns)
 
     def held_up(
         self, attempt: Attempt, by: Iterable[Member], reason: str, now_ns: int, is_late: bool

@@ -32,7 +32,6 @@ class Machines:
     passing_on: PassingOn
     gathering: Gathering
     suspicion: Suspicion
-    proofs: Proofs
     reception: GatherReception
     spreading: Spreading
     spread_reception: SpreadReception
@@ -61,7 +60,6 @@ def machines_of(state: AgreementState) -> Machines:
         passing_on=PassingOn(state),
         gathering=gathering,
         suspicion=suspicion,
-        proofs=proofs,
         reception=reception,
         spreading=spreading,
         telling=telling,

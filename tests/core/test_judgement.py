@@ -114,6 +114,7 @@ def test_what_honest_replicas_say_is_no_fault_and_no_conflict() -> None:
         ({"ready_for": ViewId(1 << 53, "x")}, "a view or lineage that none has"),
         ({"base": "x" * 257}, "a view or lineage that none has"),
         ({"step": 10, "held_out_token_count": 10}, "digests of its states"),
+        ({"states": {1: b"1" * 16}}, "where nobody asks for them"),
     ],
     ids=str,
 )

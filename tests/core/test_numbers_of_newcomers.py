@@ -6,7 +6,7 @@ It then refused all of theirs, so that nobody could join any more, and a failure
 import pytest
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS
-from p2p_dtfm.core.consensus.parts.requests import NUMBERS_PASSED_LIMIT
+from p2p_dtfm.core.membership.newcomers import NUMBERS_PASSED_LIMIT
 from p2p_dtfm.core.messages.agreement_messages import JoinRequest
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld

@@ -660,3 +660,94 @@ def test_what_was_prepared_in_a_view_that_was_given_up_shows_nothing_of_this_one
     given_up = PendingStep(7, BASE, (stated(old).signed,), (0,))
     parts = [part(A, {0: 7}, pending=given_up), part(B, {1: 7}), lie(step=FAR, pending=given_up)]
     assert recover(parts, 2, TERMS).target == Target(7, BASE)
+
+
+# what one says alone beyond where most are ------------------------------------------------------
+
+
+def of_many(count: int) -> tuple[list[Member], PresentView, tuple[Signed, ...]]:
+    """Each holds a layer; with everybody's Prepared of step 7."""
+    members = [Member(f"p{n:02}", 1) for n in range(count)]
+    stages = tuple(Stage(m.peer_id, n, n + 1, 1) for n, m in enumerate(members))
+    present = PresentView(VIEW, tuple(members), Plan((Pipeline(stages, 0, 4),), (), 1))
+    norms = [msgspec.structs.replace(prepared(m.peer_id), squared_norms={}) for m in members]
+    return members, present, tuple(stated(it).signed for it in norms)
+
+
+@pytest.mark.parametrize("count", [4, 18])
+def test_who_keeps_its_own_prepared_back_does_not_say_what_the_step_came_to(count: int) -> None:
+    """Of more than sixteen one alone replaced the whole model: nobody could show the contrary."""
+    members, present, said = of_many(count)
+    parts = []
+    for n, member in enumerate(members[1:], start=1):
+        pending = PendingStep(7, BASE, (said[n],), (n,))
+        parts.append(part(member, {n: 7, 0: 7}, pending=pending, present=present))
+    everything = dict.fromkeys(range(count), 8)
+    liar = lie(member=members[0], present=present, step=8, held=everything)
+    liar = msgspec.structs.replace(liar, lineages={8: "made up"})
+    for claim in (liar, msgspec.structs.replace(liar, pending=PendingStep(8, "x", said[1:2], ()))):
+        assert recover([claim, *parts], count).target == Target(7, BASE)
+    told = RetainedStep(ViewId(1, "of which nobody knows"), 7, BASE, OUTCOME, ())
+    lineages = {8: extend(BASE, 7, told.view, OUTCOME.digest)}
+    elsewhere = msgspec.structs.replace(liar, retained=told, lineages=lineages)
+    assert recover([elsewhere, *parts], count).target == Target(7, BASE)
+
+
+def test_what_one_tells_of_a_step_is_made_of_the_states_of_those_that_are_there() -> None:
+    """Of many a step counts that one tells of; who has not said Prepared of it keeps its layers."""
+    members, present, said = of_many(18)
+    outcome = msgspec.structs.replace(OUTCOME, token_count=36)
+    told = RetainedStep(VIEW, 7, BASE, outcome, ())
+    after = Target(8, extend(BASE, 7, VIEW, outcome.digest))
+    everything = dict.fromkeys(range(18), 8)
+    teller = lie(member=members[0], present=present, step=8, held=everything, retained=told)
+    parts = [msgspec.structs.replace(teller, lineages={8: after.lineage})]
+    for n, member in enumerate(members[1:], start=1):
+        pending = PendingStep(7, BASE, (said[n],), (n,))
+        parts.append(part(member, {n: 7}, pending=pending, present=present))
+    assert recover(parts, 18).target == after
+    has_nothing = PendingStep(7, BASE, (), ())
+    parts[5] = msgspec.structs.replace(parts[5], pending=has_nothing)
+    assert recover(parts, 18).lost_layers == (5,), "and the teller's has gone on from there"
+    parts[6] = msgspec.structs.replace(parts[6], held={0: 7, 6: 7})
+    assert recover(parts, 18).target == Target(7, BASE)
+
+
+def test_two_that_say_that_they_are_far_ahead_send_nobody_back() -> None:
+    members, present, _ = of_many(5)
+    parts = [
+        part(member, {n: 7, 3: 7, 4: 7}, present=present) for n, member in enumerate(members[:3])
+    ]
+    far = msgspec.structs.replace(prepared(members[3].peer_id), step=FAR - 1)
+    fellow = part(members[3], {3: 7}, present=present)
+    shown = PendingStep(FAR, "made up", (stated(far).signed,), ())
+    everything = dict.fromkeys(range(5), FAR)
+    liar = lie(member=members[4], present=present, step=FAR, held=everything, pending=shown)
+    parts += [fellow, msgspec.structs.replace(liar, lineages={FAR: "made up"})]
+    assert BelievedClaims(parts).furthest() <= 8
+    assert BelievedClaims(parts, slack_steps=1).furthest() <= 8, "nor does a planned view say so"
+    assert recover(parts, 5, TERMS).target == Target(7, BASE)
+
+
+def test_who_alone_has_a_layer_does_not_have_all_others_take_its_own_model() -> None:
+    """Guardians lag, and without its layer all go back to the cut."""
+    members, present, said = of_many(3)
+    cut = SavedState(4, "as of step 4", (0, 1, 2))
+    parts = [
+        part(member, {n: 7}, pending=PendingStep(7, BASE, (said[n],), (n,)), present=present)
+        for n, member in enumerate(members[:2])
+    ]
+    parts = [msgspec.structs.replace(it, cuts=(cut,)) for it in parts]
+    liar = lie(member=members[2], present=present, step=8, held={0: 8, 1: 8, 2: 8})
+    made_up = msgspec.structs.replace(liar, lineages={8: "made up"})
+    assert recover([*parts, made_up], 3).target == Target(4, "as of step 4")
+    told = RetainedStep(VIEW, 7, BASE, msgspec.structs.replace(OUTCOME, token_count=6), ())
+    after = Target(8, extend(BASE, 7, VIEW, msgspec.structs.replace(OUTCOME, token_count=6).digest))
+    teller = msgspec.structs.replace(liar, retained=told, lineages={8: after.lineage})
+    found = recover([*parts, teller], 3)
+    assert found.target == after and found.rolled == (VIEW, 7, BASE)
+    assert found.held[members[0]] == (0,) and found.held[members[1]] == (1,), (
+        "their own, as they are"
+    )
+    behind = msgspec.structs.replace(parts[1], pending=PendingStep(7, BASE, (), ()))
+    assert recover([parts[0], behind, teller], 3).target == Target(4, "as of step 4")

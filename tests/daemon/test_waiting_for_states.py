@@ -335,7 +335,8 @@ def test_who_says_nothing_of_many_layers_is_waited_for_once(
         parts.state.states.update({layer: state_of(layer) for layer in layers})
         follower = parts.followers._new(view, layers, parts.followers._changed, lambda *_: None)
         tools, began_s = follower._tools, asyncio.get_running_loop().time()
-        assert not await unlike_layers(view, tools, StateVotes(), layers, STEP)
+        givers = dict.fromkeys(layers, "")
+        assert not await unlike_layers(view, tools, StateVotes(), givers, STEP)
         assert parts.line.told
         assert asyncio.get_running_loop().time() - began_s < 0.5 * (len(layers) - 2)
 

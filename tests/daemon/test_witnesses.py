@@ -12,6 +12,7 @@ from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.peers.wire import ConfirmLayers, StateDigest
 from p2p_dtfm.daemon.state_transfer import witnesses
+from p2p_dtfm.daemon.state_transfer.following.rolled_layers import witnesses_of
 from p2p_dtfm.daemon.state_transfer.witnesses import VERSIONS_TOLD, StateVotes, WitnessDesk
 from p2p_dtfm.train.model.layer_state import LayerState
 from tests.daemon.trainer_parts import SPEC
@@ -72,6 +73,28 @@ def test_nobody_talks_so_much_that_the_others_are_forgotten(donor: bytes) -> Non
     blob = donor.hex() + "00" * 16
     assert votes.is_outvoted(names, 0, 7, "donor", blob) == (donor is FALSE)
     assert asyncio.run(votes.count(names, 0, 7, "donor", blob)) == (donor is TRUE)
+
+
+@pytest.mark.parametrize("count", range(3, 9))
+def test_fellows_that_are_few_do_not_have_a_right_state_fetched_anew(count: int) -> None:
+    """Of eight two were half of the four that were asked. Whoever gave the gradients has nothing to
+    say where three others have."""
+    holders = [f"h{number}" for number in range(count)]
+    fellows = holders[: (count - 1) // 3]
+    votes, asked = StateVotes(), witnesses_of(holders, "h7")
+    assert len(asked) % 2 == 1 and ("h7" not in asked)
+    for number, name in enumerate(asked):
+        votes.ask(name, VIEW, number, {0})
+        digest = FALSE if name in fellows else TRUE
+        votes.said(name, StateDigest(VIEW, number, 0, 7, digest))
+    assert not asyncio.run(votes.is_odd(asked, 0, 7, TRUE))
+    assert asyncio.run(votes.is_odd(asked, 0, 7, FALSE))
+
+
+def test_where_two_others_have_a_layer_both_are_asked() -> None:
+    assert witnesses_of(["a", "b"], "a") == ["a", "b"]
+    assert witnesses_of(["a", "b", "c"], "a") == ["a", "b", "c"]
+    assert witnesses_of(["a", "b", "c", "d"], "a") == ["b", "c", "d"]
 
 
 class Line:

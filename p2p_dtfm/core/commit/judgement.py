@@ -178,8 +178,9 @@ def _fault_of_counts(
     shared = {n for n, segment in segments if me in segment.holders and len(segment.holders) > 1}
     if terms.trains(step) and set(prepared.sums) != shared:
         return "Prepared does not state the sums of its segments"
-    if terms.tells_states(step) and set(prepared.states) != set(plan.layers_of(me)):
-        return "Prepared does not state the digests of its states"
+    due_states = set(plan.layers_of(me)) if terms.tells_states(step) else set()
+    if set(prepared.states) != due_states:  # what one alone states is compared with nothing
+        return "Prepared does not state the digests of its states, or where nobody asks for them"
     return _fault_of_ends(prepared, plan, terms)
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.messages.agreement_messages import AgreementMessage
+from p2p_dtfm.core.messages.prepared import SignedPrepared
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.recovery.partial_replay import PartialReplay
 from p2p_dtfm.core.recovery.recovery_evidence import Restart
@@ -56,7 +57,7 @@ WAN = Timing(wide_above=WIDE_ABOVE)
 @dataclass(frozen=True)
 class SendMessage:
     to: tuple[str, ...]
-    message: AgreementMessage
+    message: AgreementMessage | SignedPrepared
 
 
 @dataclass(frozen=True)

@@ -261,7 +261,8 @@ class Agreement(AgreementReadings):
 
         Call this before anything else is received or awaited.
         """
-        return self._machines.takeover.committed(outcome, now_ns)
+        actions = self._machines.takeover.committed(outcome, now_ns)
+        return actions + self._machines.passing_on.committed()
 
     def skip_to(self, step: int, lineage: str) -> None:
         """Without a stage: more than half of those with one prepare `step` of this view, from this

@@ -10,6 +10,7 @@ from p2p_dtfm.core.consensus.parts.gather.gathering import Gathering
 from p2p_dtfm.core.consensus.parts.meeting import Meeting
 from p2p_dtfm.core.consensus.parts.opening import Opening
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
+from p2p_dtfm.core.consensus.parts.passing_on import PassingOn
 from p2p_dtfm.core.consensus.parts.proofs import Proofs
 from p2p_dtfm.core.consensus.parts.requests import Requests
 from p2p_dtfm.core.consensus.parts.suspicion import Suspicion
@@ -28,9 +29,9 @@ class Machines:
     outsiders: Outsiders
     syncing: Syncing
     takeover: Takeover
+    passing_on: PassingOn
     gathering: Gathering
     suspicion: Suspicion
-    proofs: Proofs
     reception: GatherReception
     spreading: Spreading
     spread_reception: SpreadReception
@@ -56,9 +57,9 @@ def machines_of(state: AgreementState) -> Machines:
         outsiders=outsiders,
         syncing=syncing,
         takeover=takeover,
+        passing_on=PassingOn(state),
         gathering=gathering,
         suspicion=suspicion,
-        proofs=proofs,
         reception=reception,
         spreading=spreading,
         telling=telling,

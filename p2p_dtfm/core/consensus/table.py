@@ -42,6 +42,7 @@ class Refusal:
 def _heartbeat(machines: Machines, sender: str, message: Heartbeat, now_ns: int) -> Verdict:
     machines.syncing.note_progress(message, now_ns)
     answer = machines.outsiders.answer(message.sender, now_ns)
+    answer += machines.passing_on.heard(message, now_ns)
     return Verdict(answer, "it lives; it hears of the view if it is in another one")
 
 
@@ -61,7 +62,8 @@ SPREAD = Handler(
     lambda machines, _, message, now_ns: machines.spread_reception.receive(message, now_ns),
 )
 TIDINGS = Handler(
-    "in a view of many: Synced and Active of several, which this peer passes on to its neighbours",
+    "in a view of many: Synced and Active of several, which this peer passes on to its neighbours; "
+    "of few the answer to who asks for them",
     lambda machines, _, message, now_ns: machines.tidings_reception.receive(message, now_ns),
 )
 READY = Handler(
@@ -91,7 +93,9 @@ STANDING_TO_NEWCOMER = Handler(
     lambda machines, _, message, now_ns: machines.meeting.receive_as_newcomer(message, now_ns),
 )
 HEARTBEAT = Handler(
-    "it lives; says who gets on with its states; Standing to an outsider", _heartbeat
+    "it lives; says who gets on with its states, and whose Prepared it lacks, which it is given; "
+    "Standing to an outsider",
+    _heartbeat,
 )
 
 NO_ATTEMPT = Refusal("no attempt is under way")

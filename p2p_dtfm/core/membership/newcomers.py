@@ -27,6 +27,9 @@ FOUNDING_LIMIT = 1023
 FREE_AGAIN_NS = FORGIVEN_AFTER * (REFUSED_NS << (REFUSALS_LIMIT - 1))
 """Who does not come though others count on it pays nothing for the first time in so long: it may
 have been cut off, or started again."""
+NUMBERS_PASSED_LIMIT = 64
+"""By so much others may raise the number of the next attempt above the last one: all newcomers
+together, or many words to one member would take it where the others do not follow."""
 SILENT_ONCE = 1
 """A newcomer that does not answer is heard again at once so often: a message may get lost."""
 

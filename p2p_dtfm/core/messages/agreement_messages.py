@@ -13,7 +13,7 @@ from p2p_dtfm.core.protocol.canonical import Numbered, digest, encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
-from p2p_dtfm.core.protocol.snapshot import Bar, Member, ViewId
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, Member, ViewId
 
 _CONTRIBUTION = "contribution"
 PREPARED_LIMIT = 1024
@@ -136,7 +136,8 @@ class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
 
 
 class Gather(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="gather"):
-    """All that the sender knows for view `number`, and the digest of it."""
+    """All that the sender knows for view `number`, and the digest of it. Without a digest it knows
+    nothing: it has passed that number, or has not heard that all agreed on it (`passed`)."""
 
     sender: Member
     number: int
@@ -151,6 +152,11 @@ class Gather(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="gathe
     """Records of the newcomers that the contributions name."""
     certificates: tuple[Certificate, ...] = ()
     """Of contributors' views, for whom they may be news."""
+
+
+def passed(sender: Member, number: int) -> Gather:
+    """For who gathers for a number that is of no use to the sender, or has gone on to it."""
+    return Gather(sender, number, number % 2 == 0, GENESIS, 0, (), (), "")
 
 
 class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ready"):

@@ -17,6 +17,7 @@ from p2p_dtfm.core.messages.audit_messages import (
 from p2p_dtfm.core.messages.room import fitting, order_from
 from p2p_dtfm.core.protocol.canonical import Numbered, digest_bytes, encode, encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.lineage import NAME_LIMIT
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
 from p2p_dtfm.core.protocol.snapshot import ViewId
 
@@ -97,6 +98,8 @@ def open_prepared(signed: Signed, verify: Verify) -> Prepared:
     prepared = open_signed(signed, _KIND, Prepared, verify)
     if prepared.peer_id != signed.peer_id:
         raise PeerFault("says Prepared for another peer", signed.peer_id)
+    if len(prepared.base) > NAME_LIMIT:
+        raise PeerFault("says Prepared from a lineage with no such name", signed.peer_id)
     if prepared.audit is not None:
         _require_heard(prepared, prepared.audit, verify)
     return prepared

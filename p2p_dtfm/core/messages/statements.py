@@ -45,6 +45,9 @@ def is_stated(message: Ready | Synced | Active | Standing, verify: Verify) -> bo
 
 
 def _covered(message: Ready | Synced | Active | Standing) -> bytes:
+    """Whether an Active asks is for its receiver alone; others pass on what it says."""
+    if isinstance(message, Active):
+        message = msgspec.structs.replace(message, asks=False, certificate=None)
     payload = encode(msgspec.structs.replace(message, signature=b""))
     return covered(message.sender.peer_id, _KINDS[type(message)], payload)
 

@@ -22,6 +22,8 @@ GENESIS_LINEAGE = ""
 """Of the initial parameters, which anyone can compute from the run spec."""
 
 REMEMBERED_STEPS = 1024
+NAME_LIMIT = 256
+"""Characters: a digest, and before it what `STARTS_REMEMBERED` epochs take."""
 STARTS_REMEMBERED = 8
 """In a name: of states from before so many epochs only the initial parameters count."""
 _MARKED = re.compile(r"([1-9][0-9]{0,8}):((?:[0-9]{1,15},){0,7}[0-9]{1,15}):(.*)", re.DOTALL)
@@ -40,9 +42,13 @@ class Epochs(NamedTuple):
         return Epochs(self.number + 1, (*self.starts, step)[-STARTS_REMEMBERED:])
 
 
-@lru_cache(maxsize=4096)
 def epochs_of(lineage: str) -> Epochs:
-    """As a name says it."""
+    """As a name says it; what is longer than any is none, and is not kept."""
+    return _epochs_of(lineage) if len(lineage) <= NAME_LIMIT else Epochs()
+
+
+@lru_cache(maxsize=4096)
+def _epochs_of(lineage: str) -> Epochs:
     found = _MARKED.fullmatch(lineage)
     if found is None:
         return Epochs()

@@ -8,7 +8,8 @@ when one of them has committed a step, all stage-holders have said Prepared of i
 Where that led is another question. Whoever holds its own Prepared back has those of all others, and
 could give a state of its own for what the step comes to: of a lineage beyond what most have come to
 themselves only all Prepared of the step are proof, which whoever has committed it passes on as far
-as there is room.
+as there is room. Without them it counts only as what somebody's outcome makes of the state of most,
+if these have said Prepared: then each of them takes that step for its own layers.
 
 Nor is anybody believed for the view that it says it is in, where most are in others: it may be one
 that they have left, or agreed on and not taken over. In a view no step commits before all its
@@ -18,8 +19,7 @@ members have said that they are in it, so all have a word there.
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from p2p_dtfm.core.messages.agreement_messages import RETAINED_LIMIT, Contribution
-from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.messages.agreement_messages import Contribution
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.contradictions import stated
@@ -30,14 +30,10 @@ _Reach = dict[tuple[ViewId, str], int]
 
 class BelievedClaims:
     """Of the contributions to one view. `slack_steps`: by so many more a member may be behind
-    another one, where contributions carry no Prepared. `needs_proof`: of a lineage beyond what most
-    have come to themselves, where it could be shown."""
+    another one, where contributions carry no Prepared."""
 
-    def __init__(
-        self, parts: Sequence[Contribution], slack_steps: int = 0, needs_proof: bool = True
-    ) -> None:
+    def __init__(self, parts: Sequence[Contribution], slack_steps: int = 0) -> None:
         self._parts = parts
-        self._needs_proof = needs_proof
         self.members = [part for part in parts if part.present is not None]
         self._slack_steps = slack_steps
         self._own_steps = _own_steps(parts)
@@ -61,37 +57,39 @@ class BelievedClaims:
         believed = (part.step for part in furthest if self.may_have(part, part.step))
         return next(believed, furthest[0].step if furthest else 0)
 
-    def may_have(self, part: Contribution, version: int, lineage: str | None = None) -> bool:
-        """Whether that many steps can have been committed where `part` was, and to this lineage."""
+    def may_have(
+        self,
+        part: Contribution,
+        version: int,
+        lineage: str | None = None,
+        told: tuple[ViewId, int, str] | None = None,
+    ) -> bool:
+        """Whether that many steps can have been committed where `part` was, and to this lineage.
+        `told`: of a step that somebody tells has led there its view, number and base."""
         present = part.present
         if present is None or not self._trains:
             return True
-        plan, fellows = self._plans.get(present.view), self._fellows[present.view]
-        if plan is None or 2 * len(fellows) <= len(self.members):
-            plan, fellows = None, self.members
-        if lineage is not None and _are_elsewhere(fellows, version, lineage):
+        fellows = self._fellows[present.view]
+        if present.view not in self._plans or 2 * len(fellows) <= len(self.members):
+            fellows = self.members
+        if lineage is None:
+            return self._is_let_stand(part, fellows, version, self._reach)
+        if _are_elsewhere(fellows, version, lineage):
             return False
-        return self._is_let_stand(part, plan, fellows, version, tells_where=lineage is not None)
+        is_step_of_most = (
+            told is not None and told[0] in self._plans and not _are_elsewhere(fellows, *told[1:])
+        )
+        reach = self._reach if is_step_of_most else self._own_steps
+        return self._is_let_stand(part, fellows, version, reach)
 
     def _is_let_stand(
-        self,
-        part: Contribution,
-        plan: Plan | None,
-        fellows: Sequence[Contribution],
-        version: int,
-        tells_where: bool,
+        self, part: Contribution, fellows: Sequence[Contribution], version: int, reach: _Reach
     ) -> bool:
-        """Whether most of those fellows that decide have come so far. `plan`: of their view, where
-        they are in one."""
+        """Whether most of those fellows that decide have come so far."""
         deciding = [each for each in fellows if self._has_stage(each)]
-        holders = len(deciding) if plan is None else len(plan.stage_holders())
-        could_prove = self._needs_proof and tells_where and holders <= RETAINED_LIMIT
-        if plan is not None and not could_prove and self._shows(part, plan, version):
-            return True
         if not deciding:
             deciding = [each for each in fellows if each is not part]
             version -= 1  # without a stage one may hear of a step a moment later
-        reach = self._own_steps if could_prove else self._reach
         keys = ((it.present.view, it.member.peer_id) for it in deciding if it.present is not None)
         reached = [reach[key] + self._slack_steps for key in keys]
         against = sum(1 for step in reached if step < version)
@@ -106,17 +104,6 @@ class BelievedClaims:
     def needs_members(self) -> bool:
         """Whether newcomers' states count only where a member's lineage comes by."""
         return self._trains
-
-    def _shows(self, part: Contribution, plan: Plan, version: int) -> bool:
-        """Whether it has the word of another stage-holder that all before the step was committed,
-        or that it is about to be."""
-        me, holders = part.member.peer_id, plan.stage_holders()
-        if holders == (me,):
-            return True
-        others = (s for s in passed_on(part) if s.peer_id in holders and s.peer_id != me)
-        here = part.present.view if part.present is not None else None
-        said = map(stated, others)
-        return any(item.view == here and item.step >= version - 1 for item in said)
 
 
 def passed_on(part: Contribution) -> tuple[Signed, ...]:

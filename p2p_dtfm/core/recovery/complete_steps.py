@@ -51,9 +51,12 @@ Complete = dict[Target, CompleteStep]
 """By where they lead."""
 
 
-def complete_steps(parts: list[Contribution], terms: StepTerms | None) -> Complete:
+def complete_steps(
+    parts: list[Contribution], terms: StepTerms | None, needs_proof: bool = True
+) -> Complete:
     """A step's Prepared count from wherever they come; else its outcome counts as most tell it, if
-    more than half of the members do, or nobody could have shown it."""
+    more than half of the members do, or nobody could have shown it. `needs_proof`: who could have
+    shown it must."""
     plans = {p.present.view: p.present.plan for p in parts if p.present and p.present.plan}
     members = sum(1 for part in parts if part.present is not None)
     told, counts, said = _told(parts), _counts(parts), _said(parts)
@@ -70,7 +73,8 @@ def complete_steps(parts: list[Contribution], terms: StepTerms | None) -> Comple
             continue
         digests = [outcome.digest for outcome in outcomes]
         outcome = max(outcomes, key=lambda it: (digests.count(it.digest), it.digest))
-        can_be_shown = plan is not None and len(plan.stage_holders()) <= RETAINED_LIMIT
+        is_small = plan is not None and len(plan.stage_holders()) <= RETAINED_LIMIT
+        can_be_shown = needs_proof and is_small
         is_most = 2 * digests.count(outcome.digest) > members
         if is_most or (not can_be_shown and _fits(outcome, of_step)):
             found = CompleteStep(key, outcome)

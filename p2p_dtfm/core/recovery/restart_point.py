@@ -58,13 +58,14 @@ def recover(
     end of the run are nobody's, nor are those that others' words refute (`believed_claims`).
 
     One that alone has committed a step may not be able to show that any more: all Prepared may be
-    more than there is room for. Where layers would be lost otherwise its word is taken.
+    more than there is room for. Where layers would be lost otherwise its word is taken for what the
+    step came to: the others make it of their own states.
     """
     parts = sorted(contributions, key=lambda part: part.member)
-    complete = complete_steps(parts, terms)
-    found, floor = _recover(parts, complete, BelievedClaims(parts), layer_count, terms)
+    claims = BelievedClaims(parts)
+    found, floor = _recover(parts, complete_steps(parts, terms), claims, layer_count, terms)
     if found.target is None or found.target.step < floor:
-        claims = BelievedClaims(parts, needs_proof=False)
+        complete = complete_steps(parts, terms, needs_proof=False)
         other, _ = _recover(parts, complete, claims, layer_count, terms)
         if other.target is not None and other.target.step >= floor:
             return other
@@ -119,13 +120,42 @@ def what_it_comes_to(
 ) -> Recovery:
     """Going to a target; with the layers that nobody has there."""
     held = {part.member: _reach(part, target, complete) for part in parts}
+    told = complete.get(target)
+    if told is not None and not told.prepared:
+        held = _without_denied(held, parts, told.key)
     there = {layer for layers in held.values() for layer in layers}
     missing = tuple(layer for layer in range(layer_count) if layer not in there)
     lost = () if target.step == 0 else missing  # in whatever epoch, they are made again
-    step = complete.get(target)
-    if step is None:
+    if told is None:
         return Recovery(target, held=held, lost_layers=lost)
-    return Recovery(target, step.key, step.outcome, step.prepared, held, lost)
+    return Recovery(target, told.key, told.outcome, told.prepared, held, lost)
+
+
+def _without_denied(
+    held: dict[Member, tuple[int, ...]], parts: list[Contribution], key: StepKey
+) -> dict[Member, tuple[int, ...]]:
+    """Of a step that is only told. Who has a place in its view, is there, and cannot take the step
+    for layers of its own has not said Prepared of it: that others without a place there have these
+    layers after it counts for nothing."""
+    here = [part for part in parts if part.present is not None and part.present.view == key[0]]
+    plan = next((it.present.plan for it in here if it.present and it.present.plan), None)
+    if plan is None:
+        return held
+    places = {part.member: plan.layers_of(part.member.peer_id) for part in parts}
+    denied = {
+        layer
+        for part in here
+        for layer in places[part.member]
+        if layer in part.held and layer not in held[part.member]
+    }
+    return {
+        part.member: tuple(
+            layer
+            for layer in held[part.member]
+            if layer not in denied or layer in places[part.member] or can_roll(part, layer, key)
+        )
+        for part in parts
+    }
 
 
 def _targets(
@@ -201,8 +231,10 @@ def _is_backed(target: Target, complete: Complete, claims: BelievedClaims) -> bo
         return True
     if not claims.needs_members:
         return True
+    told = step.key if step is not None else None
     return any(
-        _tells_of(part, target, complete) and claims.may_have(part, target.step, target.lineage)
+        _tells_of(part, target, complete)
+        and claims.may_have(part, target.step, target.lineage, told)
         for part in claims.members
     )
 

@@ -230,7 +230,8 @@ class Dispatch:
             trainer.audited(sender, message)
             return
         if message.signed.peer_id != sender:
-            raise PeerFault("says Prepared for another peer", sender)
+            self._passed_on(sender, message.signed)
+            return
         try:
             prepared = open_prepared(message.signed, self._membership.verify)
         except PeerFault as fault:
@@ -240,6 +241,21 @@ class Dispatch:
                 self._agreement.turn_away(sender, now.monotonic_ns())
             raise
         trainer.prepared(Statement(prepared, message.signed))
+
+    def _passed_on(self, sender: str, signed: Signed) -> None:
+        """Another's, of the open step: that one may have told it to all but this peer. Raises
+        `PeerFault`."""
+        if not {sender, signed.peer_id} <= self._membership.members():
+            raise PeerFault("says Prepared for another peer", sender)
+        ledger = self._agreement.ledger
+        if ledger is None or signed.peer_id not in ledger.missing:
+            return  # it has come meanwhile
+        try:
+            prepared = open_prepared(signed, self._membership.verify)
+        except PeerFault as fault:
+            raise PeerFault(f"passes on a Prepared: {fault.cause}", sender) from fault
+        if (prepared.view, prepared.step) == (ledger.view, ledger.step):
+            self._participant.trainer.prepared(Statement(prepared, signed))
 
     def _hear_heartbeat(self, sender: str, message: Heartbeat) -> None:
         self._participant.step_watch.heard(sender, message.progress, message.work)

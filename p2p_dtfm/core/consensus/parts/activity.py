@@ -9,7 +9,9 @@ from p2p_dtfm.core.consensus.parts.gather.gathering import Gathering
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.proofs import Proofs
 from p2p_dtfm.core.consensus.parts.takeover import Takeover
-from p2p_dtfm.core.messages.agreement_messages import Active
+from p2p_dtfm.core.messages.agreement_messages import Active, KnownView, passed
+from p2p_dtfm.core.messages.certificate import Certificate
+from p2p_dtfm.core.messages.statements import signers
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.view import View
@@ -51,7 +53,7 @@ class Activity:
                 return Verdict([answer], "its sender lacks this peer's Active")
             return refused("it is noted")
         found = self._of_another_view(message, now_ns)
-        return found or self.missed(message.sender, message.view, now_ns)
+        return found or self.missed(message.sender, message.view, message.certificate, now_ns)
 
     def receive_as_newcomer(self, message: Active, now_ns: int) -> Verdict:
         """By who is in no view: of one that it has agreed to."""
@@ -178,8 +180,12 @@ class Activity:
             return {member for member in others if member.peer_id in holders}
         return others & set(before.members) if before is not None else others
 
-    def missed(self, sender: Member, theirs: ViewId, now_ns: int) -> Verdict:
-        """`sender` is in a later view than this peer, which counts this peer in: it said Ready."""
+    def missed(
+        self, sender: Member, theirs: ViewId, proof: Certificate | None, now_ns: int
+    ) -> Verdict:
+        """`sender` is in a later view than this peer, which counts this peer in: it said Ready.
+        That all have said it is to be shown: whoever has others stop the steps by a word of its own
+        would have them out for it."""
         state, attempt = self._state, self._state.attempt
         if sender not in state.members or theirs.number <= state.view_id.number:
             return refused("it is of no later view by a member of the present one")
@@ -189,7 +195,15 @@ class Activity:
             return refused("it is of a view to which this peer has not said Ready")
         if attempt is not None and not attempt.planned and attempt.number > theirs.number:
             return refused("takes part in an attempt with a higher number")
+        if not self._shows_all_ready(proof, known):
+            asks = self._outsiders.tell(sender.peer_id, passed(state.me, theirs.number), now_ns)
+            return Verdict(asks, "it does not show that all have said Ready to it")
         state.promises.hears_of(theirs.number)
         state.attempts.under_way = None
         reason = f"missed the takeover of view {theirs}"
         return Verdict(self._gathering.open(False, reason, now_ns), reason)
+
+    def _shows_all_ready(self, proof: Certificate | None, known: KnownView) -> bool:
+        if proof is None or KnownView(proof.view, proof.members, proof.plan_digest) != known:
+            return False
+        return set(known.members) <= signers(proof, self._state.settings.verify)

@@ -64,7 +64,8 @@ class Meeting:
         if message.view == view.id or state.me not in view.members:
             return refused("it is of the present view")
         if state.me in message.members:
-            return self._activity.missed(message.sender, message.view, now_ns)
+            proof = message.certificate
+            return self._activity.missed(message.sender, message.view, proof, now_ns)
         if message.sender in view.members:
             return self._hear_from_fellow(view, message, now_ns)
         return self._compare(view, message, now_ns)

@@ -9,6 +9,7 @@ from p2p_dtfm.core.consensus.parts.suspicion import Suspicion
 from p2p_dtfm.core.membership.bars import barred_at
 from p2p_dtfm.core.membership.newcomers import (
     FOUNDING_LIMIT,
+    NUMBERS_PASSED_LIMIT,
     WAITING_LIMIT,
     WAITING_WIDE_ABOVE,
     WAITING_WIDE_LIMIT,
@@ -18,10 +19,6 @@ from p2p_dtfm.core.messages.agreement_messages import JoinRequest
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Member
-
-NUMBERS_PASSED_LIMIT = 64
-"""By so much newcomers may raise the number of the next attempt above the last one: all of them
-together, or many words to one member would take it where the others do not follow."""
 
 
 class Requests:

@@ -66,6 +66,7 @@ class Syncing:
             if message.sender not in following.members:
                 return refused("its sender is no member of the next view")
             state.following.synced.add(message.sender)
+            self._telling.news_of(following.id).synced[message.sender] = message
             return Verdict([], "it is noted")
         view = state.view_in_force
         if view is None or message.view != view.id:
@@ -82,14 +83,13 @@ class Syncing:
         if following.view is None or not following.self_synced or not is_due:
             return []
         following.synced_sent_ns = now_ns
-        if state.is_wide(following.view):
-            members, view = set(following.view.members), following.view
-            active = state.present.active_members.get(view.id, {})
-            lacking = members - following.synced
-            if state.is_newcomer and not lacking:
-                lacking = members - active.keys()
-            return self._telling.ask(view, lacking, now_ns)
-        return self._synced_message(following.view)
+        members, view = set(following.view.members), following.view
+        told = [] if state.is_wide(view) else self._synced_message(view)
+        active = state.present.active_members.get(view.id, {})
+        lacking = members - following.synced
+        if state.is_newcomer and not lacking:
+            lacking = members - active.keys()
+        return told + self._telling.ask(view, lacking, now_ns)
 
     def note_synced(self, view: ViewId, members: Iterable[Member]) -> None:
         """Told along the overlay."""
@@ -112,6 +112,11 @@ class Syncing:
         reason = f"gives up view {view.id}, which waits for the states of {unsynced or 'nobody'}"
         state.following.doom(reason)
         return [Report(reason)] if unsynced else []
+
+    def is_about_to_give_up(self, now_ns: int) -> bool:
+        """This peer has waited half as long for the states of some as it would."""
+        waits = self._takes_too_long(now_ns, 1, 2) or self._stuck_newcomers(now_ns, 2)
+        return self._state.next_view is not None and bool(waits or self._idle_members(now_ns, 2))
 
     def refuse_unsynced(self, now_ns: int, haste: int) -> None:
         """Who did not get its states; with `haste`, in such a part of the time that it has."""

@@ -144,6 +144,8 @@ class Takeover:
     def _end_attempts(self, view: View, now_ns: int) -> None:
         """What was tried or agreed before is over."""
         state, attempts, members = self._state, self._state.attempts, set(view.member_ids)
+        if view.snapshot.planned:
+            state.doubts.replacers.takes_over()
         if view.snapshot.planned or 0 < attempts.replan_number <= view.id.number:
             attempts.replan_reason = ""  # a planned view has everybody's records, whoever asked
         if attempts.under_way is not None:
@@ -238,7 +240,8 @@ class Takeover:
         is_late = now_ns - state.present.taken_over_ns >= state.timing.resend_ns
         proof = view.certificate if is_late else None  # it may lack somebody's Ready
         asking = Active(state.me, view.id, said.step, said.lineage, True, proof)
-        return [SendMessage(to, stated(asking, state.settings.sign))]
+        others = self._telling.ask(view, missing, now_ns) if is_late else []
+        return [SendMessage(to, stated(asking, state.settings.sign)), *others]
 
 
 def _may_repeat_steps(view: View, before: Present) -> int:

@@ -182,7 +182,8 @@ class Follower:
     async def unlike(self, version: int) -> set[int]:
         """See `unlike_layers`."""
         rolled = self._replaying.rolled & (self.layers - self.missing)
-        return await unlike_layers(self.view, self._tools, self._votes, rolled, version)
+        givers = {layer: self._donor_of.get(layer, "") for layer in rolled}
+        return await unlike_layers(self.view, self._tools, self._votes, givers, version)
 
     def _turn_from(self, donor: str) -> None:
         """Ask the next donor of each layer that this one was to give."""

@@ -6,7 +6,7 @@ would take it for who lies. So in the first step of its place it asks once more.
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Mapping, Sequence
 from itertools import compress
 
 from p2p_dtfm.core.recovery.view import View
@@ -14,15 +14,21 @@ from p2p_dtfm.daemon.state_transfer.following.donor_choice import donors_of
 from p2p_dtfm.daemon.state_transfer.state_tools import FollowerTools
 from p2p_dtfm.daemon.state_transfer.witnesses import WITNESSES_LIMIT, StateVotes
 
+ENOUGH = 3
+"""To leave out whoever gave the gradients."""
+
 
 async def unlike_layers(
-    view: View, tools: FollowerTools, votes: StateVotes, rolled: Collection[int], version: int
+    view: View, tools: FollowerTools, votes: StateVotes, givers: Mapping[int, str], version: int
 ) -> set[int]:
     """Those that are not what the holders of the view before have at `version`, at which they wait
-    for this peer. Nothing can be said yet of what it is to guard where the last gradient is on its
-    way: to take it for false would throw away what may be the only other copy."""
-    here = (layer for layer in sorted(rolled) if tools.states[layer].version == version)
-    holders = {layer: donors_of(view, layer, tools.me)[:WITNESSES_LIMIT] for layer in here}
+    for this peer; `givers`: by layer, who gave the gradients. Nothing can be said yet of what it is
+    to guard where the last gradient is on its way: to take it for false would throw away what may
+    be the only other copy."""
+    here = (layer for layer in sorted(givers) if tools.states[layer].version == version)
+    holders = {
+        layer: witnesses_of(donors_of(view, layer, tools.me), givers[layer]) for layer in here
+    }
     for peer in sorted({peer for each in holders.values() for peer in each}):
         asked = [layer for layer, peers in holders.items() if peer in peers]
         said = votes.ask(peer, view.id, next(tools.numbers), asked)
@@ -30,3 +36,12 @@ async def unlike_layers(
     own = {layer: await tools.compute.run(tools.states[layer].file_digest) for layer in holders}
     odd = (votes.is_odd(peers, layer, version, own[layer]) for layer, peers in holders.items())
     return set(compress(holders, await asyncio.gather(*odd)))  # who says nothing is waited for once
+
+
+def witnesses_of(holders: Sequence[str], giver: str) -> Sequence[str]:
+    """Whom to ask: of more than two an odd number, so that fellows that are fewer than the others
+    are no half of them."""
+    others = [peer for peer in holders if peer != giver]
+    asked = others if len(others) >= ENOUGH else holders
+    count = min(len(asked), WITNESSES_LIMIT + 1)
+    return asked[: count - (count > 2 and count % 2 == 0)]

@@ -10,7 +10,10 @@ from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.patience import patience_ns
 from p2p_dtfm.core.consensus.attempts.silence import silent_in
-from p2p_dtfm.core.consensus.parts.gather.entry_verdict import entry_verdict
+from p2p_dtfm.core.consensus.parts.gather.entry_verdict import (
+    entry_verdict,
+    makers_of,
+)
 from p2p_dtfm.core.consensus.parts.gather.far_senders import (
     NOBODY_OPENED,
     gather_worth_reading,
@@ -18,6 +21,7 @@ from p2p_dtfm.core.consensus.parts.gather.far_senders import (
     refusal_of_far,
 )
 from p2p_dtfm.core.consensus.parts.gather.gathering import Gathering
+from p2p_dtfm.core.consensus.parts.gather.replacing import Replacing
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.proofs import Proofs
 from p2p_dtfm.core.membership.newcomers import FOUNDING_LIMIT, most_waiting
@@ -29,6 +33,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Ready,
     Spread,
     open_contribution,
+    passed,
 )
 from p2p_dtfm.core.messages.message_bounds import require_bounded_contribution, require_layers
 from p2p_dtfm.core.messages.outlines import OUTLINE, open_outline
@@ -52,6 +57,7 @@ class GatherReception:
         self._gathering = gathering
         self._proofs = proofs
         self._outsiders = outsiders
+        self._replacing = Replacing(state, gathering)
 
     def receive(self, message: Gather, now_ns: int) -> Verdict:
         """Raises `PeerFault`."""
@@ -91,12 +97,17 @@ class GatherReception:
             answer = SendMessage((message.sender.peer_id,), lost)
             return Verdict([answer], "has said Ready to it: that must have got lost")
         found = entry_verdict(self._state, message, opened)
+        if found.accuses is not None:
+            return self._replacing.accuse(found.accuses, message, found.reason, now_ns)
+        if found.enters or found.calls_off:
+            self._replacing.note(message, opened, now_ns)
         if found.calls_off:  # or it would vouch anew with each step, and hardly ever enter
             self._state.following.doom(f"{message.sender.peer_id} does not wait for it any more")
         if not found.enters:
             said = self._answer_without(message, opened, now_ns)
             return Verdict(said, f"takes no part: {found.reason}")
         self._side_with_who_opens(now_ns)
+        self._replacing.join(message)
         self._note_opener(message, opened, now_ns)
         number, planned, base = message.number, message.planned, message.base
         attempt, actions = self._gathering.enter(number, planned, base, now_ns)
@@ -133,8 +144,7 @@ class GatherReception:
             return
         if any(self._doubts_link(item, message.number, members) for item in message.accusations):
             return
-        known = {part.member for part in parts} & members  # it may bring others, which it invents
-        makers = known - {message.sender} or {message.sender}
+        makers = makers_of(message, parts, members)
         if any(self._has_reason(part) for part in parts if part.member in makers):
             return
         if len(makers) == 1:  # who passes it on has entered on the word of another one
@@ -406,14 +416,21 @@ class GatherReception:
     def _answer_failure(
         self, view: View, message: Gather | Spread, parts: list[Contribution], now_ns: int
     ) -> Actions:
-        """A failure, under a number that this peer has passed: unplanned outranks planned."""
+        """A failure, under a number that this peer has passed: unplanned outranks planned. Who
+        reports it begins anew above that: whoever else did would be the one that stops the steps.
+        """
         state, attempt, to = self._state, self._state.attempt, (message.sender.peer_id,)
         if attempt is not None and not attempt.planned:
-            return [SendMessage(to, attempt.gather())] if message.number < attempt.number else []
+            if message.number < attempt.number:
+                return [SendMessage(to, attempt.gather())]
+            is_passed = isinstance(message, Gather) and not message.digest
+            return self._gathering.begin_above(attempt, message, now_ns) if is_passed else []
         own = [part for part in parts if part.member == message.sender]
         if state.frozen or not own or own[0].present is None or own[0].present.view != view.id:
             return []
-        return self._gathering.open(False, f"{message.sender.peer_id} reports a failure", now_ns)
+        under_way = attempt.number if attempt is not None else 0
+        highest = max(state.promises.passed_number, message.number, under_way)
+        return [SendMessage(to, passed(state.me, (highest + 1) | 1))]
 
     def _active_with_proof(self, view: View) -> Active:
         """For who still gathers for the present view: it lacks some Ready."""

@@ -1,4 +1,5 @@
-"""In a swarm of many: who is synced for a view, and who is active in it, told along its overlay."""
+"""Who is synced for a view, and who is active in it: in a swarm of many told along its overlay, in
+a small one given to whoever asks, since its maker may have told it to all others."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ class ViewNews:
 
 
 class Telling:
-    """Of views with many members only."""
+    """In views with few members all tell all, and ask others for what does not come."""
 
     def __init__(self, state: AgreementState) -> None:
         self._state = state
@@ -50,20 +51,22 @@ class Telling:
 
     def say(self, view: View, said: Synced | Active) -> Actions:
         """This peer's own: to all who have agreed to the view, or to its neighbours."""
-        state = self._state
-        if not state.is_wide(view):
-            return [SendMessage(state.others_of(view), said)]
-        news = self.news_of(view.id)
+        state, news = self._state, self.news_of(view.id)
         if isinstance(said, Synced):
             news.synced[state.me] = said
         else:
             news.active[state.me] = said
+        if not state.is_wide(view):
+            return [SendMessage(state.others_of(view), said)]
         self._note(news, lambda _: CameFrom.OUTSIDE)
         return self._flush(view, news)
 
     def hear(self, view: View, message: Tidings) -> Actions:
         """What is new in it has been added to the news: it goes on soon."""
         state, news = self._state, self.news_of(view.id)
+        if not state.is_wide(view):
+            news.active |= state.present.active_members.get(view.id, {})
+            return self._answer(view, news, message)
         news.wide.giver = message.sender.peer_id
         is_new = self._note(news, whence(state.grid_of(view), state.me.peer_id))
         news.wide.giver = ""
@@ -83,14 +86,16 @@ class Telling:
         return actions
 
     def ask(self, view: View, lacking: Iterable[Member], now_ns: int) -> Actions:
-        """For what has been lost on its way, other neighbours each time."""
+        """For what has been lost on its way, other neighbours each time. Of few its maker is asked
+        as well."""
         state, news = self._state, self.news_of(view.id)
         wants = tuple(sorted(member.peer_id for member in lacking))
         if not wants or now_ns - news.asked_ns < state.timing.resend_ns:
             return []
         news.asked_ns = now_ns
         news.wide.repairs += 1
-        to = self._near(view, news)
+        is_wide = state.is_wide(view)
+        to = [it for it in self._near(view, news) if is_wide or it not in wants]
         begin = news.wide.repairs * ASKED_AT_ONCE
         chosen = tuple(to[(begin + n) % len(to)] for n in range(min(ASKED_AT_ONCE, len(to))))
         own = [s for s in (news.synced.get(state.me), news.active.get(state.me)) if s is not None]
@@ -103,6 +108,8 @@ class Telling:
         return any(it.came_from is not CameFrom.ROW for it in news.wide.news[before:])
 
     def _near(self, view: View, news: ViewNews) -> Sequence[str]:
+        if not self._state.is_wide(view):
+            return [it for it in self._state.others_of(view) if it not in self._lost]
         grid, me, lost = self._state.grid_of(view), self._state.me.peer_id, self._lost
         if me in grid.places:
             return [*grid.across(me, lost), *grid.row_mates(me, lost)]

@@ -1,4 +1,5 @@
-"""What arrives of a view's members along its overlay: read as the Synced and Active of each."""
+"""What arrives of a view's members along its overlay, or because it was asked for: read as the
+Synced and Active of each."""
 
 from collections.abc import Sequence
 

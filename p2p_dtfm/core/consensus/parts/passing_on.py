@@ -1,0 +1,98 @@
+"""The Prepared that one peer lacks, and this one has: who tells its own to all but that one would
+have it wait, and all others for it."""
+
+from collections.abc import Iterator
+
+from p2p_dtfm.core.audit.claim_book import FELLOWS_DIVISOR
+from p2p_dtfm.core.consensus.actions import Actions, SendMessage
+from p2p_dtfm.core.consensus.agreement_state import AgreementState
+from p2p_dtfm.core.messages.agreement_messages import Heartbeat
+from p2p_dtfm.core.messages.prepared import SignedPrepared
+from p2p_dtfm.core.messages.work import LACKS_LIMIT, Kind
+from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.recovery.contradictions import stated
+from p2p_dtfm.core.units import SECOND_NS
+
+PASSED_ON_AFTER_NS = SECOND_NS
+"""That somebody says it lacks one: it may just be on its way to it. And before it is told again."""
+_Step = tuple[ViewId, int]
+_Pair = tuple[str, str]
+"""Who lacks whose."""
+
+
+class PassingOn:
+    """Of the step that was committed here last: nobody with a stage is further behind."""
+
+    def __init__(self, state: AgreementState) -> None:
+        self._state = state
+        self._in_view: ViewId | None = None
+        self._lacking: dict[_Pair, tuple[_Step, int]] = {}
+        """In which step, and since when, or when it was told last."""
+        self._untold: set[_Pair] = set()
+        """In this view. It is told of the next ones at once, or it would be as late in each."""
+
+    def heard(self, message: Heartbeat, now_ns: int) -> Actions:
+        """What it says that it lacks."""
+        work, view = message.work, self._state.view_in_force
+        if work is None or view is None or message.sender not in view.members:
+            return []
+        self._begin(view.id)
+        peer_id, at, actions = message.sender.peer_id, (work.view, work.step), Actions()
+        lacked = {lack.peer_id for lack in work.lacks if lack.kind is Kind.PREPARED}
+        for signed in self._committed():
+            is_there = signed.peer_id in lacked and _step_of(signed) == at
+            if is_there and self._is_due((peer_id, signed.peer_id), at, now_ns):
+                actions += self._pass_on(peer_id, signed)
+        return actions
+
+    def committed(self) -> Actions:
+        """A step, here."""
+        view, actions = self._state.view_in_force, Actions()
+        if view is None or not self._untold:
+            return actions
+        self._begin(view.id)
+        for signed in self._committed():
+            for peer_id, whose in sorted(self._untold):
+                if whose == signed.peer_id:
+                    actions += self._pass_on(peer_id, signed)
+        return actions
+
+    def _begin(self, view: ViewId) -> None:
+        if view != self._in_view:
+            self._in_view, self._lacking, self._untold = view, {}, set()
+
+    def _committed(self) -> Iterator[Signed]:
+        """All Prepared of the last step, which may have been that of the view before."""
+        present = self._state.present
+        here = present.ledger.last_commit if present.ledger is not None else ()
+        yield from here or present.last_commit
+
+    def _is_due(self, pair: _Pair, at: _Step, now_ns: int) -> bool:
+        known, since_ns = self._lacking.get(pair, (None, 0))
+        if known == at and now_ns - since_ns < PASSED_ON_AFTER_NS:
+            return False
+        self._lacking[pair] = at, now_ns
+        if known == at and len(self._untold) < LACKS_LIMIT:
+            self._untold.add(pair)
+        return known == at
+
+    def _pass_on(self, peer_id: str, signed: Signed) -> Actions:
+        """Not all do so, but some that are more than fellows; of many those that hear it."""
+        state, view = self._state, self._state.view
+        assert view is not None
+        others = set(view.member_ids) - {peer_id, signed.peer_id}
+        at = _step_of(signed)[1]
+
+        def turn(it: str) -> str:
+            return digest_bytes(f"{at} {peer_id} {signed.peer_id} {it}".encode())
+
+        chosen = sorted(others, key=turn)[: 1 + len(others) // FELLOWS_DIVISOR]
+        is_to = state.is_wide(view) or state.me.peer_id in chosen
+        return [SendMessage((peer_id,), SignedPrepared(signed))] if is_to else []
+
+
+def _step_of(signed: Signed) -> _Step:
+    prepared = stated(signed)
+    return prepared.view, prepared.step

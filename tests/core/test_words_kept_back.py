@@ -1,0 +1,58 @@
+"""Who tells a word to all but one does not have that one out: the others pass it on."""
+
+import pytest
+
+from p2p_dtfm.core.consensus.actions import SECOND_NS
+from p2p_dtfm.core.messages.agreement_messages import Active, AgreementMessage, Synced
+from p2p_dtfm.core.messages.prepared import SignedPrepared
+from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
+from p2p_dtfm.sim.faults.hash_training import Tensor
+from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
+from tests.core.liars import are_together, lives, swarm, trains_on, view_of
+
+NAMES = ["a", "b", "c", "d"]
+VICTIM, LIAR = "a", "d"
+
+
+class KeepsBack(SimulatedPeer):
+    """From one of the others alone, whatever of this kind."""
+
+    kind: type = type(None)
+
+    def send(self, receiver: str, message: AgreementMessage | SignedPrepared | Tensor) -> None:
+        if (self.name, receiver) == (LIAR, VICTIM) and isinstance(message, self.kind):
+            return
+        super().send(receiver, message)
+
+
+def keeps_back(kind: type) -> AgreementWorld:
+    class Liar(KeepsBack):
+        pass
+
+    world = swarm(NAMES, peer_type=Liar)
+    Liar.kind = kind
+    return world
+
+
+def test_a_prepared_kept_from_one_is_passed_on() -> None:
+    """It could not commit, and all others, who had gone on, took it for who holds up the step."""
+    world = keeps_back(SignedPrepared)
+    view = view_of(world, VICTIM)
+    trains_on(world, NAMES, within_s=30)
+    trains_on(world, NAMES, within_s=10)  # and is as late in no later step
+    world.run_to(world.now_ns + 30 * SECOND_NS)
+    assert view_of(world, VICTIM).id == view.id == view_of(world, LIAR).id
+
+
+@pytest.mark.parametrize("kind", [Active, Synced])
+def test_what_is_kept_from_one_of_the_next_view_it_is_told_by_others(kind: type) -> None:
+    world = keeps_back(kind)
+    before, first = lives(world, NAMES), view_of(world, VICTIM)
+    world.peers["b"].do(world.peers["b"].agreement.request_replan("for the test", 0))
+    world.run_until(lambda: view_of(world, "b").id != first.id, limit_s=60)
+    world.run_until(lambda: are_together(world, NAMES), limit_s=30)
+    trains_on(world, NAMES, within_s=20)
+    view = view_of(world, VICTIM)
+    assert view.snapshot.planned, "no failure in between"
+    world.run_to(world.now_ns + 30 * SECOND_NS)
+    assert view_of(world, LIAR).id == view.id and lives(world, NAMES) == before

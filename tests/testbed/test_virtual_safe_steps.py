@@ -67,7 +67,9 @@ def test_nothing_is_safe_before_its_guardian_has_it(
         before, two = view_of(holder), (holder, guardian)
         assert before.cut_pace is None, "guardians keep up"
         trainer = participant_of(holder).trainer
-        await swarm.until(lambda: trainer.safe_step == holder.step() + 1, "all of it is safe", 5)
+        await swarm.until(
+            lambda: trainer.tell_safe_step() == holder.step() + 1, "all of it is safe", 5
+        )
 
         def lines_carry(bytes_per_s: int) -> None:
             for one, other in ((holder, guardian), (guardian, holder)):
@@ -87,7 +89,7 @@ def test_nothing_is_safe_before_its_guardian_has_it(
         for peer in two:
             found = _steps_of(peer)[told[peer.name] + 1 :]  # one may have been told just then
             assert found and {safe for _, safe in found} == {None}, found
-            assert participant_of(peer).trainer.safe_step is None
+            assert participant_of(peer).trainer.tell_safe_step() is None
         lines_carry(WIDE_BYTES_PER_S)
         await swarm.until(lambda: not missing(), "the guardian has all", 60)
         last = holder.step()
@@ -117,7 +119,7 @@ def test_a_cut_whose_guardian_has_died_is_not_safe_any_more(
         assert before.cut_pace is not None, "guardians lag"
         for peer in two:
             trainer = participant_of(peer).trainer
-            await swarm.until(lambda it=trainer: it.safe_step is not None, "a whole cut", 60)
+            await swarm.until(lambda it=trainer: it.tell_safe_step() is not None, "a whole cut", 60)
         swarm.network.links.of(holder.peer_id, guardian.peer_id).bytes_per_s = THIN_BYTES_PER_S
         swarm.kill(dying)
         await swarm.until(lambda: all(view_of(it) is not before for it in two), "a view", 60)
@@ -129,8 +131,8 @@ def test_a_cut_whose_guardian_has_died_is_not_safe_any_more(
             assert found and {safe for _, safe in found} == {None}, found
         swarm.network.links.of(holder.peer_id, guardian.peer_id).bytes_per_s = WIDE_BYTES_PER_S
         trainer = participant_of(guardian).trainer
-        await swarm.until(lambda: trainer.safe_step is not None, "the next cut", 60)
-        safe = trainer.safe_step
+        await swarm.until(lambda: trainer.tell_safe_step() is not None, "the next cut", 60)
+        safe = trainer.tell_safe_step()
         swarm.kill(holder)
         count = len(_steps_of(guardian))
         await swarm.until(lambda: len(_steps_of(guardian)) > count + 2, "it goes on", 60)

@@ -150,8 +150,7 @@ class WithdrawsAtOne(SimulatedPeer):
         self.later(SECOND_NS // 4, lambda: self.world.send(self.name, "a", said))
 
     def _ask_to_join(self) -> None:
-        agreement = self.agreement
-        if not (agreement.view or agreement.next_view or agreement.attempting):
+        if self.agreement.next_view is None and not self.agreement.attempting:
             self.send("b", self.agreement.wants_view())
 
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.membership.accusers import Accusers
-from p2p_dtfm.core.membership.replacers import Replacers
 from p2p_dtfm.core.protocol.snapshot import Member
 
 
@@ -13,7 +12,6 @@ class Doubts:
     """Of one life; each kind is over with something else."""
 
     accusers: Accusers = field(default_factory=Accusers)
-    replacers: Replacers = field(default_factory=Replacers)
     suspects: set[Member] = field(default_factory=set)
     distrusted: set[Member] = field(default_factory=set)
     """Who holds up the step or sends what nobody should, until a view takes over."""

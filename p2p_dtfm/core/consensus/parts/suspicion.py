@@ -8,7 +8,6 @@ from p2p_dtfm.core.consensus.agreement_state import MEMBERS_LIMIT, AgreementStat
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.stall_verdict import Remedy, StallVerdict, stall_verdict
 from p2p_dtfm.core.consensus.parts.gather.gathering import Gathering
-from p2p_dtfm.core.membership.replacers import WEIGHT_AFTERWARDS
 from p2p_dtfm.core.protocol.snapshot import Member
 
 
@@ -112,14 +111,11 @@ class Suspicion:
         gathers = attempt is not None and newcomer in attempt.universe
         is_agreed = state.next_view is not None and newcomer in state.next_view.members
         tries = state.others.newcomers.tries(newcomer.peer_id, now_ns)
-        replacers = state.doubts.replacers
-        if (gathers or is_agreed) and replacers.may_replace(state.me):  # else it has its deadline
-            replacers.replaces(state.me, WEIGHT_AFTERWARDS, now_ns)
-            if gathers:
-                state.give_up(now_ns)
-                state.following.call_off = reason
-            if is_agreed:
-                state.following.doom(reason)
+        if gathers:
+            state.give_up(now_ns)
+            state.following.call_off = reason
+        if is_agreed:
+            state.following.doom(reason)
         if (gathers and tries > 0) or (is_agreed and tries > 1):
             life = max(newcomer.life, state.others.lives.get(newcomer.peer_id, 0))
             state.doubt_newcomers({newcomer, Member(newcomer.peer_id, life)}, now_ns)

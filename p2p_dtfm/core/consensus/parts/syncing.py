@@ -113,11 +113,6 @@ class Syncing:
         state.following.doom(reason)
         return [Report(reason)] if unsynced else []
 
-    def is_about_to_give_up(self, now_ns: int) -> bool:
-        """This peer has waited half as long for the states of some as it would."""
-        waits = self._takes_too_long(now_ns, 1, 2) or self._stuck_newcomers(now_ns, 2)
-        return self._state.next_view is not None and bool(waits or self._idle_members(now_ns, 2))
-
     def refuse_unsynced(self, now_ns: int, haste: int) -> None:
         """Who did not get its states; with `haste`, in such a part of the time that it has."""
         state = self._state

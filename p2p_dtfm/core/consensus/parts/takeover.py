@@ -144,8 +144,6 @@ class Takeover:
     def _end_attempts(self, view: View, now_ns: int) -> None:
         """What was tried or agreed before is over."""
         state, attempts, members = self._state, self._state.attempts, set(view.member_ids)
-        if view.snapshot.planned:
-            state.doubts.replacers.takes_over()
         if view.snapshot.planned or 0 < attempts.replan_number <= view.id.number:
             attempts.replan_reason = ""  # a planned view has everybody's records, whoever asked
         if attempts.under_way is not None:

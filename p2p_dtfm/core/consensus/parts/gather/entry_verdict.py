@@ -1,12 +1,11 @@
 """Whether a peer takes part in an attempt that somebody tells it of: pure functions of what it
 knows."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.messages.agreement_messages import Contribution, Gather
-from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.recovery.view import View
 
 NUMBERS_AHEAD_LIMIT = 1 << 16
@@ -20,8 +19,6 @@ class EntryVerdict:
     calls_off: bool = False
     """It shows that a member does not wait for the next view any more, for which this peer has
     vouched: that is not to be taken over, unless the step under way does it."""
-    accuses: Member | None = None
-    """Who has opened it, as many before it, in place of what all were about to agree on."""
 
 
 def entry_verdict(
@@ -99,36 +96,9 @@ def _of_planned(
         return EntryVerdict(False, "all steps are committed: no view would take over")
     if message.base != view.id:
         return EntryVerdict(False, "it succeeds another view")
-    opener = opener_of(message, proven, members)
-    if is_in_place_of_another(state) and opener and state.doubts.replacers.is_spent(opener):
-        reason = f"{opener.peer_id} has all agree on one planned view after the other"
-        return EntryVerdict(False, reason, accuses=opener)
     if state.following.vouched is not None:
         return EntryVerdict(False, "has said in its Prepared that it waits for another one", True)
     return EntryVerdict(True, "it succeeds the present view")
-
-
-def is_in_place_of_another(state: AgreementState) -> bool:
-    """A planned view that is opened now: this peer gathers for one, or waits for one that is agreed
-    on and still wanted."""
-    gathers = state.attempt is not None and state.attempt.planned
-    return gathers or (state.next_view is not None and not state.following.is_doomed)
-
-
-def makers_of(
-    message: Gather, parts: Sequence[Contribution], members: Collection[Member]
-) -> set[Member]:
-    """Who has entered the attempt before its sender: of several, whoever opened it is one."""
-    known = {part.member for part in parts} & set(members)  # it may bring others, which it invents
-    return known - {message.sender} or {message.sender}
-
-
-def opener_of(
-    message: Gather, parts: Sequence[Contribution], members: Collection[Member]
-) -> Member | None:
-    """Who has opened it, if that is seen: who passes it on has entered on the word of another."""
-    makers = makers_of(message, parts, members)
-    return makers.pop() if len(makers) == 1 else None
 
 
 def _of_failure(view: View, message: Gather, counting: list[Contribution]) -> EntryVerdict:

@@ -10,10 +10,7 @@ from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.patience import patience_ns
 from p2p_dtfm.core.consensus.attempts.silence import silent_in
-from p2p_dtfm.core.consensus.parts.gather.entry_verdict import (
-    entry_verdict,
-    makers_of,
-)
+from p2p_dtfm.core.consensus.parts.gather.entry_verdict import entry_verdict
 from p2p_dtfm.core.consensus.parts.gather.far_senders import (
     NOBODY_OPENED,
     gather_worth_reading,
@@ -21,7 +18,6 @@ from p2p_dtfm.core.consensus.parts.gather.far_senders import (
     refusal_of_far,
 )
 from p2p_dtfm.core.consensus.parts.gather.gathering import Gathering
-from p2p_dtfm.core.consensus.parts.gather.replacing import Replacing
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.proofs import Proofs
 from p2p_dtfm.core.membership.newcomers import FOUNDING_LIMIT, most_waiting
@@ -57,7 +53,6 @@ class GatherReception:
         self._gathering = gathering
         self._proofs = proofs
         self._outsiders = outsiders
-        self._replacing = Replacing(state, gathering)
 
     def receive(self, message: Gather, now_ns: int) -> Verdict:
         """Raises `PeerFault`."""
@@ -97,17 +92,12 @@ class GatherReception:
             answer = SendMessage((message.sender.peer_id,), lost)
             return Verdict([answer], "has said Ready to it: that must have got lost")
         found = entry_verdict(self._state, message, opened)
-        if found.accuses is not None:
-            return self._replacing.accuse(found.accuses, message, found.reason, now_ns)
-        if found.enters or found.calls_off:
-            self._replacing.note(message, opened, now_ns)
         if found.calls_off:  # or it would vouch anew with each step, and hardly ever enter
             self._state.following.doom(f"{message.sender.peer_id} does not wait for it any more")
         if not found.enters:
             said = self._answer_without(message, opened, now_ns)
             return Verdict(said, f"takes no part: {found.reason}")
         self._side_with_who_opens(now_ns)
-        self._replacing.join(message)
         self._note_opener(message, opened, now_ns)
         number, planned, base = message.number, message.planned, message.base
         attempt, actions = self._gathering.enter(number, planned, base, now_ns)
@@ -144,7 +134,8 @@ class GatherReception:
             return
         if any(self._doubts_link(item, message.number, members) for item in message.accusations):
             return
-        makers = makers_of(message, parts, members)
+        known = {part.member for part in parts} & members  # it may bring others, which it invents
+        makers = known - {message.sender} or {message.sender}
         if any(self._has_reason(part) for part in parts if part.member in makers):
             return
         if len(makers) == 1:  # who passes it on has entered on the word of another one

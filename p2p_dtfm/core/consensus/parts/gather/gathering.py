@@ -26,7 +26,6 @@ from p2p_dtfm.core.consensus.parts.syncing import Syncing
 from p2p_dtfm.core.consensus.parts.takeover import Takeover
 from p2p_dtfm.core.consensus.views.origins import origins_of_newcomer
 from p2p_dtfm.core.membership.newcomers import NUMBERS_PASSED_LIMIT
-from p2p_dtfm.core.membership.replacers import WEIGHT_AFTERWARDS, WEIGHT_WHILE_GATHERING
 from p2p_dtfm.core.messages.agreement_messages import Accusation, Gather, Ready, Spread
 from p2p_dtfm.core.messages.statements import certified, charge, members_digest, stated
 from p2p_dtfm.core.protocol.plan import LAYERS_LOST, NoPlan, Plan
@@ -130,11 +129,9 @@ class Gathering:
         """A frozen attempt cannot end any more; only a higher number ends it for everyone."""
         if not attempt.planned:
             return self.reopen(reason, now_ns)
-        state = self._state
-        state.give_up(now_ns)
-        if state.is_newcomer or state.ends_here:
+        self._state.give_up(now_ns)
+        if self._state.is_newcomer or self._state.ends_here:
             return [Report(f"gives up view {attempt.number}: {reason}")]
-        state.doubts.replacers.replaces(state.me, WEIGHT_AFTERWARDS, now_ns)
         return self.open(True, reason, now_ns)
 
     def reopen(self, reason: str, now_ns: int) -> Actions:
@@ -159,15 +156,6 @@ class Gathering:
         delay_ns = min(limit_ns, first_ns << min(attempts.failures - 2, 16))
         attempts.reopen_ns = now_ns + delay_ns // 2 + delay_ns * state.prng.below(1024) // 2048
         return [Report(f"will try again: {reason}")]
-
-    def is_replaced_by(self, opener: Member, now_ns: int) -> None:
-        """Another planned view is opened in place of the one under way here, or agreed on; unless
-        this peer would soon give that up as well."""
-        state = self._state
-        if not self._syncing.is_about_to_give_up(now_ns):
-            is_fixed = state.next_view is not None or _is_fixed(state.attempt)
-            weight = WEIGHT_AFTERWARDS if is_fixed else WEIGHT_WHILE_GATHERING
-            state.doubts.replacers.replaces(opener, weight, now_ns)
 
     def begin_above(self, attempt: Attempt, message: Gather | Spread, now_ns: int) -> Actions:
         """Its sender has passed the number of this attempt, and can take no part in it. Once after
@@ -374,8 +362,3 @@ class Gathering:
         state.stop_attempt(now_ns)
         again = [] if state.is_newcomer else self._outsiders.rejoin(reason, pause_ns=pause_ns)
         return [Disagreed(reason, attempt.snapshot), *again]
-
-
-def _is_fixed(attempt: Attempt | None) -> bool:
-    """What those that take part know."""
-    return attempt is not None and attempt.snapshot is not None

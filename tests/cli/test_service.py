@@ -22,6 +22,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.invited.line import open_line
 from p2p_dtfm.daemon.machine.home import Home, require_made
 from p2p_dtfm.daemon.machine.settings import Settings, resolve
+from p2p_dtfm.daemon.peers.recall import recall
 
 PEER = "12D3KooWDTS2zccYgYAVktrACJybE6dvK6Zvyh2gzZBptHFXCyLG"
 GIVEN = ["--initial-peers", f"/ip4/192.0.2.7/tcp/1/p2p/{PEER}", "--hours", "22-07",
@@ -238,8 +239,8 @@ def test_a_service_whose_disk_is_not_there_yet_is_begun_again(
     require_made(settings.home)
     if not given:  # what it remembers could not be read, or is gone
         with pytest.raises(UserError, match="nothing says what to do") as nothing:
-            run_daemon(settings)
-        assert nothing.value.exit_code == 6
+            recall(settings)
+        assert nothing.value.exit_code == 6, "for which a service tries again"
     in_the_way = Home(Path(__file__) / "home")
     with pytest.raises(UserError, match="cannot use") as unusable:
         in_the_way.acquire()

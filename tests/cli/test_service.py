@@ -251,6 +251,25 @@ def test_a_service_whose_disk_is_not_there_yet_is_begun_again(
     assert unusable.value.exit_code == 2, "who typed it sees to it"
 
 
+def test_a_service_without_a_directory_of_its_user_has_the_home_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unit without HOME ended for good, whatever was there."""
+    home, expanded = tmp_path / "home", Path.expanduser
+
+    def unknown(path: Path) -> Path:
+        if path.parts[0] == "~":
+            raise RuntimeError("Could not determine home directory.")
+        return expanded(path)
+
+    monkeypatch.setattr(Path, "expanduser", unknown)
+    with pytest.raises(UserError, match="its disk may not be there yet") as later:
+        require_made(home)
+    assert later.value.exit_code == 6
+    (home / "runs").mkdir(parents=True)
+    require_made(home)
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
 def test_systemd_understands_every_line(tmp_path: Path) -> None:
     unit = tmp_path / service.UNIT

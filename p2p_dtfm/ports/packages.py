@@ -2,8 +2,10 @@
 it is begun."""
 
 import os
+import re
 import shlex
 import sys
+from importlib import metadata
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import UserError
@@ -35,13 +37,29 @@ def how_to_install(package: str) -> str:
 
 def not_loaded(error: ImportError | OSError) -> UserError:
     """Of what imports raised: a package is not there, or is and lacks a part of its own."""
-    package = getattr(error, "name", None) or ""
-    is_missing = isinstance(error, ModuleNotFoundError) and "." not in package
+    missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+    package = _needed(missing or "")
     return UserError(
         f"a package that p2p-dtfm needs cannot be loaded: {str(error).partition(chr(10))[0]}",
         (
-            *((f"install it: {how_to_install(package)}",) if is_missing and package else ()),
+            *((f"install it: {how_to_install(package)}",) if package else ()),
             "install p2p-dtfm anew: pipx install --force FILE.whl, with the wheel that you were "
             "given; in a clone: make environment",
         ),
     )
+
+
+def _needed(module: str) -> str:
+    """What this program is installed with under a module's name; empty where that is something
+    else, as `google` of protobuf."""
+    try:
+        needed = metadata.requires("p2p-dtfm") or ()
+    except metadata.PackageNotFoundError:  # it runs from its sources alone
+        needed = ()
+    names = (name[0] for it in needed if (name := re.match(r"[A-Za-z0-9._-]+", it)))
+    return next((name for name in names if _alike(name) == _alike(module)), "")
+
+
+def _alike(name: str) -> str:
+    """As those compare that install packages."""
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -129,6 +129,35 @@ def test_who_logs_out_of_a_daemons_terminal_does_not_end_it(
     assert not console._buffer, "what was not shown is not kept"
 
 
+def test_a_terminal_that_takes_no_more_for_a_moment_is_not_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a program beside it had made it one that does not wait, nothing was shown any more."""
+
+    class Terminal(io.StringIO):
+        is_full = False
+
+        def write(self, text: str) -> int:
+            if self.is_full:
+                raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+            return super().write(text)
+
+    screen = Terminal()
+    monkeypatch.setattr("p2p_dtfm.cli.terminal.live_view.REFRESH_S", 0.01)
+    console = Console(file=screen, width=60, force_terminal=True)
+    handler = logging.StreamHandler(screen)
+
+    async def show() -> None:
+        async with live_view(lambda: two().state, console, handler):
+            screen.is_full = True
+            await asyncio.sleep(0.05)
+            screen.is_full = False
+            handler.emit(logging.makeLogRecord({"msg": "something happened"}))
+
+    asyncio.run(show())
+    assert "something happened" in screen.getvalue()
+
+
 SHOWS = """
 import asyncio, logging, sys
 from rich.console import Console

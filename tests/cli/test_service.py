@@ -22,6 +22,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.invited.line import open_line
 from p2p_dtfm.daemon.machine.home import Home, require_made
 from p2p_dtfm.daemon.machine.settings import Settings, resolve
+from p2p_dtfm.daemon.peers.recall import recall
 
 PEER = "12D3KooWDTS2zccYgYAVktrACJybE6dvK6Zvyh2gzZBptHFXCyLG"
 GIVEN = ["--initial-peers", f"/ip4/192.0.2.7/tcp/1/p2p/{PEER}", "--hours", "22-07",
@@ -238,8 +239,8 @@ def test_a_service_whose_disk_is_not_there_yet_is_begun_again(
     require_made(settings.home)
     if not given:  # what it remembers could not be read, or is gone
         with pytest.raises(UserError, match="nothing says what to do") as nothing:
-            run_daemon(settings)
-        assert nothing.value.exit_code == 6
+            recall(settings)
+        assert nothing.value.exit_code == 6, "for which a service tries again"
     in_the_way = Home(Path(__file__) / "home")
     with pytest.raises(UserError, match="cannot use") as unusable:
         in_the_way.acquire()
@@ -248,6 +249,25 @@ def test_a_service_whose_disk_is_not_there_yet_is_begun_again(
     with pytest.raises(UserError, match="cannot use") as unusable:
         in_the_way.acquire()
     assert unusable.value.exit_code == 2, "who typed it sees to it"
+
+
+def test_a_service_without_a_directory_of_its_user_has_the_home_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unit without HOME ended for good, whatever was there."""
+    home, expanded = tmp_path / "home", Path.expanduser
+
+    def unknown(path: Path) -> Path:
+        if path.parts[0] == "~":
+            raise RuntimeError("Could not determine home directory.")
+        return expanded(path)
+
+    monkeypatch.setattr(Path, "expanduser", unknown)
+    with pytest.raises(UserError, match="its disk may not be there yet") as later:
+        require_made(home)
+    assert later.value.exit_code == 6
+    (home / "runs").mkdir(parents=True)
+    require_made(home)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")

@@ -20,7 +20,7 @@ from p2p_dtfm.daemon.machine.hours import Hours, for_a_while
 from p2p_dtfm.daemon.machine.locks import only_daemon_on
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.resident import Resident
-from p2p_dtfm.train.model.checkpoint import list_checkpoints
+from p2p_dtfm.train.model.checkpoint import layer_path, list_checkpoints, put_aside
 from p2p_dtfm.train.model.initial_state import InitialFile, InitialState
 from p2p_dtfm.train.model.layer_state import LayerState
 from tests.core.builders import run_spec
@@ -206,6 +206,27 @@ def test_what_is_of_no_use_any_more_of_other_runs_goes_and_no_only_copy(tmp_path
     assert stay == {"mine": [True] * 4, "old": [False] * 4, "torn": [False, False, True, True]}
     assert all(path.exists() for path in kept), "as what nothing else has"
     assert [it.name[-1] for it in (tmp_path / "runs/old/set-aside").iterdir()] == ["2"]
+
+
+def test_of_another_run_what_cannot_be_read_is_not_taken_for_torn(tmp_path: Path) -> None:
+    """Its newest model went, where its disk failed for a moment or a newer version had written it;
+    and the only copy of layers of which a part was damaged."""
+    mine = tmp_path / "runs" / "mine"
+    checkpoint(tmp_path, "old", 10, 100, (0, 1))
+    newest, partial = (checkpoint(tmp_path, "old", step, 50, (0, 1, 2)) for step in (20, 30))
+    (newest / "manifest.json").write_text('{"format":2}')
+    layer_path(partial, 1).rename(partial / "away")
+    only, copied = (
+        checkpoint(tmp_path, "old", step, 50, layers)
+        for step, layers in ((40, (1, 2)), (50, (0, 1)))
+    )
+    aside = put_aside([only, copied])
+    unread = aside[0].with_name("damaged-step-00000060")
+    unread.mkdir()
+    (unread / "manifest.json").write_text('{"format":2}')
+    trim(tmp_path, mine, 1)
+    there = [path.exists() for path in (newest, partial, *aside, unread)]
+    assert there == [True, True, True, False, True]
 
 
 def test_data_that_somebody_else_has_prepared_there_stay(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.ports.packages import how_to_install
+from p2p_dtfm.ports.packages import how_to_install, not_loaded
 
 
 def test_beside_the_program_with_its_own_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,6 +25,18 @@ def test_by_pipx_where_pipx_has_installed_it(
     (place / "pipx_metadata.json").write_text("{}")
     monkeypatch.setattr(sys, "prefix", str(place))
     assert how_to_install("pyarrow") == "pipx inject p2p-dtfm pyarrow"
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [("torch", "torch"), ("prometheus_client", "prometheus-client"), ("google", ""), ("_lzma", "")],
+)
+def test_a_package_is_installed_by_its_own_name(module: str, package: str) -> None:
+    """Where protobuf was missing it said to install `google`, which is something else."""
+    fixes = not_loaded(ModuleNotFoundError(f"No module named {module!r}", name=module)).fixes
+    said = [fix for fix in fixes if fix.startswith("install it: ")]
+    assert said == ([f"install it: {how_to_install(package)}"] if package else [])
+    assert fixes[-1].startswith("install p2p-dtfm anew: ")
 
 
 DOCTOR = """

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
@@ -24,6 +25,7 @@ from p2p_dtfm.daemon.machine.life import RESUMED_S, is_a_service
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node import resident as resident_module
+from p2p_dtfm.daemon.node import returning
 from p2p_dtfm.daemon.node.resident import Resident
 from p2p_dtfm.daemon.peers.home_memory import write_memory
 from p2p_dtfm.daemon.telemetry.attention.watch import Notice
@@ -270,8 +272,10 @@ def test_who_pauses_while_it_comes_back_in_vain_is_paused(tmp_path: Path) -> Non
 class Told(Staged):
     """With what it sends to who asked to be told."""
 
-    def __init__(self, home: Path, acts: Sequence[Callable[[Acting], Awaitable[int]]]) -> None:
-        super().__init__(Settings(home=home, run="tiny", **EVER), acts)
+    def __init__(
+        self, home: Path, acts: Sequence[Callable[[Acting], Awaitable[int]]], run: str = "tiny"
+    ) -> None:
+        super().__init__(Settings(home=home, run=run, **EVER), acts)
         self.notices: list[Notice] = []
         self._attention._outbox = SimpleNamespace(send=self.notices.append, close=self._close)  # type: ignore[assignment]
 
@@ -302,6 +306,81 @@ def test_a_full_disk_is_no_bug_to_who_asked_to_be_told(
     (notice,) = resident.notices
     assert ("bug" in notice.text) is is_bug
     assert is_bug or "a disk is full" in notice.text
+
+
+class Homeless(Told):
+    """It loads, and stays away, as it does."""
+
+    _load_what_trains = Resident._load_what_trains
+    _stay_away = Resident._stay_away
+
+
+@pytest.fixture
+def tries_often(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A service that has something to load."""
+    monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getpid()))
+    monkeypatch.setattr(returning, "TRY_AGAIN_S", 0.02)
+    (tmp_path / "loads_at_once.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(resident_module, "_TRAINS", "loads_at_once")
+    monkeypatch.delitem(sys.modules, "loads_at_once", raising=False)
+
+
+def has_no_disk(home: Path) -> None:
+    if home.parent.is_dir():
+        home.parent.rename(home.parent.with_name("gone"))
+    home.parent.write_bytes(b"")
+
+
+@pytest.mark.parametrize("run", ["tiny", ""])
+def test_a_service_whose_home_cannot_be_used_says_so_once_and_waits_for_it(
+    tmp_path: Path, tries_often: None, run: str
+) -> None:
+    """It ended, systemd began it again after half a minute, and each time its owner was told, on
+    the screen and by webhook, that it takes part no more."""
+    home = tmp_path / "disk" / "home"
+    memory = memory_of(tmp_path)
+
+    async def waits() -> None:
+        has_no_disk(home)
+        resident = Homeless(home, (ends,), run)
+        running = asyncio.create_task(resident.run())
+        await asyncio.sleep(0.3)
+        assert not running.done()
+        ((kind, text),) = [(it.kind, it.text) for it in resident.notices]
+        assert kind == "problem" and text.startswith("cannot take part now: "), text
+        home.parent.unlink()
+        write_memory(place_of(home, memory), memory)
+        assert await asyncio.wait_for(running, 20) == 0
+        assert len(resident.daemons) == len(resident.notices) == 1
+
+    asyncio.run(waits())
+
+
+@pytest.mark.parametrize("has_paused", [True, False])
+def test_who_waits_for_its_home_obeys_signals(
+    tmp_path: Path, tries_often: None, has_paused: bool
+) -> None:
+    home = tmp_path / "disk" / "home"
+
+    async def is_told() -> None:
+        async def pauses_without_disk(daemon: Acting) -> int:
+            has_no_disk(home)
+            return await pauses(daemon)
+
+        home.mkdir(parents=True)
+        resident = Homeless(home, (pauses_without_disk,))
+        if not has_paused:
+            has_no_disk(home)
+        running = asyncio.create_task(resident.run())
+        while not resident.notices:
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.wait_for(running, 20) == 0
+        assert [it.kind for it in resident.notices] == ["problem"]
+        assert len(resident.daemons) == has_paused
+
+    asyncio.run(is_told())
 
 
 NIGHT, DAY = datetime(2026, 3, 1, 23, 30), datetime(2026, 3, 2, 8, 0)

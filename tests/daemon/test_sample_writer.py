@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,7 @@ from p2p_dtfm.daemon.trainer.sample_writer import (
     ModelSource,
     SampleWriter,
 )
-from p2p_dtfm.train.data.tokenizer import ByteTokenizer
+from p2p_dtfm.train.data.tokenizer import ByteTokenizer, starting_with
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.web.state import Sample, Samples
@@ -110,27 +109,35 @@ def test_a_long_run_keeps_every_second_text(compute: Compute) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "withheld", "path", "why"),
+    ("settings", "withheld", "why"),
     [
-        ({"samples": False}, (), Path("here"), "--no-samples"),
-        ({"device": "emulated:40"}, (), Path("here"), "emulated"),
-        ({}, (0, 5), None, "members that it names"),
-        ({}, (), None, "tokenizer"),
+        ({"samples": False}, (), "--no-samples"),
+        ({"device": "emulated:40"}, (), "emulated"),
+        ({}, (0, 5), "members that it names"),
     ],
 )
 def test_where_nobody_will_write_the_page_says_why(
-    settings: dict[str, Any], withheld: tuple[int, ...], path: Path | None, why: str
+    settings: dict[str, Any], withheld: tuple[int, ...], why: str
 ) -> None:
     """It promised a text after each evaluation."""
     observer = Observer(Status())
-    run = SimpleNamespace(
-        blobs=SimpleNamespace(path=lambda digest: path),
-        manifest=SimpleNamespace(tokenizer=SimpleNamespace(digest="ab")),
-    )
     local = SimpleNamespace(settings=Settings(**settings), observer=observer)
-    membership: Any = SimpleNamespace(local=local, run=run)
+    membership: Any = SimpleNamespace(local=local, run=None)
     checkpoints: Any = SimpleNamespace(withheld=withheld)
     assert sample_writer_of(membership, None, checkpoints) is None  # type: ignore[arg-type]
     note = observer.seen.samples.note
     observer.close()
     assert note.startswith("none is written here: ") and why in note
+
+
+def test_texts_begin_as_the_manifest_says(compute: Compute) -> None:
+    """Those of a run whose documents begin with a token of their own began without it."""
+    observer = Observer(Status())
+    tokenizer = starting_with(ByteTokenizer(), 7)
+    run = SimpleNamespace(spec=SPEC, tokenizer=tokenizer, blobs=None)
+    local = SimpleNamespace(settings=Settings(), observer=observer, compute=compute)
+    membership: Any = SimpleNamespace(local=local, run=run)
+    checkpoints: Any = SimpleNamespace(withheld=())
+    writer = sample_writer_of(membership, None, checkpoints)  # type: ignore[arg-type]
+    observer.close()
+    assert writer is not None and writer.tokenizer.start_of_document == 7

@@ -199,6 +199,32 @@ def test_one_of_a_service_that_fails_is_begun_again(
     assert len(begun) == (2 if is_service else 0), "it is to end"
 
 
+def test_one_that_cannot_be_begun_again_ends_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where memory was short for a moment those that trained had to leave."""
+    seconds, log, begun = [1000.0], io.StringIO(), []
+    monkeypatch.setattr(now, "monotonic_s", lambda: seconds[0])
+    monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getpid()))
+
+    def begin(command: list[str], **rest: object) -> Process:
+        begun.append(command[-1])
+        if len(begun) == 3:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return Process()
+
+    monkeypatch.setattr(several.subprocess, "Popen", begin)
+    parent = SeveralDevices(told(home=tmp_path), ("cpu", "cpu"), io.StringIO(), log)
+    parent._daemons = [parent._begin(number, parent._shares[number]) for number in (0, 1)]
+    parent._daemons[1].process = Process(1)  # type: ignore[assignment]
+    for _ in range(4):
+        parent._begin_again()
+        seconds[0] += several.BEGUN_AGAIN_S
+    assert begun[2:] == [str(tmp_path / "devices" / "2")] * 2
+    assert log.getvalue().count("2 cpu cannot be begun again: ") == 1
+    assert parent._daemons[1].process.poll() is None
+
+
 def test_a_log_that_nobody_reads_any_more_holds_up_no_daemon(tmp_path: Path) -> None:
     """As behind `| head`: nobody took what a daemon wrote, and it stood still once its pipe was
     full."""

@@ -1,6 +1,7 @@
 """Whoever waits goes on giving states to those that wait for them, and hears of what arrives."""
 
 import asyncio
+import errno
 import os
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -278,14 +279,19 @@ def test_a_shard_that_cannot_be_read_is_read_again_and_replaced_by_what_others_g
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that failed for a moment put data aside of which this was the only copy; one that
-    could only be read by then ended the daemon."""
+    could only be read by then ended the daemon; and one that took nothing read it no more."""
     monkeypatch.setattr(step_shards, "SHARD_RETRY_S", 0.01)
 
     class OneDisk(QuietOutlet):
         gives, asked, aside = False, 0, 0
 
+        def __init__(self, takes: bool = True) -> None:
+            self.takes = takes
+
         async def replace_shard(self, digest: str) -> None:
             self.asked += 1
+            if not self.takes:
+                raise OSError(errno.EROFS, "Read-only file system")
             if not self.gives:
                 raise BlobUnavailable(digest, {})
 
@@ -293,8 +299,11 @@ def test_a_shard_that_cannot_be_read_is_read_again_and_replaced_by_what_others_g
             self.aside += 1
             return False
 
-    async def scenario(parts: Parts, error: type[ShardDamaged] | type[ShardUnreadable]) -> None:
-        state, outlet, shards = parts.state, OneDisk(), StepShards(STEP, (0, 1), held_out=False)
+    async def scenario(
+        parts: Parts, error: type[ShardDamaged] | type[ShardUnreadable], takes: bool = True
+    ) -> None:
+        state, outlet = parts.state, OneDisk(takes)
+        shards = StepShards(STEP, (0, 1), held_out=False)
 
         def read(*asked: Any, **more: Any) -> None:
             if not outlet.gives:
@@ -310,6 +319,7 @@ def test_a_shard_that_cannot_be_read_is_read_again_and_replaced_by_what_others_g
 
     play(partial(scenario, error=ShardUnreadable))
     play(partial(scenario, error=ShardDamaged))
+    play(partial(scenario, error=ShardUnreadable, takes=False))
 
 
 async def gives_while(parts: Parts, waits: Coroutine[Any, Any, object]) -> None:

@@ -45,7 +45,7 @@ def readable(template: str) -> str:
 
 
 _RAISED = ("UserError", "DeviceFault", "P2pdLost")
-_SAYS_ITSELF = ("AnotherRun", "NoTextField", "NobodyTrains", "RunComplete")
+_SAYS_ITSELF = ("AnotherRun", "NoTextField", "NobodyTrains", "RunComplete", "ShardUnreadable")
 """Classes whose own text becomes an error's."""
 
 

@@ -94,13 +94,16 @@ def test_who_is_called_often_is_called_over_a_line_with_the_same_answers(tmp_pat
             assert await one.control.call(there, b"once", 5) == me + b"once"
             assert not one.calls.is_direct(there), "once is not often"
             await with_a_line(one, two)
-            before = one.through_libp2p
+            before, brought_s = one.through_libp2p, two.host.calling.heard_s
             bodies = [b"", b"a", b"b" * 4000, b"c" * 300_000, b"d" * (BODY_LIMIT_BYTES - 4)]
             answers = await asyncio.gather(*(one.control.call(there, it, 5) for it in bodies))
             assert answers == [me + body for body in bodies]
             with pytest.raises(Refused, match="it is not allowed"):
                 await one.control.call(there, b"no", 5)
             assert one.through_libp2p == before, "libp2p has carried none of them"
+            assert two.host.calling.heard_s == brought_s > 0, (
+                "nor do they speak for a p2pd that hangs"
+            )
             # the other direction has a line of its own, once it is worth one
             assert not two.calls.is_direct(one.host.peer_id)
             await with_a_line(two, one)

@@ -95,6 +95,8 @@ class _Screen(io.TextIOBase):
     def _unless_it_fails(self, show: Callable[[], object]) -> None:
         try:
             show()
+        except BlockingIOError:
+            pass  # it takes no more just now, and what stands there is drawn anew soon
         except OSError:
             self.is_gone = True
 

@@ -19,6 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text
 from p2p_dtfm.daemon.machine.home import DEVICES, all_below
 from p2p_dtfm.ports import now
@@ -27,7 +28,9 @@ from p2p_dtfm.train.data.blob_store import QUARANTINE
 from p2p_dtfm.train.model.checkpoint import (
     CheckpointFailed,
     fullest,
+    is_begun,
     list_checkpoints,
+    read_manifest,
     remove_checkpoint,
     step_directories,
 )
@@ -182,11 +185,21 @@ def _left_over(run: Path) -> Iterator[Path]:
     checkpoints = run / "checkpoints"
     if not (found := list_checkpoints(checkpoints)):
         return
-    sound = {it.directory for it in found}
-    yield from (path for path in step_directories(checkpoints) if path not in sound)
-    yield from checkpoints.glob("damaged-*")
+    yield from (path for path in step_directories(checkpoints) if not is_begun(path))
     here = {*fullest(found)[0].layers}
+    yield from (path for path in checkpoints.glob("damaged-*") if here >= _layers_of(path))
     yield from (it.directory for it in list_checkpoints(run / SET_ASIDE) if here >= {*it.layers})
+
+
+def _layers_of(damaged: Path) -> set[int]:
+    """As its manifest says; where that cannot be read, now or by this version, one that nothing
+    else has."""
+    if not is_begun(damaged):
+        return set()
+    try:
+        return set(map(int, read_manifest(damaged).layers))
+    except UserError:
+        return {-1}
 
 
 def _shards(blobs: Path) -> Iterator[Path]:

@@ -116,8 +116,11 @@ def require_made(root: Path) -> None:
     another identity, would be made in its place. Raises `UserError`."""
     place = Home(root).root
     kept = (place / name for name in (*KEPT_FILES, *KEPT_DIRECTORIES))
-    if place == expanded(USUAL_HOME) or any(map(os.path.exists, kept)):
+    if any(map(os.path.exists, kept)):
         return
+    with contextlib.suppress(UserError):  # who has no directory has named another place
+        if place == expanded(USUAL_HOME):
+            return
     raise UserError(
         f"{place} is no home of a daemon: its disk may not be there yet, and a service makes none",
         (

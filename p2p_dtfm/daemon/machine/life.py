@@ -159,6 +159,17 @@ class Standstill:
         )
 
 
+def listen_for_the_end(decide: Callable[[bool], None], until_stdin_closes: bool) -> None:
+    """`decide(False)` at each signal that is to end a process which takes no part."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, decide, False)
+    if ends_with_its_terminal():
+        loop.add_signal_handler(signal.SIGHUP, decide, False)
+    if until_stdin_closes:
+        when_stdin_closes(lambda: decide(False))
+
+
 def ends_with_its_terminal() -> bool:
     """Not so under nohup."""
     return signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN

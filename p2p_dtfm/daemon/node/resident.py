@@ -10,11 +10,10 @@ whom was met before; if they are gone, or there were none, as the daemon was sta
 import asyncio
 import importlib
 import logging
-import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -26,14 +25,18 @@ from p2p_dtfm.daemon.machine.away import AFRESH, Away, StepAside, as_plain, is_r
 from p2p_dtfm.daemon.machine.devices.together import for_all_devices
 from p2p_dtfm.daemon.machine.home import Home, fault_of_disk, unexplained
 from p2p_dtfm.daemon.machine.hours import Hours
-from p2p_dtfm.daemon.machine.life import (
-    ends_with_its_terminal,
-    is_a_service,
-    when_stdin_closes,
-)
+from p2p_dtfm.daemon.machine.life import is_a_service, listen_for_the_end
 from p2p_dtfm.daemon.machine.owner.yields import REASONS, yields_of
 from p2p_dtfm.daemon.machine.settings import Settings
-from p2p_dtfm.daemon.node.returning import IN_VAIN, away_s, in_vain, shown_while_away, to_come_back
+from p2p_dtfm.daemon.node.returning import (
+    IN_VAIN,
+    away_s,
+    in_vain,
+    once_home_may_be_used,
+    release_memory,
+    shown_while_away,
+    to_come_back,
+)
 from p2p_dtfm.daemon.node.time_away import TimeAway
 from p2p_dtfm.daemon.telemetry.attention.attention import Attention
 from p2p_dtfm.daemon.telemetry.status import State, Status
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from p2p_dtfm.daemon.node.daemon import Daemon
     from p2p_dtfm.daemon.peers.recall import Past
 
+Result = TypeVar("Result")
 LOOK_EVERY_S = 1.0
 _TRAINS = "p2p_dtfm.daemon.node.daemon"
 _PAUSED = UserError(
@@ -136,7 +140,7 @@ class Resident:
         last_resort, past = self._settings, None
         if self._away is None:
             recalling = await _loaded("p2p_dtfm.daemon.peers.recall")  # not by who is away
-            past = await asyncio.to_thread(recalling.recall, last_resort)
+            past = await self._in_home(lambda: asyncio.to_thread(recalling.recall, last_resort))
         if (settings := await self._wait_to_begin()) is None:
             return 0
         if self._comes_back and is_replaced():  # what is on disk would not fit what is loaded
@@ -195,10 +199,35 @@ class Resident:
         log.warning("%s", reason, exc_info=unexplained(error, home))
         if daemon.pause_reason is not None:
             return pauses
+        self._tell_held_up(reason)
+        return reason, now.wall_s() + pause_s
+
+    def _tell_held_up(self, reason: str) -> None:
+        """Once, until it takes part."""
         if not self._is_held_up:
             self._attention.held_up(self.state(), reason)
         self._is_held_up = True
-        return reason, now.wall_s() + pause_s
+
+    async def _in_home(self, attempt: Callable[[], Awaitable[Result]]) -> Result | None:
+        """As `once_home_may_be_used`; signals are obeyed meanwhile."""
+
+        def held_up(reason: str) -> None:
+            log.warning("%s", reason)
+            listen_for_the_end(
+                lambda goes_on: self._told_to_leave.set(), self._settings.until_stdin_closes
+            )
+            self._tell_held_up(reason)
+
+        return await once_home_may_be_used(attempt, self._told_to_leave, held_up)
+
+    async def _acquire(self, home: Home) -> bool:
+        """Whether it is held: else this is to leave. Raises `UserError`."""
+
+        async def acquire() -> bool:
+            home.acquire()
+            return True
+
+        return bool(await self._in_home(acquire))
 
     def _is_to_leave(self, daemon: "Daemon") -> bool:
         return daemon.is_to_leave or self._told_to_leave.is_set()
@@ -216,10 +245,9 @@ class Resident:
     async def _load_what_trains(self) -> None:
         """Only now: torch and libp2p come with it. The home is held meanwhile, so that who asks for
         its daemon is told that one starts, and who starts another one that one is there."""
-        if _TRAINS in sys.modules:
-            return
         home = Home(self._settings.home)
-        home.acquire()
+        if _TRAINS in sys.modules or not await self._acquire(home):
+            return
         log.info("loads the program")  # the first line of a log, for half a minute where it is slow
         try:
             await _loaded(_TRAINS)
@@ -267,7 +295,8 @@ class Resident:
         ]
         self._began_s = now.monotonic_s()
         try:
-            return await daemon.run(past)
+            # who has waited for its home may have another one than was there before
+            return await daemon.run(None if self._is_held_up else past)
         finally:
             for task in watching:
                 task.cancel()
@@ -313,19 +342,20 @@ class Resident:
     async def _stay_away(self, reason: str, by_itself: bool, until_s: float | None = None) -> bool:
         """Whether to take part again; else to end. `by_itself`: once the hours and the owner of
         the machine allow it. `until_s`: by the clock on the wall. Raises `UserError` if the home is
-        taken."""
+        taken, or cannot be used."""
         home = self._held = Home(self._settings.home)
         away = TimeAway(reason, by_itself, until_s, self._is_resumed, self._told_to_leave.set)
-        home.acquire()
+        if not await self._acquire(home):
+            return False
         self.decide, self._is_within = away.decide, False
         away.begin()
         self._seen.events.add(Event(round(now.wall_s(), 3), "note", f"paused: {reason}"))
         shown = self._shown_while_away()
         buttons = for_all_devices(home.root, {"resume": away.resume, "leave": away.leave})
         self._dashboard.show(lambda: shown_while_away(shown, away.status, self._seen), buttons)
-        _release_memory()  # now that nothing shows the daemon any more
+        release_memory()  # now that nothing shows the daemon any more
         api = self._api_of(away, home)
-        self._listen_for_the_end(away.decide)
+        listen_for_the_end(away.decide, self._settings.until_stdin_closes)
         left = (self._away.port, self._away.listener) if self._away is not None else (None, None)
         try:
             await self._dashboard.start(self._settings.dashboard, home.root, *left)
@@ -383,14 +413,6 @@ class Resident:
         app = make_app(readers, actions, {"trace": not_while_paused}, orders)
         return LocalApi(app, home.socket)
 
-    def _listen_for_the_end(self, decide: Callable[[bool], None]) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, decide, False)
-        if ends_with_its_terminal():
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, decide, False)
-        if self._settings.until_stdin_closes:
-            when_stdin_closes(lambda: decide(False))
-
     def _shown_while_away(self) -> DashboardState:
         """What was reached, without the view and the step that are no longer this peer's."""
         last = self._last_state or self._dashboard.state()
@@ -424,11 +446,3 @@ async def kept_up(watch: Callable[[], Awaitable[None]]) -> None:
         except Exception:
             log.exception("bug while watching over a daemon")
         await asyncio.sleep(LOOK_EVERY_S)
-
-
-def _release_memory() -> None:
-    """Where torch was never loaded there is nothing to give back."""
-    if "torch" in sys.modules:
-        from p2p_dtfm.train.stage.measure import release_memory
-
-        release_memory()

@@ -1,17 +1,24 @@
 """Of a daemon that is away: what is shown, with what it comes back, and when it cannot yet."""
 
+import asyncio
+import contextlib
+import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from p2p_dtfm.core.protocol.errors import DeviceFault, P2pdLost, UserError
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, DeviceFault, P2pdLost, UserError
 from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.machine.home import Home, fault_of_disk
+from p2p_dtfm.daemon.machine.life import is_a_service
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.ports import now
 from p2p_dtfm.web.state import DashboardState, Live
+
+Result = TypeVar("Result")
 
 TRY_AGAIN_S = 300.0
 """To load the program and to come to the others' view costs both: not all the time."""
@@ -67,6 +74,38 @@ def in_vain(
         cause = "" if error.exit_code == _OF_NO_USE else error.cause
     when = "at once" if pause_s == AT_ONCE_S else "in 5 minutes, or with p2p-dtfm resume"
     return cause and f"{IN_VAIN}{cause}; tries again {when}"
+
+
+async def once_home_may_be_used(
+    attempt: Callable[[], Awaitable[Result]],
+    told_to_leave: asyncio.Event,
+    held_up: Callable[[str], None],
+) -> Result | None:
+    """What comes of it; None for who is told to leave before. A service whose home cannot be used,
+    as where its disk is away, says so once, and tries again: systemd would begin it anew twice a
+    minute, and its owner be told each time. Raises `UserError`."""
+    has_said = False
+    while not told_to_leave.is_set():
+        try:
+            return await attempt()
+        except UserError as error:
+            if error.exit_code != UNREACHABLE or not is_a_service():
+                raise
+            if not has_said:
+                held_up(f"{IN_VAIN}{error.cause}; tries again every 5 minutes")
+            has_said = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TRY_AGAIN_S):
+                await told_to_leave.wait()
+    return None
+
+
+def release_memory() -> None:
+    """Where torch was never loaded there is nothing to give back."""
+    if "torch" in sys.modules:
+        from p2p_dtfm.train.stage import measure
+
+        measure.release_memory()
 
 
 def to_come_back(settings: Settings, met: tuple[str, ...], run_digest: str) -> Settings:

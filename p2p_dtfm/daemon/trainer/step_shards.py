@@ -115,11 +115,11 @@ async def _fetch(
 
 
 async def _replace(outlet: Outlet, digest: str) -> str:
-    """By what others give. Where nobody does the file stays, and is read again: perhaps its disk
-    was away."""
+    """By what others give. Where nobody does, or the disk takes nothing, the file stays, and is
+    read again: perhaps its disk was away."""
     try:
         await outlet.replace_shard(digest)
-    except BlobUnavailable as error:
+    except (BlobUnavailable, OSError) as error:
         log.debug("%s", error)
     return ""
 

@@ -89,7 +89,8 @@ class Outlet(Protocol):
         """Bring data shards. Raises `BlobUnavailable`."""
 
     async def replace_shard(self, digest: str) -> None:
-        """Bring one though there is a file of it, which is of no use. Raises `BlobUnavailable`."""
+        """Bring one though there is a file of it, which is of no use. Raises `BlobUnavailable`, and
+        `OSError` for a disk that does not take it."""
 
     def damaged_shard(self, digest: str) -> bool:
         """A shard on this disk is not what it was: put it aside. Whether that could be done."""

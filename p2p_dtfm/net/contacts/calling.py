@@ -42,6 +42,8 @@ class Calling:
         self._seen: dict[str, str] = {}
         self._met_s: dict[str, float] = {}
         """When each was last seen to have a connection to this peer."""
+        self.heard_s = 0.0
+        """When p2pd last brought anybody's word, on this process's monotonic clock."""
         self.vouched: dict[str, None] = {}
         """Peers that the user has named, or members; whoever was named longest ago is forgotten."""
 
@@ -55,13 +57,13 @@ class Calling:
             put_newest(self._seen, peer_id, host, PEERS_REMEMBERED)
 
     def heard(self, peer_id: str) -> None:
-        """A peer says something over a connection of its own."""
-        put_newest(self._met_s, peer_id, now.monotonic_s(), PEERS_REMEMBERED)
+        """A peer says something, and p2pd brings it."""
+        self.heard_s = now.monotonic_s()
+        self.met(peer_id)
 
-    @property
-    def heard_s(self) -> float:
-        """When anybody was last seen or heard, on this process's monotonic clock."""
-        return next(reversed(self._met_s.values()), 0.0)
+    def met(self, peer_id: str) -> None:
+        """It has a connection of its own, or says something over a direct line."""
+        put_newest(self._met_s, peer_id, now.monotonic_s(), PEERS_REMEMBERED)
 
     def _was_here(self, peer_id: str) -> bool:
         met_s = self._met_s.get(peer_id)
@@ -86,7 +88,7 @@ class Calling:
         """Whether it has a connection, and where that comes from."""
         ends = self._linked.get(peer_id)
         if ends is not None:
-            self.heard(peer_id)
+            self.met(peer_id)
         if ends and (end := far_end(ends[0])) is not None:
             put_newest(self._seen, peer_id, end[0], PEERS_REMEMBERED)
         return ends is not None

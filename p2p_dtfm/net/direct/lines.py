@@ -100,7 +100,7 @@ class DirectLines:
         """From now on lines carry the calls of a plane, too, to peers that are called often."""
 
         def begin(sender: str, request: bytes) -> "bytes | asyncio.Task[bytes]":
-            self._host.calling.heard(sender)
+            self._host.calling.met(sender)
             return control.begin(sender, request)
 
         self._calls = control.way = CallLines(self, begin, self._host.door.is_near)

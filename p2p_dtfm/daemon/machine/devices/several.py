@@ -135,7 +135,8 @@ class SeveralDevices:
 
     def _begin_again(self) -> None:
         """Those of a service that have failed while others take part, as systemd would; where all
-        have, it begins all of them again."""
+        have, it begins all of them again. One that cannot be begun, as where memory is short, is
+        tried again as late."""
         for number, daemon in enumerate(self._daemons):
             code, now_s = daemon.process.poll(), now.monotonic_s()
             is_to_be = self._of_a_service and not self._is_told_to_end
@@ -146,7 +147,11 @@ class SeveralDevices:
             elif now_s - daemon.ended_s >= BEGUN_AGAIN_S:
                 if daemon.process.stdin is not None:
                     daemon.process.stdin.close()
-                self._daemons[number] = self._begin(number, daemon.settings)
+                try:
+                    self._daemons[number] = self._begin(number, daemon.settings)
+                except OSError as error:
+                    daemon.ended_s = now_s
+                    self._say(f"the daemon of {daemon.label} cannot be begun again: {error}")
 
     def _begin_others(self, first: _Daemon) -> None:
         """Once the first knows its run and where it can be called."""
@@ -184,9 +189,11 @@ class SeveralDevices:
             self._told = told
         except OSError as error:  # a full disk; they train on, and it is tried again
             if not self._is_refused:
-                text = f"the devices of this machine are not shown as one: {error}"
-                self._pass_lines(io.BytesIO(f"{text}\n".encode()), self._log, "")
+                self._say(f"the devices of this machine are not shown as one: {error}")
             self._is_refused = True
+
+    def _say(self, text: str) -> None:
+        self._pass_lines(io.BytesIO(f"{text}\n".encode()), self._log, "")
 
     def _pass_lines(self, lines: IO[bytes], to: IO[str], label: str) -> None:
         """`label`: before each line that people read. Whether or not anybody reads `to`: a daemon

@@ -226,7 +226,8 @@ class Entry:
 
     def _worth_asking(self, silent: set[str], turn: int) -> list[str]:
         """Who was heard, and then not for long, takes ten seconds not to answer: it is asked where
-        nobody else answers, or nothing has come of it that others do."""
+        nobody else answers, or nothing has come of it that others do. Who has not been heard since
+        this daemon began may be there."""
         heard_s, since_s = self._network.messenger.heard_s, now.monotonic_s() - GONE_AFTER_S
         members = [peer for peer in self._may_let_in() if peer not in silent]
         there = [peer for peer in members if heard_s.get(peer, since_s) >= since_s]

@@ -7,7 +7,6 @@ from p2p_dtfm.daemon.node.membership import Membership
 from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.daemon.trainer.sample_writer import ModelSource, SampleWriter
 from p2p_dtfm.daemon.trainer.trainer import Trainer
-from p2p_dtfm.train.data import load_tokenizer
 from p2p_dtfm.train.model.gpt import layer_count, plain_entries
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.lora.frozen_base import attach_held
@@ -21,9 +20,7 @@ def sample_writer_of(
     """None where nobody will write here, which the page says, with why."""
     local, run = membership.local, membership.run
     show, shown = local.observer.show_samples, local.observer.seen.samples
-    path = run.blobs.path(run.manifest.tokenizer.digest)
-    why_none = _why_none(local.settings, bool(checkpoints.withheld), path is not None)
-    if why_none or path is None:
+    if why_none := _why_none(local.settings, bool(checkpoints.withheld)):
         show(replace(shown, note=f"none is written here: {why_none}"))
         return None
 
@@ -42,10 +39,10 @@ def sample_writer_of(
         saved_layer,
         sum(map(entry_bytes, entries)),
     )
-    return SampleWriter(model, load_tokenizer(path), local.compute, show, shown)
+    return SampleWriter(model, run.tokenizer, local.compute, show, shown)
 
 
-def _why_none(settings: Settings, is_withheld: bool, has_tokenizer: bool) -> str:
+def _why_none(settings: Settings, is_withheld: bool) -> str:
     """Why no text is written here as long as this daemon lives; empty if some is."""
     if not settings.samples:
         return "its owner wants none (--no-samples)"
@@ -53,4 +50,4 @@ def _why_none(settings: Settings, is_withheld: bool, has_tokenizer: bool) -> str
         return "an emulated device computes nothing"
     if is_withheld:
         return "this run leaves its first and last layers to members that it names"
-    return "" if has_tokenizer else "the run's tokenizer is not on this disk"
+    return ""

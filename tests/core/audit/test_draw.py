@@ -159,15 +159,16 @@ def test_for_who_has_other_layers_and_no_room_a_holder_is_drawn_instead() -> Non
     assert asked == Counter(others), "all of them judge it"
 
 
-def in_pairs(count: int, opening: bytes = b"o" * 32) -> ClaimBook:
-    """In the first step of a view, of so many members; all have claimed."""
+def in_pairs(count: int, opening: bytes = b"o" * 32, is_reversed: bool = False) -> ClaimBook:
+    """In the first step of a view, of so many members; all have claimed, the last one first where
+    it `is_reversed`."""
     names = [f"{number:02}" for number in range(count)]
     both = zip(names[::2], names[1::2], strict=True)
     stages = [(Stage(x, 0, 1, 1), Stage(y, 1, 3, 1)) for x, y in both]
     plan = Plan(tuple(Pipeline(two, n, 1) for n, two in enumerate(stages)), (), 1)
     book = ClaimBook(VIEW, plan, ALL)
     book.step_begins(7)
-    for name in names:
+    for name in reversed(names) if is_reversed else names:
         layers = dict.fromkeys(plan.layers_of(name), b"p" * 32)
         share = msgspec.structs.replace(stage_share(plan, name), parameters=layers)
         book.record(name, Claimed(VIEW, 7, share, b"w" * 32, opening, b"c" * 32))
@@ -182,11 +183,15 @@ def test_who_is_drawn_instead_nobody_knows_before_all_have_claimed() -> None:
         book = in_pairs(8, number.to_bytes(32))
         peer = "00"
         auditors = tuple(drawn[peer] for drawn in book.rounds())
-        for drawn in book.rounds():
-            for it, by in drawn.items():
-                book.record(by, Audited(VIEW, 7, it, COULD_NOT if it == peer else b"w" * 32))
-        again = in_pairs(8, number.to_bytes(32))
-        again._steps = book._steps
+        again = in_pairs(8, number.to_bytes(32), is_reversed=True)
+        audits = [
+            (by, Audited(VIEW, 7, it, COULD_NOT if it == peer else b"w" * 32))
+            for drawn in book.rounds()
+            for it, by in drawn.items()
+        ]
+        for each, heard in ((book, audits), (again, reversed(audits))):
+            for by, said in heard:
+                each.record(by, said)
         assert again.drawn_instead() == book.drawn_instead(), "all come to the same"
         places = [each[peer] for each in book.drawn_instead()]
         instead.setdefault(auditors, set()).update(places[:1])

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import pytest
 
 from p2p_dtfm.core.planner.planner import compute_plan, without_planning
 from p2p_dtfm.core.protocol.plan import LAYERS_LOST, NoPlan
@@ -12,7 +13,7 @@ from p2p_dtfm.core.protocol.workload import Confined, Workload
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
 from p2p_dtfm.daemon.telemetry.problems import Sight, problems_in
 from p2p_dtfm.daemon.telemetry.status import State, Status, Troubles
-from tests.core.planning import Peer, name_of, snapshot, workload
+from tests.core.planning import MEBIBYTE, Peer, name_of, snapshot, workload
 
 WELL = Sight(State.TRAINING, "step 3 of 9", 60.0, uncommitted_s=0.4, step_s=0.5)
 
@@ -83,18 +84,20 @@ def test_no_plan_and_nobody_who_lets_one_in() -> None:
     assert texts(alone)[0].startswith("for 2 min nobody has let this peer in")
 
 
+def fix(plan: object, is_invited: bool = False) -> str:
+    assert isinstance(plan, NoPlan)
+    stuck = replace(WELL, state=State.WAITING, no_plan=plan.reason, is_invited=is_invited)
+    (problem,) = problems_in(stuck)
+    return problem.fix
+
+
+def confined(**to: Any) -> Workload:
+    return msgspec.structs.replace(workload(), confined=Confined(**to))
+
+
 def test_what_helps_depends_on_why_there_is_no_plan() -> None:
     """Another computer was asked for whatever the reason, and by its address where only who is
     invited is let in."""
-
-    def fix(plan: object, is_invited: bool = False) -> str:
-        assert isinstance(plan, NoPlan)
-        stuck = replace(WELL, state=State.WAITING, no_plan=plan.reason, is_invited=is_invited)
-        (problem,) = problems_in(stuck)
-        return problem.fix
-
-    def confined(**to: Any) -> Workload:
-        return msgspec.structs.replace(workload(), confined=Confined(**to))
 
     short = [Peer(memory_bytes=64 << 20)]
     small = compute_plan(snapshot(short))
@@ -108,6 +111,23 @@ def test_what_helps_depends_on_why_there_is_no_plan() -> None:
     assert "report it" in fix(failing) and "another computer" not in fix(failing)
     lost = NoPlan(f"{LAYERS_LOST} 2, 3 any more; waits for a peer that does")
     assert "that had them" in fix(lost)
+
+
+@pytest.mark.parametrize("largest", [1030, 1000], ids=["one-has-room", "nobody-has"])
+@pytest.mark.parametrize(
+    ("named", "helps"),
+    [((), "a computer with so much memory"), ((0, 1, 2), "a computer that the run names")],
+)
+def test_where_an_end_lacks_room_no_small_computer_helps(
+    largest: int, named: tuple[int, ...], helps: str
+) -> None:
+    """Nor one that may not have it: any was asked for."""
+    whole = confined(ends=tuple(map(name_of, named)))
+    larger = msgspec.structs.replace(whole.embedding, state_bytes=1017 * MEBIBYTE)
+    work = msgspec.structs.replace(whole, embedding=larger, head=larger)
+    sizes = [largest, *[1000] * 4]
+    refused = compute_plan(snapshot([Peer(memory_bytes=it * MEBIBYTE) for it in sizes], work))
+    assert helps in fix(refused)
 
 
 def test_a_trouble_lasts_until_it_is_over(tmp_path, caplog) -> None:

@@ -195,9 +195,10 @@ def _too_large_layer(problem: PlanningProblem, offers: Sequence[int]) -> NoPlan 
         size = layer.needed_bytes + problem.devices.aside_bytes
         able = [room for peer, room in enumerate(offers) if problem.may_have(peer, number)]
         if size > (most := max(able, default=0)):
+            of_whom = f"{len(able)}{_left_to_some(problem, number)}"
             return NoPlan(
                 f"{name} needs {gibibytes(size)} {ON_ONE_PEER} "
-                f"{len(able)} offers {gibibytes(most)}: that peer needs "
+                f"{of_whom} offers {gibibytes(most)}: that peer needs "
                 f"{gibibytes(size - most)} more memory",
                 size - most,
             )
@@ -215,12 +216,19 @@ def _one_for_both_ends(problem: PlanningProblem, offers: Sequence[int]) -> NoPla
     name, end = min(ends, key=lambda each: each[1].needed_bytes)
     size = end.needed_bytes + aside
     second = max((offers[peer] for peer in named if peer not in able), default=0)
+    of_whom = f"{counted(len(named) - 1, 'other')}{_left_to_some(problem, 0)}"
     return NoPlan(
         f"one peer alone has room for the first or the last stage, and they need two: {name} needs "
-        f"{gibibytes(size)}, and a second one of {counted(len(named), 'peer')} that may have it "
-        f"offers {gibibytes(second)}: that peer needs {gibibytes(size - second)} more memory",
+        f"{gibibytes(size)} {ON_ONE_PEER} {of_whom} offers {gibibytes(second)}: that peer needs "
+        f"{gibibytes(size - second)} more memory",
         size - second,
     )
+
+
+def _left_to_some(problem: PlanningProblem, layer: int) -> str:
+    """Whoever else brings memory for it may not have it."""
+    is_left = problem.ends is not None and layer in (0, problem.layer_count - 1)
+    return f" {LEFT_TO_SOME}" if is_left else ""
 
 
 def _undivided(problem: PlanningProblem, needed: int, peers: str) -> NoPlan:

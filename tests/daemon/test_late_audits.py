@@ -15,15 +15,15 @@ from p2p_dtfm.core.audit.work import GONE_WORK
 from p2p_dtfm.core.messages.work import Kind, Lack
 from p2p_dtfm.core.planner.wire_plan import Chunks, WirePlan
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
-from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.daemon.trainer.audited import recomputing as rooms
 from p2p_dtfm.daemon.trainer.audited import stopped_steps
 from p2p_dtfm.daemon.trainer.audited.audits import Audits
 from p2p_dtfm.daemon.trainer.audited.stopped_steps import DENIED, LateWork, StoppedSteps
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.train.stage.replay.arithmetic import max_threads
-from tests.core.audit.parts import PLAN
-from tests.core.audit.test_earlier_claims import share_of
+from tests.core.audit.parts import PLAN, two_by_two
+from tests.core.audit.test_earlier_claims import claim, in_a_stage, share_of
 from tests.daemon.trainer_parts import QuietOutlet, trainer_tools
 
 NOTHING: Any = None
@@ -137,13 +137,46 @@ def test_who_does_a_step_again_in_another_way_is_computed_again_though_all_else_
 def test_where_only_chunks_are_others_what_does_not_depend_on_them_is_compared() -> None:
     seen = list[Any]()
 
-    def changed(claims: Any, alike: Alike) -> list[str]:
+    def changed(claims: Any, alike: Alike, got_states: Any) -> list[str]:
         seen.append(alike)
         return ["d"]
 
-    stopped: Any = SimpleNamespace(plan=PLAN, changed=changed)
+    stopped: Any = SimpleNamespace(plan=PLAN, changed=changed, got_states=lambda *_: ())
     steps, chunks = StoppedSteps(NOTHING), {0: Chunks(((0, 8),), ("a",))}
     steps._stopped, steps._under_way = [(stopped, WirePlan(chunks, {}))], ("", WirePlan({}, {}))
     assert steps.changed(PLAN, {}) == ["d"] and seen == [Alike(chunks=False)]
     fewer = msgspec.structs.replace(PLAN, pipelines=PLAN.pipelines[1:])
     assert steps.changed(fewer, {}) == [] and len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("life", "has_moved", "found"), [(1, False, ["b"]), (2, False, []), (1, True, [])]
+)
+def test_who_got_its_states_since_is_not_held_to_the_parameters_of_before(
+    life: int, has_moved: bool, found: list[str]
+) -> None:
+    """It came back after a power cut, in a step that is not its view's first, and its guardian gave
+    it false states: it was barred for these."""
+    plan, wire = two_by_two(), WirePlan({}, {})
+    shares = [
+        msgspec.structs.replace(in_a_stage("honest"), parameters={1: word * 32})
+        for word in (b"p", b"q")
+    ]
+    then, now = ({"b": claim("b", share)} for share in shares)
+    steps = StoppedSteps(SimpleNamespace(me="a"))  # type: ignore[arg-type]
+
+    def begins(life: int, *step_numbers: int) -> None:
+        for step in step_numbers:
+            steps.begins(step, "base", wire, [Member("a", 1), Member("b", life)])
+
+    def is_over(plan: Plan) -> None:
+        stopped = StoppedStep("a", 7, "base", plan, then, frozenset(), {})
+        steps.view_is_over(SimpleNamespace(stopped=lambda *_: stopped))  # type: ignore[arg-type]
+
+    begins(1, 6, 7)
+    is_over(plan)
+    if has_moved:
+        begins(1, 7)
+        is_over(PLAN)
+    begins(life, 7)
+    assert steps.changed(plan, now) == found

@@ -16,8 +16,9 @@ stage-holders name is convicted, and of whom fewer say so nothing follows, for t
 (`accounts.findings`).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, beside, other_frames
@@ -73,6 +74,8 @@ class StoppedStep:
     was_drawn: bool = False
     """It was not its view's first one, in which all is audited and whoever has come got its states:
     whoever lies there has to do it rightly before anything commits."""
+    lives: Mapping[str, int] = field(default_factory=dict)
+    """Of the members of that view."""
     sums: Mapping[str, bytes] = field(default_factory=dict)
     """`work.sums_of_others`, as they had come here."""
     due: Due = TRAINING
@@ -81,16 +84,26 @@ class StoppedStep:
     def is_done_again(self, step: int, base: str) -> bool:
         return (self.step, self.base) == (step, base)
 
-    def changed(self, claims: Mapping[str, Claimed], alike: Alike = ALL_ALIKE) -> list[str]:
-        """Whose work is another now, by the same pipelines; not this peer itself."""
+    def changed(
+        self,
+        claims: Mapping[str, Claimed],
+        alike: Alike = ALL_ALIKE,
+        got_states: Collection[str] = (),
+    ) -> list[str]:
+        """Whose work is another now, by the same pipelines; not this peer itself. `got_states`: who
+        may have had its states from others since."""
         others = sorted(claims.keys() - {self.me})
-        return [peer_id for peer_id in others if self._is_other(peer_id, claims[peer_id], alike)]
+        changed = partial(self._is_other, alike=alike, got_states=got_states)
+        return [peer_id for peer_id in others if changed(peer_id, claims[peer_id])]
 
-    def _is_other(self, peer_id: str, said: Claimed, alike: Alike) -> bool:
+    def _is_other(
+        self, peer_id: str, said: Claimed, alike: Alike, got_states: Collection[str]
+    ) -> bool:
         before = self.claims.get(peer_id)
         if before is not None:
             if before.share.parameters != said.share.parameters:
-                return self.was_drawn  # in a first step others may have given it false states
+                # in a first step, as since then, others may have given it false states
+                return self.was_drawn and peer_id not in got_states
             if _given(before.share) != _given(said.share) or not said.share.arithmetic:
                 return False
             then, now = (self._made(peer_id, it.share, alike) for it in (before, said))
@@ -106,6 +119,18 @@ class StoppedStep:
         is_whole = is_alike and alike.chunks and not beside(self.plan, peer_id)
         losses = said.share.losses.get(peer_id, b"")
         return is_whole and self.has_sent_other(peer_id, said.share.parts, losses)
+
+    def got_states(
+        self, plan: Plan, lives: Mapping[str, int], since: Iterable[Plan]
+    ) -> frozenset[str]:
+        """Whose states need not be those of then: who has begun a new life, or had other layers in
+        a plan `since`."""
+        return frozenset(
+            it
+            for it in plan.stage_holders()
+            if lives.get(it) != self.lives.get(it)
+            or any(each.layers_of(it) != self.plan.layers_of(it) for each in since)
+        )
 
     def excused(self, claims: Mapping[str, Claimed], alike: Alike = ALL_ALIKE) -> dict[str, str]:
         """Who says that something else came to it then, so that nobody can hold it to what it made

@@ -271,6 +271,7 @@ def test_who_states_other_parameters_of_the_same_states_has_claimed_another_work
     for change in ({}, {"threads": 2}, {"arithmetic": ""}):
         now = {"b": claim("b", msgspec.structs.replace(held[0], **change))}
         assert before.changed(now) == before.changed(now, Alike(False, False)) == ["b"]
+        assert before.changed(now, got_states=("b",)) == []
         assert dataclasses.replace(there, claims=now).changed(now) == []
 
 

@@ -168,7 +168,8 @@ class Audits:
         if (mine := local.account) is None:
             return None
         book, me = self._book_of(view, plan), self._tools.me
-        self._stopped.begins(step, self._outlet.lineage_at(step), engine.mailbox.wire)
+        lineage, wire = self._outlet.lineage_at(step), engine.mailbox.wire
+        self._stopped.begins(step, lineage, wire, view.members)
         book.step_begins(step)
         self._given = set()
         try:

@@ -1,7 +1,7 @@
 """Of the step under way, what this peer has heard of it in views that have ended before it was
 committed (`core.audit.earlier_claims`)."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from p2p_dtfm.core.messages.audit_messages import Claimed
 from p2p_dtfm.core.messages.work import Lack
 from p2p_dtfm.core.planner.wire_plan import WirePlan
 from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.recovery.partial_replay import whole_step
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.step.neighbours import held_out_judged
@@ -53,6 +54,8 @@ class StoppedSteps:
         self._stopped: list[tuple[StoppedStep, WirePlan]] = []
         self._begun = 0
         """Steps of the view in force."""
+        self._lives: Mapping[str, int] = {}
+        """Of its members."""
 
     @cached_property
     def _terms(self) -> StepTerms:
@@ -61,12 +64,15 @@ class StoppedSteps:
     def view_is_over(self, book: ClaimBook | None) -> None:
         if book is not None and self._under_way is not None:
             base, wire = self._under_way
-            stopped = replace(book.stopped(self._tools.me, base), was_drawn=self._begun > 1)
+            stopped = book.stopped(self._tools.me, base)
+            stopped = replace(stopped, was_drawn=self._begun > 1, lives=self._lives)
             self._stopped.append((stopped, wire))
             self._begun = 0
 
-    def begins(self, step: int, base: str, wire: WirePlan) -> None:
+    def begins(self, step: int, base: str, wire: WirePlan, members: Iterable[Member]) -> None:
+        """`members` of the view in force."""
         self._begun += 1
+        self._lives = {member.peer_id: member.life for member in members}
         again = [it for it in self._stopped if it[0].is_done_again(step, base)]
         again.sort(key=lambda it: it[0].was_drawn)
         self._stopped, self._under_way = again[-KEPT_LIMIT:], (base, wire)
@@ -84,7 +90,11 @@ class StoppedSteps:
         found = set[str]()
         for stopped, wire in self._stopped:
             alike = self._alike(plan, stopped, wire)
-            found |= set(stopped.changed(claims, alike)) if alike is not None else set()
+            if alike is not None:
+                # nobody's parameters are compared but with the first view's of that step
+                since = [it.plan for it, _ in self._stopped if it is not stopped]
+                got_states = stopped.got_states(plan, self._lives, since)
+                found |= set(stopped.changed(claims, alike, got_states))
         return sorted(found)
 
     def excused(self, plan: Plan, claims: Mapping[str, Claimed]) -> dict[str, str]:

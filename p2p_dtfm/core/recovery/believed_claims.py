@@ -73,7 +73,8 @@ class BelievedClaims:
         if present.view not in self._plans or 2 * len(fellows) <= len(self.members):
             fellows = self.members
         if lineage is None:
-            return self._is_let_stand(part, fellows, version, self._reach)
+            is_shown = self._is_shown(present.view, fellows, version)
+            return is_shown or self._is_let_stand(part, fellows, version, self._reach)
         if _are_elsewhere(fellows, version, lineage):
             return False
         is_step_of_most = (
@@ -82,18 +83,27 @@ class BelievedClaims:
         reach = self._reach if is_step_of_most else self._own_steps
         return self._is_let_stand(part, fellows, version, reach)
 
+    def _is_shown(self, view: ViewId, fellows: Sequence[Contribution], version: int) -> bool:
+        """By all who had a stage there, where none of those has come: then one that understates its
+        step would be as many as one that does not. What a few say of another view shows nothing."""
+        holders, are_few = self._holders.get(view), 2 * len(self._fellows[view]) < len(self.members)
+        if not holders or are_few or any(map(self._has_stage, fellows)):
+            return False
+        return all(self._reach.get((view, holder), 0) >= version for holder in holders)
+
     def _is_let_stand(
         self, part: Contribution, fellows: Sequence[Contribution], version: int, reach: _Reach
     ) -> bool:
-        """Whether most of those fellows that decide have come so far."""
-        deciding = [each for each in fellows if self._has_stage(each)]
+        """Whether most of those fellows that decide have come so far: those with a stage, or else
+        all. Then who says so is one of them, or of three a single one would refute both others."""
+        deciding, own = [each for each in fellows if self._has_stage(each)], 0
         if not deciding:
-            deciding = [each for each in fellows if each is not part]
+            deciding, own = [each for each in fellows if each is not part], 1
             version -= 1  # without a stage one may hear of a step a moment later
         keys = ((it.present.view, it.member.peer_id) for it in deciding if it.present is not None)
         reached = [reach[key] + self._slack_steps for key in keys]
         against = sum(1 for step in reached if step < version)
-        return against == 0 or against < len(reached) - against
+        return against == 0 or against < len(reached) - against + own
 
     def _has_stage(self, part: Contribution) -> bool:
         """Where it is."""

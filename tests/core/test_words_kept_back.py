@@ -44,6 +44,20 @@ def test_a_prepared_kept_from_one_is_passed_on() -> None:
     assert view_of(world, VICTIM).id == view.id == view_of(world, LIAR).id
 
 
+@pytest.mark.parametrize("newcomer", ["e", "n", "o", "x"])
+def test_who_has_just_been_let_in_is_not_drawn_to_pass_on_what_it_has_not(newcomer: str) -> None:
+    """The last step before it comes is committed by those that were there, and one of them lacks a
+    word: for good, where it was the newcomer that was to give it."""
+    world = keeps_back(SignedPrepared)
+    before = lives(world, NAMES)
+    world.add_peer(newcomer)
+    world.ask_to_join(newcomer, "b")
+    names = [*NAMES, newcomer]
+    world.run_until(lambda: are_together(world, names), limit_s=60)
+    trains_on(world, names, within_s=30)
+    assert lives(world, NAMES) == before and view_of(world, VICTIM).snapshot.planned
+
+
 @pytest.mark.parametrize("kind", [Active, Synced])
 def test_what_is_kept_from_one_of_the_next_view_it_is_told_by_others(kind: type) -> None:
     world = keeps_back(kind)

@@ -17,6 +17,9 @@ from p2p_dtfm.core.units import SECOND_NS
 
 PASSED_ON_AFTER_NS = SECOND_NS
 """That somebody says it lacks one: it may just be on its way to it. And before it is told again."""
+NAMED_STEPS = 16
+"""So long after it was named last it is passed on at once: who says no more that it lacks it may
+get it from its maker again, and of many each neighbour would tell it to the end of the view."""
 _Step = tuple[ViewId, int]
 _Pair = tuple[str, str]
 """Who lacks whose."""
@@ -30,8 +33,9 @@ class PassingOn:
         self._in_view: ViewId | None = None
         self._lacking: dict[_Pair, tuple[_Step, int, int]] = {}
         """In which step, and since when, or when it was told last; and how often."""
-        self._untold: set[_Pair] = set()
-        """In this view. It is told of the next ones at once, or it would be as late in each."""
+        self._untold: dict[_Pair, int] = {}
+        """In this view, with the step in which it was named last. It is told of the next ones at
+        once, or it would be as late in each."""
 
     def heard(self, message: Heartbeat, now_ns: int) -> Actions:
         """What it says that it lacks."""
@@ -54,15 +58,17 @@ class PassingOn:
         if view is None or not self._untold:
             return actions
         for signed in self._committed():
-            is_here = _step_of(signed)[0] == self._in_view
-            for peer_id, whose in sorted(self._untold) if is_here else ():
-                if whose == signed.peer_id and peer_id in view.member_ids:
-                    actions += self._pass_on(peer_id, signed)
+            of_view, step = _step_of(signed)
+            for pair in sorted(self._untold) if of_view == self._in_view else ():
+                if step - self._untold[pair] > NAMED_STEPS:
+                    del self._untold[pair]
+                elif pair[1] == signed.peer_id and pair[0] in view.member_ids:
+                    actions += self._pass_on(pair[0], signed)
         return actions
 
     def _begin(self, view: ViewId) -> None:
         if view != self._in_view:
-            self._in_view, self._lacking, self._untold = view, {}, set()
+            self._in_view, self._lacking, self._untold = view, {}, {}
 
     def _committed(self) -> Iterator[Signed]:
         """All Prepared of the last step, which may have been that of the view before."""
@@ -79,8 +85,9 @@ class PassingOn:
         if now_ns - since_ns < PASSED_ON_AFTER_NS:
             return 0
         self._lacking[pair] = at, now_ns, times + 1
-        if len(self._untold) < LACKS_LIMIT:
-            self._untold.add(pair)
+        of_same = sum(1 for peer_id, _ in self._untold if peer_id == pair[0])
+        if pair in self._untold or of_same < LACKS_LIMIT:  # each fills its own room
+            self._untold[pair] = at[1]
         return times + 1
 
     def _pass_on(self, peer_id: str, signed: Signed, times: int = 0) -> Actions:

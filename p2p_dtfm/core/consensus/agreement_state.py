@@ -76,6 +76,8 @@ class Attempts:
     frozen: bool = False
     """An unplanned view change is under way: no step commits."""
     failures: int = 0
+    passed_by: set[Member] = field(default_factory=set)
+    """Who has had this peer begin anew since a step has committed: they had passed the number."""
     reopen_ns: int | None = None
     quiet_until_ns: int = 0
     replan_reason: str = ""

@@ -88,3 +88,19 @@ def test_what_one_alone_says_to_have_come_to_is_not_shown_by_less() -> None:
     last = RetainedStep(BEFORE, 59, "base", None, (), (stated(one).signed,))
     elsewhere = part(D, present_of("a", BEFORE), 60, retained=last)
     assert BelievedClaims([*fellows, elsewhere]).furthest() == STEP
+
+
+@pytest.mark.parametrize("accepts_loss", [False, True])
+def test_a_holder_that_understates_its_step_has_signed_how_far_it_was(accepts_loss: bool) -> None:
+    """The other one has died, and the copy to which all could go back counted for nothing."""
+    liar = part(B, present_of("ab"), 0, accepts_loss=accepts_loss)
+    signed = PendingStep(STEP - 1, "base", said("b"), ())
+    honest = [
+        part(it, present_of("ab"), STEP - 1, cuts=(CUT,), pending=signed, accepts_loss=accepts_loss)
+        for it in (C, D, E)
+    ]
+    assert recover([liar, *honest], 2).target == Target(5, CUT.lineage)
+    earlier = PendingStep(STEP - 1, "base", said("b", 4), ())
+    shows_less = [msgspec.structs.replace(it, pending=earlier) for it in honest]
+    claims = BelievedClaims([liar, *shows_less])
+    assert not claims.may_have(shows_less[0], 5, CUT.lineage), "who prepares step 4 is at version 4"

@@ -128,17 +128,21 @@ def said_in(parts: Iterable[Contribution]) -> dict[Signed, None]:
 
 
 def _own_steps(parts: Sequence[Contribution]) -> _Reach:
-    """Up to which version each peer has come in its view, by its own word."""
+    """Up to which version each peer has come in its view, by its own word: what it has signed
+    there says that it was at the version before, whatever it tells now."""
     found: _Reach = {}
     for part in parts:
         if part.present is not None:
             key = part.present.view, part.member.peer_id
             found[key] = max(found.get(key, 0), part.step)
+    for prepared in map(stated, said_in(parts)):
+        key = prepared.view, prepared.peer_id
+        found[key] = max(found.get(key, 0), prepared.step)
     return found
 
 
 def _reach(parts: Sequence[Contribution], own_steps: _Reach) -> _Reach:
-    """The same, or it was about to: by its Prepared in anybody's contribution. What it said in
+    """The same, or up to the next one: by its Prepared in anybody's contribution. What it said in
     another view may have been given up."""
     found = dict(own_steps)
     for prepared in map(stated, said_in(parts)):

@@ -1,5 +1,5 @@
 """One that says less than it has come to sends nobody back, where few stage-holders are there to
-speak against it, or none."""
+speak against it, or none; nor does one that has come further than others."""
 
 import msgspec
 import pytest
@@ -11,7 +11,8 @@ from p2p_dtfm.core.messages.agreement_messages import (
     RetainedStep,
     SavedState,
 )
-from p2p_dtfm.core.messages.prepared import Prepared
+from p2p_dtfm.core.messages.prepared import Prepared, StepOutcome
+from p2p_dtfm.core.protocol.lineage import extend
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
@@ -104,3 +105,21 @@ def test_a_holder_that_understates_its_step_has_signed_how_far_it_was(accepts_lo
     shows_less = [msgspec.structs.replace(it, pending=earlier) for it in honest]
     claims = BelievedClaims([liar, *shows_less])
     assert not claims.may_have(shows_less[0], 5, CUT.lineage), "who prepares step 4 is at version 4"
+
+
+def test_who_has_gone_further_does_not_deny_the_copies_of_its_layers() -> None:
+    """Nobody else can go there, and what an outcome that most tell led to is kept by a guardian."""
+    outcome, present = StepOutcome(7, 1.0, 0.0, 4, None, None), present_of("ab")
+    after = Target(8, extend("base", 7, VIEW, outcome.digest))
+    told = RetainedStep(VIEW, 7, "base", outcome, ())
+
+    def at(member: Member, layer: int, step: int, lineage: str) -> Contribution:
+        held = {"held": {layer: step}, "lineages": {step: lineage}}
+        return part(member, present, step, retained=told if step == 8 else None, **held)
+
+    others = [at(B, 1, 8, after.lineage), at(C, 0, 8, after.lineage)]
+    further = at(A, 0, 9, "later")
+    found = recover([further, *others], 2)
+    assert found.target == after and found.held[C] == (0,)
+    elsewhere = msgspec.structs.replace(at(A, 0, 8, "elsewhere"), retained=None)
+    assert recover([elsewhere, *others], 2).lost_layers == (0,), "it has not taken that step"

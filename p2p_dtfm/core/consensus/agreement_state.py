@@ -86,6 +86,8 @@ class Attempts:
     """Of the attempt that was heard of along the overlay."""
     spread_giver: str = ""
     """By whom, while that is read."""
+    spread_makers: frozenset[str] = frozenset()
+    """Whose contributions that brings, also those that cannot be opened yet."""
     givers: dict[bytes, str] = field(default_factory=dict)
     """By signature of a contribution to that attempt: who was the first to give it."""
     early: list[tuple[Spread, int]] = field(default_factory=list)

@@ -3,7 +3,8 @@
 A step commits only with every stage-holder's Prepared. So a version that one contributor tells of
 is refuted by the stage-holders of its view that contribute and have not come so far, unless a
 Prepared that they signed shows otherwise, wherever it turns up. Honest members lose nothing by it:
-when one of them has committed a step, all stage-holders have said Prepared of it.
+when one of them has committed a step, all stage-holders have said Prepared of it. Where none of
+them contributes most members decide, and what all of them signed shows how far somebody has come.
 
 Where that led is another question. Whoever holds its own Prepared back has those of all others, and
 could give a state of its own for what the step comes to: of a lineage beyond what most have come to

@@ -1,17 +1,24 @@
 """Nobody has another one stop the steps by a word of its own: that one would be out for it."""
 
+from dataclasses import replace
+
+import pytest
+
 from p2p_dtfm.core.consensus.actions import SECOND_NS, SendMessage, StopStep
+from p2p_dtfm.core.membership.newcomers import NUMBERS_PASSED_LIMIT
 from p2p_dtfm.core.messages.agreement_messages import (
     Active,
     AgreementMessage,
     Gather,
     PresentView,
     Ready,
+    passed,
 )
 from p2p_dtfm.core.messages.prepared import SignedPrepared
 from p2p_dtfm.core.messages.statements import certified, stated
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member
+from p2p_dtfm.sim.faults.agreement_seeds import TIMING
 from p2p_dtfm.sim.faults.hash_training import Tensor
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.faults.simulated_process import sign_for
@@ -98,3 +105,49 @@ def test_an_honest_one_begins_anew_above_that_number() -> None:
     world.run_until(lambda: view_of(world, "c").id != view.id and are_together(world, NAMES))
     assert world.now_ns - began_ns < 3 * SECOND_NS and lives(world, NAMES) == before
     trains_on(world, NAMES)
+
+
+def test_who_is_told_of_that_number_while_it_fails_goes_on_above_it_as_well() -> None:
+    """Its first attempt had failed on a bad line; each later one was below the others' number, all
+    told it so, and it was out."""
+    world = swarm(NAMES)
+    before, view = lives(world, NAMES), view_of(world, VICTIM)
+    for name in "abd":
+        world.peers[name].agreement._state.promises.gives_up(view.id.number + 40)
+    other = world.peers["c"]
+    other.agreement._state.attempts.failures = 1
+    other.do(other.agreement.repeat_step("a tensor is lost", other.now_ns))
+    world.run_until(lambda: world.peers["c"].view is not view and are_together(world, NAMES))
+    assert lives(world, NAMES) == before
+    trains_on(world, NAMES)
+
+
+def test_who_says_so_again_and_again_ends_one_attempt_only() -> None:
+    world = swarm(NAMES)
+    peer, view = world.peers[VICTIM], view_of(world, VICTIM)
+    peer.do(peer.agreement.repeat_step("a tensor is lost", peer.now_ns))
+    liar = next(member for member in view.members if member.peer_id == LIAR)
+    state = peer.agreement._state
+    numbers = []
+    for ahead in (2, 2**40, 2**41):
+        assert state.attempt is not None
+        numbers.append(state.attempt.number)
+        say(world, LIAR, VICTIM, passed(liar, numbers[-1] + ahead))
+    assert numbers == [numbers[0], numbers[0] + 4, numbers[0] + 4]
+    assert state.promises.highest_number == numbers[-1] + NUMBERS_PASSED_LIMIT
+
+
+@pytest.mark.parametrize("opener", ["a", "d", "h"])
+def test_among_many_who_passes_it_on_is_not_taken_for_who_stops_the_steps(opener: str) -> None:
+    """Who enters tells its neighbours at once, and came to them with its own contribution alone."""
+    names = [*"abcdefghi"]
+    world = swarm(names, timing=replace(TIMING, wide_above=3))
+    before, peer = view_of(world, opener), world.peers[opener]
+    peer.do(peer.agreement.repeat_step("a tensor is lost", peer.now_ns))
+    world.run_until(lambda: view_of(world, opener) is not before and are_together(world, names))
+    counted = {
+        name: {it.peer_id for it in peer.agreement._state.doubts.accusers._stops}
+        for name, peer in world.peers.items()
+    }
+    assert set().union(*counted.values()) == {opener}, counted
+    trains_on(world, names)

@@ -3,8 +3,11 @@
 import pytest
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS
-from p2p_dtfm.core.messages.agreement_messages import Active, AgreementMessage, Synced
+from p2p_dtfm.core.consensus.parts.passing_on import NAMED_STEPS
+from p2p_dtfm.core.messages.agreement_messages import Active, AgreementMessage, Heartbeat, Synced
 from p2p_dtfm.core.messages.prepared import SignedPrepared
+from p2p_dtfm.core.messages.work import Kind, Lack, Work
+from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.hash_training import Tensor
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
@@ -42,6 +45,47 @@ def test_a_prepared_kept_from_one_is_passed_on() -> None:
     trains_on(world, NAMES, within_s=10)  # and is as late in no later step
     world.run_to(world.now_ns + 30 * SECOND_NS)
     assert view_of(world, VICTIM).id == view.id == view_of(world, LIAR).id
+
+
+@pytest.mark.parametrize("newcomer", ["e", "n", "o", "x"])
+def test_who_has_just_been_let_in_is_not_drawn_to_pass_on_what_it_has_not(newcomer: str) -> None:
+    """The last step before it comes is committed by those that were there, and one of them lacks a
+    word: for good, where it was the newcomer that was to give it."""
+    world = keeps_back(SignedPrepared)
+    before = lives(world, NAMES)
+    world.add_peer(newcomer)
+    world.ask_to_join(newcomer, "b")
+    names = [*NAMES, newcomer]
+    world.run_until(lambda: are_together(world, names), limit_s=60)
+    trains_on(world, names, within_s=30)
+    assert lives(world, NAMES) == before and view_of(world, VICTIM).snapshot.planned
+
+
+def test_who_says_that_it_lacks_all_leaves_room_for_who_lacks_one() -> None:
+    """And what nobody lacks any more is passed on twice for some steps, not to the view's end."""
+    names = [*"abcdef"]
+    world = swarm(names)
+    peer = world.peers["b"]
+    passing_on = peer.agreement._machines.passing_on
+
+    def lacks(name: str, whose: str) -> None:
+        ledger = peer.agreement.ledger
+        assert ledger is not None
+        lacked = tuple(Lack(it, Kind.PREPARED) for it in whose if it != name)
+        work = Work(ledger.view, ledger.step - 1, lacks=lacked)
+        for after_ns in (0, SECOND_NS):
+            passing_on.heard(Heartbeat(Member(name, 1), 0, work), peer.now_ns + after_ns)
+
+    for name, whose in (("e", "abcdf"), ("f", "abcde"), (VICTIM, LIAR)):
+        lacks(name, whose)
+    assert (VICTIM, LIAR) in passing_on._untold
+    began = peer.agreement.step
+    world.run_until(lambda: peer.agreement.step == began + NAMED_STEPS // 2)
+    lacks(VICTIM, LIAR)
+    world.run_until(lambda: peer.agreement.step == began + NAMED_STEPS + 1)
+    assert set(passing_on._untold) == {(VICTIM, LIAR)}
+    world.run_until(lambda: peer.agreement.step == began + 2 * NAMED_STEPS)
+    assert not passing_on._untold
 
 
 @pytest.mark.parametrize("kind", [Active, Synced])

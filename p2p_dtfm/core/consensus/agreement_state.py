@@ -76,6 +76,8 @@ class Attempts:
     frozen: bool = False
     """An unplanned view change is under way: no step commits."""
     failures: int = 0
+    passed_by: set[Member] = field(default_factory=set)
+    """Who has had this peer begin anew since a step has committed: they had passed the number."""
     reopen_ns: int | None = None
     quiet_until_ns: int = 0
     replan_reason: str = ""
@@ -84,6 +86,8 @@ class Attempts:
     """Of the attempt that was heard of along the overlay."""
     spread_giver: str = ""
     """By whom, while that is read."""
+    spread_makers: frozenset[str] = frozenset()
+    """Whose contributions that brings, also those that cannot be opened yet."""
     givers: dict[bytes, str] = field(default_factory=dict)
     """By signature of a contribution to that attempt: who was the first to give it."""
     early: list[tuple[Spread, int]] = field(default_factory=list)

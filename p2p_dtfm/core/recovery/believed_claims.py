@@ -3,7 +3,8 @@
 A step commits only with every stage-holder's Prepared. So a version that one contributor tells of
 is refuted by the stage-holders of its view that contribute and have not come so far, unless a
 Prepared that they signed shows otherwise, wherever it turns up. Honest members lose nothing by it:
-when one of them has committed a step, all stage-holders have said Prepared of it.
+when one of them has committed a step, all stage-holders have said Prepared of it. Where none of
+them contributes most members decide, and what all of them signed shows how far somebody has come.
 
 Where that led is another question. Whoever holds its own Prepared back has those of all others, and
 could give a state of its own for what the step comes to: of a lineage beyond what most have come to
@@ -73,7 +74,8 @@ class BelievedClaims:
         if present.view not in self._plans or 2 * len(fellows) <= len(self.members):
             fellows = self.members
         if lineage is None:
-            return self._is_let_stand(part, fellows, version, self._reach)
+            is_shown = self._is_shown(present.view, fellows, version)
+            return is_shown or self._is_let_stand(part, fellows, version, self._reach)
         if _are_elsewhere(fellows, version, lineage):
             return False
         is_step_of_most = (
@@ -82,18 +84,27 @@ class BelievedClaims:
         reach = self._reach if is_step_of_most else self._own_steps
         return self._is_let_stand(part, fellows, version, reach)
 
+    def _is_shown(self, view: ViewId, fellows: Sequence[Contribution], version: int) -> bool:
+        """By all who had a stage there, where none of those has come: then one that understates its
+        step would be as many as one that does not. What a few say of another view shows nothing."""
+        holders, are_few = self._holders.get(view), 2 * len(self._fellows[view]) < len(self.members)
+        if not holders or are_few or any(map(self._has_stage, fellows)):
+            return False
+        return all(self._reach.get((view, holder), 0) >= version for holder in holders)
+
     def _is_let_stand(
         self, part: Contribution, fellows: Sequence[Contribution], version: int, reach: _Reach
     ) -> bool:
-        """Whether most of those fellows that decide have come so far."""
-        deciding = [each for each in fellows if self._has_stage(each)]
+        """Whether most of those fellows that decide have come so far: those with a stage, or else
+        all. Then who says so is one of them, or of three a single one would refute both others."""
+        deciding, own = [each for each in fellows if self._has_stage(each)], 0
         if not deciding:
-            deciding = [each for each in fellows if each is not part]
+            deciding, own = [each for each in fellows if each is not part], 1
             version -= 1  # without a stage one may hear of a step a moment later
         keys = ((it.present.view, it.member.peer_id) for it in deciding if it.present is not None)
         reached = [reach[key] + self._slack_steps for key in keys]
         against = sum(1 for step in reached if step < version)
-        return against == 0 or against < len(reached) - against
+        return against == 0 or against < len(reached) - against + own
 
     def _has_stage(self, part: Contribution) -> bool:
         """Where it is."""
@@ -118,17 +129,21 @@ def said_in(parts: Iterable[Contribution]) -> dict[Signed, None]:
 
 
 def _own_steps(parts: Sequence[Contribution]) -> _Reach:
-    """Up to which version each peer has come in its view, by its own word."""
+    """Up to which version each peer has come in its view, by its own word: what it has signed
+    there says that it was at the version before, whatever it tells now."""
     found: _Reach = {}
     for part in parts:
         if part.present is not None:
             key = part.present.view, part.member.peer_id
             found[key] = max(found.get(key, 0), part.step)
+    for prepared in map(stated, said_in(parts)):
+        key = prepared.view, prepared.peer_id
+        found[key] = max(found.get(key, 0), prepared.step)
     return found
 
 
 def _reach(parts: Sequence[Contribution], own_steps: _Reach) -> _Reach:
-    """The same, or it was about to: by its Prepared in anybody's contribution. What it said in
+    """The same, or up to the next one: by its Prepared in anybody's contribution. What it said in
     another view may have been given up."""
     found = dict(own_steps)
     for prepared in map(stated, said_in(parts)):

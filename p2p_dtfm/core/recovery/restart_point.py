@@ -136,7 +136,7 @@ def _without_denied(
 ) -> dict[Member, tuple[int, ...]]:
     """Of a step that is only told. Who has a place in its view, is there, and cannot take the step
     for layers of its own has not said Prepared of it: that others without a place there have these
-    layers after it counts for nothing."""
+    layers after it counts for nothing. Who has gone further is no such, unless elsewhere."""
     here = [part for part in parts if part.present is not None and part.present.view == key[0]]
     plan = next((it.present.plan for it in here if it.present and it.present.plan), None)
     if plan is None:
@@ -146,7 +146,7 @@ def _without_denied(
         layer
         for part in here
         for layer in places[part.member]
-        if layer in part.held and layer not in held[part.member]
+        if part.held.get(layer, key[1] + 2) <= key[1] + 1 and layer not in held[part.member]
     }
     return {
         part.member: tuple(

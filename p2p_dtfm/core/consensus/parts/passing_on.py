@@ -17,6 +17,9 @@ from p2p_dtfm.core.units import SECOND_NS
 
 PASSED_ON_AFTER_NS = SECOND_NS
 """That somebody says it lacks one: it may just be on its way to it. And before it is told again."""
+NAMED_STEPS = 16
+"""So long after it was named last it is passed on at once: who says no more that it lacks it may
+get it from its maker again, and of many each neighbour would tell it to the end of the view."""
 _Step = tuple[ViewId, int]
 _Pair = tuple[str, str]
 """Who lacks whose."""
@@ -28,10 +31,11 @@ class PassingOn:
     def __init__(self, state: AgreementState) -> None:
         self._state = state
         self._in_view: ViewId | None = None
-        self._lacking: dict[_Pair, tuple[_Step, int]] = {}
-        """In which step, and since when, or when it was told last."""
-        self._untold: set[_Pair] = set()
-        """In this view. It is told of the next ones at once, or it would be as late in each."""
+        self._lacking: dict[_Pair, tuple[_Step, int, int]] = {}
+        """In which step, and since when, or when it was told last; and how often."""
+        self._untold: dict[_Pair, int] = {}
+        """In this view, with the step in which it was named last. It is told of the next ones at
+        once, or it would be as late in each."""
 
     def heard(self, message: Heartbeat, now_ns: int) -> Actions:
         """What it says that it lacks."""
@@ -42,26 +46,29 @@ class PassingOn:
         peer_id, at, actions = message.sender.peer_id, (work.view, work.step), Actions()
         lacked = {lack.peer_id for lack in work.lacks if lack.kind is Kind.PREPARED}
         for signed in self._committed():
-            is_there = signed.peer_id in lacked and _step_of(signed) == at
-            if is_there and self._is_due((peer_id, signed.peer_id), at, now_ns):
-                actions += self._pass_on(peer_id, signed)
+            if signed.peer_id not in lacked or _step_of(signed) != at:
+                continue
+            times = self._times_due((peer_id, signed.peer_id), at, now_ns)
+            actions += self._pass_on(peer_id, signed, times) if times else []
         return actions
 
     def committed(self) -> Actions:
-        """A step, here."""
+        """A step, here; with it the next view may have been taken over."""
         view, actions = self._state.view_in_force, Actions()
         if view is None or not self._untold:
             return actions
-        self._begin(view.id)
         for signed in self._committed():
-            for peer_id, whose in sorted(self._untold):
-                if whose == signed.peer_id:
-                    actions += self._pass_on(peer_id, signed)
+            of_view, step = _step_of(signed)
+            for pair in sorted(self._untold) if of_view == self._in_view else ():
+                if step - self._untold[pair] > NAMED_STEPS:
+                    del self._untold[pair]
+                elif pair[1] == signed.peer_id and pair[0] in view.member_ids:
+                    actions += self._pass_on(pair[0], signed)
         return actions
 
     def _begin(self, view: ViewId) -> None:
         if view != self._in_view:
-            self._in_view, self._lacking, self._untold = view, {}, set()
+            self._in_view, self._lacking, self._untold = view, {}, {}
 
     def _committed(self) -> Iterator[Signed]:
         """All Prepared of the last step, which may have been that of the view before."""
@@ -69,24 +76,32 @@ class PassingOn:
         here = present.ledger.last_commit if present.ledger is not None else ()
         yield from here or present.last_commit
 
-    def _is_due(self, pair: _Pair, at: _Step, now_ns: int) -> bool:
-        known, since_ns = self._lacking.get(pair, (None, 0))
-        if known == at and now_ns - since_ns < PASSED_ON_AFTER_NS:
-            return False
-        self._lacking[pair] = at, now_ns
-        if known == at and len(self._untold) < LACKS_LIMIT:
-            self._untold.add(pair)
-        return known == at
+    def _times_due(self, pair: _Pair, at: _Step, now_ns: int) -> int:
+        """How often it has been named for long enough in this step; 0: not now."""
+        known, since_ns, times = self._lacking.get(pair, (None, 0, 0))
+        if known != at:
+            self._lacking[pair] = at, now_ns, 0
+            return 0
+        if now_ns - since_ns < PASSED_ON_AFTER_NS:
+            return 0
+        self._lacking[pair] = at, now_ns, times + 1
+        of_same = sum(1 for peer_id, _ in self._untold if peer_id == pair[0])
+        if pair in self._untold or of_same < LACKS_LIMIT:  # each fills its own room
+            self._untold[pair] = at[1]
+        return times + 1
 
-    def _pass_on(self, peer_id: str, signed: Signed) -> Actions:
-        """Not all do so, but some that are more than fellows; of many those that hear it."""
+    def _pass_on(self, peer_id: str, signed: Signed, times: int = 0) -> Actions:
+        """Not all do so, but some that are more than fellows, others each time; of many those that
+        hear it. Those first that have said Prepared of the step as well: who has come since with
+        the next view has not got it, nor may a spare have that skipped it."""
         state, view = self._state, self._state.view
         assert view is not None
         others = set(view.member_ids) - {peer_id, signed.peer_id}
-        at = _step_of(signed)[1]
+        signers, at = {it.peer_id for it in self._committed()}, _step_of(signed)[1]
 
-        def turn(it: str) -> str:
-            return digest_bytes(f"{at} {peer_id} {signed.peer_id} {it}".encode())
+        def turn(it: str) -> tuple[bool, str]:
+            drawn = digest_bytes(f"{at} {times} {peer_id} {signed.peer_id} {it}".encode())
+            return it not in signers, drawn
 
         chosen = sorted(others, key=turn)[: 1 + len(others) // FELLOWS_DIVISOR]
         is_to = state.is_wide(view) or state.me.peer_id in chosen

@@ -47,6 +47,7 @@ class Takeover:
         if state.is_complete:
             state.present.end = self._outsiders.standing_of(state.view)
         state.attempts.failures = 0
+        state.attempts.passed_by.clear()
         state.present.commits(now_ns)
         state.following.vouched = None
         state.doubts.accusers.commits()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.messages.agreement_messages import Contribution, Gather
+from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.recovery.view import View
 
 NUMBERS_AHEAD_LIMIT = 1 << 16
@@ -99,6 +100,21 @@ def _of_planned(
     if state.following.vouched is not None:
         return EntryVerdict(False, "has said in its Prepared that it waits for another one", True)
     return EntryVerdict(True, "it succeeds the present view")
+
+
+def may_have_opened(
+    state: AgreementState, message: Gather, parts: Sequence[Contribution]
+) -> set[Member]:
+    """Members of whom one has opened the attempt. Among few whoever enters tells all, with what it
+    has entered by. Among many it does so as well, but only its neighbours hear that from itself:
+    who opens it could tell one, and all others with that one's word, as if that one had told it. So
+    who comes with its own word alone has opened it, and whoever brings others' shows nothing."""
+    brought = {part.member.peer_id for part in parts} | state.attempts.spread_makers
+    known = {it for it in state.members if it.peer_id in brought}  # it may invent others
+    others, view = known - {message.sender}, state.view
+    if state.attempts.spread_makers or (view is not None and state.is_wide(view)):
+        return set() if others else known
+    return others or {message.sender}
 
 
 def _of_failure(view: View, message: Gather, counting: list[Contribution]) -> EntryVerdict:

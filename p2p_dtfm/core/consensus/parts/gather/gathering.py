@@ -158,12 +158,14 @@ class Gathering:
         return [Report(f"will try again: {reason}")]
 
     def begin_above(self, attempt: Attempt, message: Gather | Spread, now_ns: int) -> Actions:
-        """Its sender has passed the number of this attempt, and can take no part in it. Once after
-        a step that commits: who says so again is waited for in vain, as one that is silent."""
+        """Its sender has passed the number of this attempt, and can take no part in it. Each has
+        this peer begin anew once between two steps that commit: who says so again is waited for in
+        vain, as one that is silent. But who fails alone below all others' number goes above it."""
         state, sender = self._state, message.sender
-        if sender in attempt.opened or state.attempts.failures:
-            return []
         state.promises.hears_of(min(message.number, attempt.number + NUMBERS_PASSED_LIMIT))
+        if sender in attempt.opened or sender in state.attempts.passed_by:
+            return []
+        state.attempts.passed_by.add(sender)
         return self.reopen(f"{sender.peer_id} has passed the number {attempt.number}", now_ns)
 
     def held_up(

@@ -187,6 +187,7 @@ class SpreadReception:
             return self._reception.receive(gather, now_ns)
         finally:
             self._state.attempts.spread_giver = ""
+            self._state.attempts.spread_makers = frozenset()
 
     def _along_the_overlay(self, message: Spread) -> tuple[Attempt, Wide] | None:
         """The attempt under way, if the message is of that: from now on it goes along the overlay,
@@ -199,14 +200,21 @@ class SpreadReception:
 
     def _as_gather(self, message: Spread, attempt: Attempt | None) -> Gather:
         verify, bodies = self._state.settings.verify, self._state.others.bodies
+        attempts = self._state.attempts
         fresh, known = list[Signed](), attempt.known if attempt is not None else {}
         for signed in message.contributions:
             if signed.kind == OUTLINE:
                 outline = open_outline(signed, verify)
-                if known.get(outline.member) == signed or not bodies.knows(outline):
-                    continue  # what it names is asked for where it is still waited for
+                if outline.number != message.number:
+                    raise PeerFault("an outline of another view", message.sender.peer_id)
+                if known.get(outline.member) == signed:
+                    continue
+                if not bodies.knows(outline):  # that is asked for where it is still waited for
+                    attempts.givers.pop(signed.signature, None)
+                    continue
             fresh.append(signed)
-        makers = {signed.peer_id for signed in message.contributions}
+        makers = frozenset(signed.peer_id for signed in message.contributions)
+        attempts.spread_makers = makers
         return Gather(
             sender=message.sender,
             number=message.number,

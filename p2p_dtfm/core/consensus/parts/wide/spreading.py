@@ -196,15 +196,17 @@ class Spreading:
         told = set[str]()
         if me in grid.places:
             # who is in doubt may live, and must know as much as all others: nobody relies on it
-            row = grid.row_mates(me)
+            row, is_first = grid.row_mates(me), not wide.told.row_at
             new = wide.not_from_row()
-            actions += self._tell(attempt, row, new, has=wide.told.row_prepared)
+            own = self._tell(attempt, row, new, has=wide.told.row_prepared)
+            actions += _with_reason(own, attempt) if is_first else own
             told |= set(row) if new else set()
             across = grid.across(me, lost)
             actions += self._tell_stand_ins(attempt, wide, across)
             far = tuple(dict.fromkeys((*across, *grid.across(me))))
             new = wide.from_outside()
-            actions += self._tell(attempt, far, new, has=wide.told.across_prepared)
+            own = self._tell(attempt, far, new, has=wide.told.across_prepared)
+            actions += _with_reason(own, attempt) if is_first else own
             told |= set(far) if new else set()
         wide.told.row_at = wide.told.across_at = len(wide.news)
         for leaf in self._leaves(attempt, wide, grid):
@@ -219,7 +221,7 @@ class Spreading:
         new = tuple(peer for peer in across if before and peer not in before)
         told = wide.news[: wide.told.across_at] if new else []
         items = [it.item for it in told if it.came_from is CameFrom.OUTSIDE]
-        return self._tell(attempt, new, items)
+        return _with_reason(self._tell(attempt, new, items), attempt)
 
     def _tell_leaf(self, attempt: Attempt, wide: Wide, leaf: str) -> Actions:
         is_first = not wide.told.leaf_at.get(leaf, 0)
@@ -341,15 +343,17 @@ class Spreading:
         wide.told.digest_told = ""
         actions = self.flush(attempt, now_ns)
         wants, wants_ready = _lacking(attempt)
-        asked, first = self._asked(attempt, wide), self._first(attempt, wide)
+        asked = self._asked(attempt, wide)
+        first: list[Item] = [attempt.known[attempt.me]]  # by it others may take part
         if asked and (wants or wants_ready or not wide.hasty):
             head = self._message(attempt, first, with_proofs=False, knows=Knows.NOTHING)
             head = self._steps.add(head, set())
             asking = msgspec.structs.replace(head, wants=wants, wants_ready=wants_ready)
-            actions.append(SendMessage(asked, asking))
+            actions += _with_reason([SendMessage(asked, asking)], attempt)
         # who has not been heard of, and hears of the attempt from its neighbours only
         unheard = {peer for peer in wants if peer in wide.neighbours and peer not in asked}
-        actions += self._tell(attempt, sorted(unheard), first, with_proofs=True)
+        told = self._tell(attempt, sorted(unheard), first, with_proofs=True)
+        actions += _with_reason(told, attempt)
         return actions + self._tell_disputed(attempt, wide)
 
     def _tell_disputed(self, attempt: Attempt, wide: Wide) -> Actions:
@@ -374,11 +378,6 @@ class Spreading:
         ways = ways or [it for it in (grid.across(me), grid.row_mates(me)) if it]
         return tuple(it[wide.repairs % len(it)] for it in ways[:ASKED_AT_ONCE])
 
-    def _first(self, attempt: Attempt, wide: Wide) -> list[Item]:
-        """What lets others take part: by what this peer does, and its own contribution."""
-        first = [it.item for it in wide.news[:1]] + [attempt.known[attempt.me]]
-        return _signed(first)
-
     def answer(self, attempt: Attempt, message: Spread) -> Actions:
         """What somebody asks for, as far as this peer has it."""
         wants, wants_ready = set(message.wants), set(message.wants_ready)
@@ -397,8 +396,17 @@ def _lacking(attempt: Attempt) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (), tuple(member.peer_id for member in due if member not in attempt.ready)
 
 
-def _signed(items: Iterable[Item]) -> list[Item]:
-    return list(dict.fromkeys(item for item in items if isinstance(item, Signed)))
+def _with_reason(told: Actions, attempt: Attempt) -> Actions:
+    """The first of these messages with the outline by which this peer takes part: whose own comes
+    alone is taken for who has stopped the steps (`may_have_opened`). What it names others bring."""
+    if attempt.planned or attempt.only_newcomers or not told:
+        return told
+    [first, *rest] = told
+    assert isinstance(first, SendMessage) and isinstance(first.message, Spread)
+    signed = [attempt.known[it] for it in islice(attempt.known, 2) if it != attempt.me]
+    brought = tuple(dict.fromkeys((*first.message.contributions, *signed)))
+    message = msgspec.structs.replace(first.message, contributions=brought)
+    return [SendMessage(first.to, message), *rest]
 
 
 def _goes_on(news: News) -> bool:

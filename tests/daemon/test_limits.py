@@ -303,7 +303,7 @@ def test_a_checkpoint_that_is_pruned_while_it_is_counted_ends_nothing(
 def test_nor_does_one_of_another_device_while_a_daemon_comes_to_its_home(
     tmp_path: Path, goes_meanwhile: Path
 ) -> None:
-    tmp_path.chmod(0o755)  # else nothing in it is looked at
+    (tmp_path / "runs").chmod(0o755)  # else nothing in it is looked at
     home = Home(tmp_path, tmp_path / "locks")
     home.acquire()
     home.release()

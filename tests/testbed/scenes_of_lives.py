@@ -15,7 +15,9 @@ from p2p_dtfm.daemon.node.coming_and_going import departure
 from p2p_dtfm.testbed.virtual import swarm as worlds
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
+from p2p_dtfm.testbed.virtual.seeds.saved import checkpoint_roots, is_whole
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from p2p_dtfm.train.model.checkpoint import layer_path, list_checkpoints
 from tests.sim.test_fellows_that_accuse import WATCHED_NS, Fellows
 from tests.testbed.begun import agreement_of, are_in_views_of, begun, participant_of
 from tests.testbed.late import Late
@@ -84,6 +86,37 @@ def a_founder_is_left_by_the_newcomer_that_it_founds_with(
         await swarm.until(are_in_views_of([a], 3), "it founds", 180)
 
     play(SEED, folder / "world", scene)
+
+
+def a_saved_layer_is_damaged_while_its_daemon_is_away(
+    folder: Path, patches: pytest.MonkeyPatch
+) -> None:
+    """Of the newest checkpoint. Who comes back alone takes the one before, and comes to the same
+    losses again."""
+    run = make_run(folder, 2000, saves_every_steps=10)
+
+    async def scene(swarm: Swarm) -> None:
+        (a,) = await begun(swarm, run, "a")
+        await swarm.until(lambda: len(_saved_by(a)) > 1 and a.step() % 10 == 5, "it saves", 60)
+        swarm.kill(a)
+        newest, before = max(_saved_by(a)), a.losses()
+        damaged = layer_path(_saved_by(a)[newest], 1)
+        content = damaged.read_bytes()
+        damaged.write_bytes(content[: len(content) // 8].ljust(len(content), b"\0"))
+        swarm.start(a)
+        await swarm.until(lambda: a.told_step() > max(before), "it trains again", 60)
+        after = [it for it in a.events() if it["event"] == "step"][len(before) :]
+        again = {it["step"]: it["loss"] for it in after if it["step"] in before}
+        assert again == {step: before[step] for step in again}, "its losses are the same"
+        assert min(again) == newest - 10, "it goes by the one before"
+
+    play(SEED, folder / "world", scene)
+
+
+def _saved_by(peer: Peer) -> dict[int, Path]:
+    """Whole checkpoints, by step."""
+    saved = [it for root in checkpoint_roots(peer.home) for it in list_checkpoints(root)]
+    return {it.manifest.step: it.directory for it in saved if is_whole(it)}
 
 
 def _joiners_of(peer: Peer) -> set[str]:

@@ -137,6 +137,29 @@ def test_who_says_so_again_and_again_ends_one_attempt_only() -> None:
     assert state.promises.highest_number == numbers[-1] + NUMBERS_PASSED_LIMIT
 
 
+def test_who_says_so_once_most_have_their_part_in_what_is_known_ends_nothing() -> None:
+    """It had kept its own part to itself, and all had waited for it; each fellow had that once."""
+
+    class Silent(SimulatedPeer):
+        lies = False
+
+        def send(self, receiver: str, message: AgreementMessage | SignedPrepared | Tensor) -> None:
+            if not (self.lies and self.name == LIAR):
+                super().send(receiver, message)
+
+    world = swarm(NAMES, peer_type=Silent)
+    Silent.lies = True
+    peer, view = world.peers[VICTIM], view_of(world, VICTIM)
+    peer.do(peer.agreement.repeat_step("a tensor is lost", peer.now_ns))
+    state = peer.agreement._state
+    world.run_until(lambda: state.attempt is not None and state.attempt.snapshot is not None)
+    assert state.attempt is not None
+    number = state.attempt.number
+    liar = next(member for member in view.members if member.peer_id == LIAR)
+    say(world, LIAR, VICTIM, passed(liar, number + 2))
+    assert state.attempt is not None and state.attempt.number == number
+
+
 @pytest.mark.parametrize("opener", ["a", "d", "h"])
 def test_among_many_who_passes_it_on_is_not_taken_for_who_stops_the_steps(opener: str) -> None:
     """Who enters tells its neighbours at once, and came to them with its own contribution alone."""

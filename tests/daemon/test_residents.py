@@ -357,6 +357,25 @@ def test_a_service_whose_home_cannot_be_used_says_so_once_and_waits_for_it(
     asyncio.run(waits())
 
 
+def test_a_service_makes_no_home_where_its_disk_was_taken_away(
+    tmp_path: Path, tries_often: None
+) -> None:
+    """It waited for its disk, which its owner unmounted to look at: what was there then was an
+    empty directory."""
+    home = tmp_path / "disk" / "home"
+
+    async def waits() -> None:
+        home.mkdir(parents=True)
+        resident = Homeless(home, (ends,), "tiny")
+        running = asyncio.create_task(resident.run())
+        await asyncio.sleep(0.3)
+        assert not running.done() and not list(home.iterdir())
+        (home / "runs").mkdir()
+        assert await asyncio.wait_for(running, 20) == 0
+
+    asyncio.run(waits())
+
+
 @pytest.mark.parametrize("has_paused", [True, False])
 def test_who_waits_for_its_home_obeys_signals(
     tmp_path: Path, tries_often: None, has_paused: bool
@@ -368,7 +387,7 @@ def test_who_waits_for_its_home_obeys_signals(
             has_no_disk(home)
             return await pauses(daemon)
 
-        home.mkdir(parents=True)
+        (home / "runs").mkdir(parents=True)
         resident = Homeless(home, (pauses_without_disk,))
         if not has_paused:
             has_no_disk(home)

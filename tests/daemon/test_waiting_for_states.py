@@ -314,12 +314,14 @@ def test_a_shard_that_cannot_be_read_is_read_again_and_replaced_by_what_others_g
         while outlet.asked < 2 and not fetching.done():
             await asyncio.sleep(0.01)
         assert bool(outlet.aside) == (error is ShardDamaged), "what may be sound is not put aside"
+        assert state.stuck_at == state.step, "it says so, and holds nobody up who is to leave"
         outlet.gives = True
         await asyncio.wait_for(fetching, 5)
 
     play(partial(scenario, error=ShardUnreadable))
     play(partial(scenario, error=ShardDamaged))
-    play(partial(scenario, error=ShardUnreadable, takes=False))
+    for error in (ShardUnreadable, ShardDamaged):
+        play(partial(scenario, error=error, takes=False))
 
 
 async def gives_while(parts: Parts, waits: Coroutine[Any, Any, object]) -> None:

@@ -3,8 +3,8 @@
 A pause is a planned leave, after which the process stays, holds its home and answers `status` and
 `resume`. Neither the model nor torch and libp2p are in memory meanwhile: this module and what it
 imports know nothing of them, and a process that has trained makes room for one that has not
-(`daemon.machine.away`). To come back is to join like a newcomer, at
-whom was met before; if they are gone, or there were none, as the daemon was started.
+(`daemon.machine.away`). To come back is to join like a newcomer, at whom was met before; if they
+are gone, or there were none, as the daemon was started.
 """
 
 import asyncio
@@ -30,6 +30,7 @@ from p2p_dtfm.daemon.machine.owner.yields import REASONS, yields_of
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.returning import (
     IN_VAIN,
+    acquire,
     away_s,
     in_vain,
     once_home_may_be_used,
@@ -199,6 +200,7 @@ class Resident:
         log.warning("%s", reason, exc_info=unexplained(error, home))
         if daemon.pause_reason is not None:
             return pauses
+        self._is_held_up &= not daemon.has_begun
         self._tell_held_up(reason)
         return reason, now.wall_s() + pause_s
 
@@ -222,12 +224,7 @@ class Resident:
 
     async def _acquire(self, home: Home) -> bool:
         """Whether it is held: else this is to leave. Raises `UserError`."""
-
-        async def acquire() -> bool:
-            home.acquire()
-            return True
-
-        return bool(await self._in_home(acquire))
+        return bool(await self._in_home(lambda: acquire(home)))
 
     def _is_to_leave(self, daemon: "Daemon") -> bool:
         return daemon.is_to_leave or self._told_to_leave.is_set()

@@ -11,8 +11,8 @@ import msgspec
 
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, DeviceFault, P2pdLost, UserError
 from p2p_dtfm.daemon.dashboard.seen import Seen
-from p2p_dtfm.daemon.machine.home import Home, fault_of_disk
-from p2p_dtfm.daemon.machine.life import is_a_service
+from p2p_dtfm.daemon.machine.home import Home, fault_of_disk, require_made
+from p2p_dtfm.daemon.machine.life import is_a_service, is_begun_by_systemd
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.ports import now
@@ -98,6 +98,14 @@ async def once_home_may_be_used(
             async with asyncio.timeout(TRY_AGAIN_S):
                 await told_to_leave.wait()
     return None
+
+
+async def acquire(home: Home) -> bool:
+    """True, once it is held. Raises `UserError`."""
+    if is_begun_by_systemd():  # its disk may have been taken away
+        require_made(home.root)
+    home.acquire()
+    return True
 
 
 def release_memory() -> None:

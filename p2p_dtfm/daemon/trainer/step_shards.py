@@ -86,7 +86,8 @@ async def _fetch(
         try:
             state.fetches = True
             if of_no_use:
-                of_no_use = await _replace(outlet, of_no_use)
+                await _replace(tools, outlet, state, of_no_use)
+                of_no_use = ""
             await outlet.fetch_shards(needed)
             state.fetches = False
             await _read_ahead(tools, read)
@@ -99,7 +100,7 @@ async def _fetch(
             log.warning("%s", error.cause)
             if not outlet.damaged_shard(error.digest):
                 of_no_use = error.digest
-                await asyncio.sleep(SHARD_RETRY_S)
+                await _say_unreadable(tools, state, error)
         except ShardMissing as error:
             log.warning("%s", error)
         except BlobUnavailable as error:
@@ -107,24 +108,32 @@ async def _fetch(
             _say_missing(tools, error)
             await asyncio.sleep(SHARD_RETRY_S)
         except OSError as error:
-            state.stuck_at = state.step
-            what = f"a data shard cannot be written: {error.strerror or error}"
-            tools.status.say(State.WAITING, f"{what}; free space on that disk")
-            tools.status.troubles.tell("data", what, "free space on that disk")
+            _say_unwritten(tools, state, error)
             await asyncio.sleep(SHARD_RETRY_S)
 
 
-async def _replace(outlet: Outlet, digest: str) -> str:
+async def _replace(tools: Tools, outlet: Outlet, state: TrainerState, digest: str) -> None:
     """By what others give. Where nobody does, or the disk takes nothing, the file stays, and is
     read again: perhaps its disk was away."""
     try:
         await outlet.replace_shard(digest)
-    except (BlobUnavailable, OSError) as error:
+    except BlobUnavailable as error:
         log.debug("%s", error)
-    return ""
+    except OSError as error:
+        _say_unwritten(tools, state, error)
 
 
-async def _say_unreadable(tools: Tools, state: TrainerState, error: ShardUnreadable) -> None:
+def _say_unwritten(tools: Tools, state: TrainerState, error: OSError) -> None:
+    """Waiting, until there is room, or the disk takes something again."""
+    state.stuck_at = state.step
+    what = f"a data shard cannot be written: {error.strerror or error}"
+    tools.status.say(State.WAITING, f"{what}; free space on that disk")
+    tools.status.troubles.tell("data", what, "free space on that disk")
+
+
+async def _say_unreadable(
+    tools: Tools, state: TrainerState, error: ShardDamaged | ShardUnreadable
+) -> None:
     """Waiting, for a moment."""
     state.stuck_at = state.step
     tools.status.say(State.WAITING, f"{error.cause}; it is asked of others, and read again")

@@ -159,14 +159,26 @@ class Gathering:
 
     def begin_above(self, attempt: Attempt, message: Gather | Spread, now_ns: int) -> Actions:
         """Its sender has passed the number of this attempt, and can take no part in it. Each has
-        this peer begin anew once between two steps that commit: who says so again is waited for in
-        vain, as one that is silent. But who fails alone below all others' number goes above it."""
+        this peer begin anew once between two steps that commit, unless most have their part in what
+        is known by then: who says so again, or so late, is waited for in vain, as one that is
+        silent. But who fails alone below all others' number goes above it."""
         state, sender = self._state, message.sender
         state.promises.hears_of(min(message.number, attempt.number + NUMBERS_PASSED_LIMIT))
-        if sender in attempt.opened or sender in state.attempts.passed_by:
+        if (
+            sender in attempt.opened
+            or sender in state.attempts.passed_by
+            or self._has_most(attempt)
+        ):
             return []
         state.attempts.passed_by.add(sender)
         return self.reopen(f"{sender.peer_id} has passed the number {attempt.number}", now_ns)
+
+    def _has_most(self, attempt: Attempt) -> bool:
+        """Of the members of the view that there was, in what is known for good."""
+        view, snapshot = self._state.view, attempt.snapshot
+        if view is None or snapshot is None:
+            return False
+        return 2 * len(set(snapshot.contributors) & set(view.members)) > len(view.members)
 
     def held_up(
         self, attempt: Attempt, by: Iterable[Member], reason: str, now_ns: int, is_late: bool

@@ -33,6 +33,7 @@ LATE_S = 3.0
 FOUNDS_S = 20.0
 """By then it has founded, and the others have not come."""
 DAY_S = 86_400.0
+WAITS_S = 60.0
 
 
 def a_clock_is_put_right(folder: Path, patches: pytest.MonkeyPatch) -> None:
@@ -84,6 +85,23 @@ def a_founder_is_left_by_the_newcomer_that_it_founds_with(
         swarm.start(b)
         swarm.start(c)
         await swarm.until(are_in_views_of([a], 3), "it founds", 180)
+
+    play(SEED, folder / "world", scene)
+
+
+def two_that_wait_for_a_plan_hear_nothing_else(folder: Path, patches: pytest.MonkeyPatch) -> None:
+    """Than that the other one lives: they stay together, until one is cut off."""
+    run = make_run(folder, 40)
+
+    async def scene(swarm: Swarm) -> None:
+        patches.setattr(worlds, "compute_plan", lambda *_: NoPlan("nobody has room"))
+        a, b = await begun(swarm, run, "ab")
+        await swarm.until(lambda: b.is_in_a_view, "a view", 60)
+        view = a.view_id
+        await asyncio.sleep(WAITS_S)
+        assert a.view_id == b.view_id == view, "they stay in it"
+        swarm.cut(a, b)
+        await swarm.until(are_in_views_of([a], 1), "who is gone is missed", 30)
 
     play(SEED, folder / "world", scene)
 

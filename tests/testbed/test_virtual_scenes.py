@@ -39,6 +39,7 @@ SCENES = {
     "life-by-clock": Scene(lives.a_clock_is_put_right, "it is let in"),
     "founds-once": Scene(lives.a_founder_is_left_by_the_newcomer_that_it_founds_with, "it founds"),
     "no-handing-over": Scene(lives.who_leaves_at_last_is_the_only_one_to_give, "the other goes on"),
+    "no-heartbeats": Scene(lives.two_that_wait_for_a_plan_hear_nothing_else, "they stay in it"),
     "believed": Scene(lives.a_saved_layer_is_damaged_while_its_daemon_is_away, "its losses"),
     "doubts-forgotten": Scene(lives.one_accuses_another_member_each_time, "no second honest"),
 }

@@ -14,6 +14,7 @@ from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.machine.life import Life
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.daemon import Daemon, _until_end, explained
+from p2p_dtfm.daemon.node.returning import TRY_AGAIN_S
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.train.stage.device import failures
 from tests.daemon.test_residents import EVER, TOO_LARGE, Acting, Staged, Told, ends, pauses
@@ -100,6 +101,19 @@ def test_it_makes_way_and_takes_part_again_later(tmp_path: Path, error: Exceptio
     assert len(resident.away_for) == 2 and all(resident.away_until_s)
     (notice,) = resident.notices
     assert "the device has" in notice.text and "bug" not in notice.text
+
+
+def test_who_has_taken_part_for_long_tells_the_next_fault(tmp_path: Path) -> None:
+    """After weeks, it may be: it had told of one before these."""
+    faults = [fails(SHORT) for _ in range(2)]
+
+    async def fails_after_long(daemon: Acting) -> int:
+        resident._began_s -= TRY_AGAIN_S
+        return await fails(SHORT)(daemon)
+
+    resident = Told(tmp_path, (*faults, fails_after_long, ends))
+    assert asyncio.run(resident.run()) == 0
+    assert len(resident.away_for) == 3 and len(resident.notices) == 2
 
 
 def test_a_device_that_fails_at_a_first_start_ends_it(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from p2p_dtfm.daemon.machine.owner.yields import REASONS, yields_of
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.returning import (
     IN_VAIN,
+    TRY_AGAIN_S,
     acquire,
     away_s,
     in_vain,
@@ -191,7 +192,8 @@ class Resident:
                 log.warning("those met before are gone: %s", error.cause)
                 return pauses
         is_watched = not (self._comes_back or daemon.has_begun or is_a_service())
-        pause_s, home = away_s(error, now.monotonic_s() - self._began_s), self._settings.home
+        took_s, home = now.monotonic_s() - self._began_s, self._settings.home
+        pause_s = away_s(error, took_s)
         if not (reason := in_vain(error, home, daemon.has_begun, is_watched, pause_s)):
             raise error
         if is_to_leave:  # with code 0: a service starts again what ends with that of a fault
@@ -200,12 +202,12 @@ class Resident:
         log.warning("%s", reason, exc_info=unexplained(error, home))
         if daemon.pause_reason is not None:
             return pauses
-        self._is_held_up &= not daemon.has_begun
+        self._is_held_up &= took_s < TRY_AGAIN_S
         self._tell_held_up(reason)
         return reason, now.wall_s() + pause_s
 
     def _tell_held_up(self, reason: str) -> None:
-        """Once, until it takes part."""
+        """Once, until it takes part for a while."""
         if not self._is_held_up:
             self._attention.held_up(self.state(), reason)
         self._is_held_up = True

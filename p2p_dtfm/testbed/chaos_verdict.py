@@ -84,7 +84,8 @@ def judge(
     faults = list(inflicted)
     verdict = ChaosVerdict()
     _check_plans(histories, verdict)
-    _check_steps(histories, faults, total_steps, samples_per_step, verdict)
+    _check_steps(histories, total_steps, samples_per_step, verdict)
+    _check_repeats(histories, faults, samples_per_step, verdict)
     if expected_loss is not None:
         _check_losses(histories, expected_loss, verdict)
     _measure(histories, faults, ends_s, verdict)
@@ -108,11 +109,7 @@ def _check_plans(histories: Histories, verdict: ChaosVerdict) -> None:
 
 
 def _check_steps(
-    histories: Histories,
-    faults: list[Inflicted],
-    total_steps: int,
-    samples_per_step: int,
-    verdict: ChaosVerdict,
+    histories: Histories, total_steps: int, samples_per_step: int, verdict: ChaosVerdict
 ) -> None:
     seen = {event["step"] for history in histories.values() for event in steps_of(history)}
     missing = sorted(set(range(total_steps)) - seen)
@@ -122,7 +119,6 @@ def _check_steps(
         verdict.violations.append(
             f"{counted(len(missing), 'step')} never committed, first {missing[0]}"
         )
-    _check_repeats(histories, faults, samples_per_step, verdict)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.peers.run_source import prepare_run
 from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates, store_initial
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
-from p2p_dtfm.train.data import BlobStore, ByteTokenizer, Tokenizer, ending_with, prepare
+from p2p_dtfm.train.data import BlobStore, ByteTokenizer, Tokenizer, prepare
+from p2p_dtfm.train.data.tokenizer import ending_with
 from p2p_dtfm.train.hugging_face.export import (
     ends_of,
     export_hugging_face,

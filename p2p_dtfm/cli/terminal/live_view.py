@@ -84,15 +84,15 @@ class _Screen(io.TextIOBase):
         return self._terminal.fileno()
 
     def write(self, text: str) -> int:
-        if not self.is_gone:
-            self._unless_it_fails(lambda: self._terminal.write(text))
+        self._unless_it_fails(lambda: self._terminal.write(text))
         return len(text)
 
     def flush(self) -> None:
-        if not self.is_gone:
-            self._unless_it_fails(self._terminal.flush)
+        self._unless_it_fails(self._terminal.flush)
 
     def _unless_it_fails(self, show: Callable[[], object]) -> None:
+        if self.is_gone:
+            return
         try:
             show()
         except BlockingIOError:

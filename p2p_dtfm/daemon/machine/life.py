@@ -22,6 +22,8 @@ STILL_S, LATELY_S = 2.0, 60.0
 """From so long a silence on a peer may be taken for dead; so long that may be why it rejoins."""
 SERVICE_VARIABLE = "SERVICE_OF_P2P_DTFM"
 """The process that systemd has started, for those that it begins, one for each device."""
+FOR_ITS_OWNER = (2, 3, 5)
+"""Exit codes after which a service is not begun again: its owner must see to it, or it is done."""
 RESUMED_S = 0.0
 """`pause_until_s` of who was told to come back while it still left."""
 

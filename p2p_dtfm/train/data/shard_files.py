@@ -143,6 +143,20 @@ class ShardReader:
             offset, missing = offset + len(piece), missing - len(piece)
         return np.frombuffer(b"".join(pieces), dtype=self._dtype)
 
+    def require_within(self, vocabulary: int) -> None:
+        """Raises `UserError` for a token outside it, and what `read` raises."""
+        if vocabulary > np.iinfo(self._dtype).max:
+            return
+        for start in range(0, self._entry.tokens, _CHECK_TOKENS):
+            count = min(_CHECK_TOKENS, self._entry.tokens - start)
+            highest = int(self.read(start, count).max())
+            if highest >= vocabulary:
+                raise UserError(
+                    f"data shard {self._path} holds token {highest}, but its manifest declares a "
+                    f"vocabulary of {vocabulary}",
+                    "the data were made wrongly: run p2p-dtfm prepare again and found a new swarm",
+                )
+
 
 def open_shard(
     path: Path, entry: ShardEntry, token_type: TokenType, vocabulary: int, verified: bool
@@ -166,24 +180,9 @@ def open_shard(
         raise _unreadable(entry, path, error) from error
     shard = ShardReader(descriptor, path, entry, _DTYPES[token_type])
     if not verified:
-        _require_within(shard, entry, _DTYPES[token_type], vocabulary, path)
+        shard.require_within(vocabulary)
     return shard
 
 
 def _unreadable(entry: ShardEntry, path: Path, error: OSError) -> ShardUnreadable:
     return ShardUnreadable(entry.digest, path, error.strerror or str(error))
-
-
-def _require_within(
-    shard: ShardReader, entry: ShardEntry, dtype: np.dtype, vocabulary: int, path: Path
-) -> None:
-    if vocabulary > np.iinfo(dtype).max:
-        return
-    for start in range(0, entry.tokens, _CHECK_TOKENS):
-        highest = int(shard.read(start, min(_CHECK_TOKENS, entry.tokens - start)).max())
-        if highest >= vocabulary:
-            raise UserError(
-                f"data shard {path} holds token {highest}, but its manifest declares a vocabulary "
-                f"of {vocabulary}",
-                "the data were made wrongly: run p2p-dtfm prepare again and found a new swarm",
-            )

@@ -83,17 +83,17 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
     if path.name == TOKENIZER_NAME:  # one of another name is not what was made of the origin
         files.append(path.parent / ORIGIN_NAME / TOKENIZER_NAME)
     known = range(tokenizer.vocabulary)
-    ends = (_end_of_text(file) for file in files)
-    starts = (start_of_texts(json_of(file)) for file in files)
+    contents = {file: json_of(file) for file in files}
+    ends = (_end_of_text(content, file.parent) for file, content in contents.items())
+    starts = map(start_of_texts, contents.values())
     tokenizer = starting_with(tokenizer, next((start for start in starts if start in known), None))
     end = next((end for end in ends if end in known), None)
     return tokenizer if end is None else ending_with(tokenizer, end)
 
 
-def _end_of_text(tokenizer: Path) -> int | None:
+def _end_of_text(content: Mapping[str, Any], directory: Path) -> int | None:
     """The token with which a model ends its texts, if the files beside its tokenizer say so, and
     the tokenizer knows it for more than plain text."""
-    content, directory = json_of(tokenizer), tokenizer.parent
     listed = content.get("added_tokens")
     added = {
         str(each.get("content")): each.get("id")

@@ -15,6 +15,7 @@ import typer
 from p2p_dtfm.cli.app import app, run
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.home import USUAL_HOME, Home, expanded, home_option
+from p2p_dtfm.daemon.machine.life import FOR_ITS_OWNER
 from p2p_dtfm.daemon.machine.local_client import holder_of
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def unit_text(program: str, settings_file: Path, resident_gib: float) -> str:
         "Type=exec\n"
         f"ExecStart={command}\n"
         "# what its owner must see to is not tried again for ever\n"
-        "Restart=on-failure\nRestartSec=30\nRestartPreventExitStatus=2 3 5\n"
+        "Restart=on-failure\nRestartSec=30\n"
+        f"RestartPreventExitStatus={' '.join(map(str, FOR_ITS_OWNER))}\n"
         "# it hands its layers over before it ends; p2pd ends with it\n"
         "KillMode=mixed\nTimeoutStopSec=120\n"
         "Nice=10\nIOSchedulingClass=idle\nNoNewPrivileges=yes\nUMask=0077\n"

@@ -26,6 +26,7 @@ from p2p_dtfm.core.protocol.invited.line import read_line
 from p2p_dtfm.daemon.machine.devices.shares import environment_of, shares_of
 from p2p_dtfm.daemon.machine.home import BESIDE_FILE, Home, place_of_run
 from p2p_dtfm.daemon.machine.life import (
+    FOR_ITS_OWNER,
     SERVICE_VARIABLE,
     ends_with_its_terminal,
     is_begun_by_systemd,
@@ -40,9 +41,8 @@ LOOK_EVERY_S = 0.2
 TOLD_EVERY_S = 2.0
 INVITED_S = 10 * 365 * 86_400
 BEGUN_AGAIN_S = 30.0
-FOR_GOOD = (0, 2, 3, 5)
-"""Exit codes after which systemd begins a service again neither: it is done, or its owner must see
-to it."""
+FOR_GOOD = (0, *FOR_ITS_OWNER)
+"""Exit codes after which systemd begins a service again neither."""
 
 
 @dataclass
@@ -137,10 +137,11 @@ class SeveralDevices:
         """Those of a service that have failed while others take part, as systemd would; where all
         have, it begins all of them again. One that cannot be begun, as where memory is short, is
         tried again as late."""
+        if not self._of_a_service or self._is_told_to_end:
+            return
         for number, daemon in enumerate(self._daemons):
             code, now_s = daemon.process.poll(), now.monotonic_s()
-            is_to_be = self._of_a_service and not self._is_told_to_end
-            if code is None or code in FOR_GOOD or not is_to_be:
+            if code is None or code in FOR_GOOD:
                 continue
             if daemon.ended_s is None:
                 daemon.ended_s = now_s

@@ -2,9 +2,9 @@
 a planted bug may stand in the place of."""
 
 import functools
-import hashlib
 from pathlib import Path
 
+from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.train.model.checkpoint import Checkpoint, layer_path, list_checkpoints
 from p2p_dtfm.train.model.gpt import layer_count
@@ -42,8 +42,8 @@ def payload_of(checkpoint: Checkpoint, layer: int) -> bytes | None:
         payload = layer_path(checkpoint.directory, layer).read_bytes()
     except OSError:
         return None
-    digest = hashlib.blake2b(payload, digest_size=32).hexdigest()
-    return payload if file is not None and digest == file.digest else None
+    is_sound = file is not None and digest_bytes(payload) == file.digest
+    return payload if is_sound else None
 
 
 def layer_of(checkpoint: Checkpoint, layer: int) -> LayerState | None:

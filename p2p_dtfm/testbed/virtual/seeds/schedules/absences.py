@@ -6,6 +6,7 @@ then.
 """
 
 import random
+from collections.abc import Mapping
 
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import NAMES, Fault, Schedule
 
@@ -18,6 +19,7 @@ AHEAD_FOR_S = (16.0, 24.0)
 SHORT_S = (0.2, 1.2)
 BRIEF = {"pause": 2, "cut": 3, "one-way cut": 2, "slow link": 1}
 """None of which ends a life."""
+BRIEF_COUNT = (0, 2)
 
 
 def absences(seed: int) -> Schedule:
@@ -52,14 +54,25 @@ def _a_life_is_ahead(draws: random.Random) -> list[Fault]:
     names = NAMES[:3]
     at_s, whom = draws.uniform(*WITHIN_S), draws.choice(names[1:])
     ahead = Fault(at_s, draws.uniform(*AHEAD_FOR_S), "life ahead", (whom,), draws.random())
-    brief = [
+    return [ahead, *meanwhile(draws, names, ahead, BRIEF, BRIEF_COUNT, SHORT_S)]
+
+
+def meanwhile(
+    draws: random.Random,
+    names: str,
+    fault: Fault,
+    kinds: Mapping[str, int],
+    count: tuple[int, int],
+    lasts_s: tuple[float, float],
+) -> list[Fault]:
+    """Some that begin while that one lasts."""
+    return [
         Fault(
-            draws.uniform(at_s, at_s + ahead.lasts_s),
-            draws.uniform(*SHORT_S),
-            draws.choices(list(BRIEF), list(BRIEF.values()))[0],
+            draws.uniform(fault.at_s, fault.at_s + fault.lasts_s),
+            draws.uniform(*lasts_s),
+            draws.choices(list(kinds), list(kinds.values()))[0],
             tuple(draws.sample(names, 2)),
             draws.random(),
         )
-        for _ in range(draws.randint(0, 2))
+        for _ in range(draws.randint(*count))
     ]
-    return [ahead, *brief]

@@ -6,11 +6,10 @@ the end. Here so much of it is left that a swarm that stays divided is seen.
 
 import random
 
+from p2p_dtfm.testbed.virtual.seeds.schedules.absences import WITHIN_S, meanwhile
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import NAMES, Fault, Schedule
 
 BEGUN = (3, 6)
-WITHIN_S = (0.5, 4.0)
-"""Of the first step."""
 APART_S = (4.0, 20.0)
 PARTINGS = (1, 2)
 AGAIN_AFTER_S = (2.0, 8.0)
@@ -31,7 +30,7 @@ def partings(seed: int) -> Schedule:
         side = tuple(sorted(draws.sample(begun, size)))
         parting = Fault(at_s, draws.uniform(*APART_S), "partition", side, 0.0)
         faults.append(parting)
-        faults += _besides(draws, begun, parting)
+        faults += meanwhile(draws, begun, parting, BESIDES, BESIDES_COUNT, BESIDES_LAST_S)
         at_s += draws.uniform(*AGAIN_AFTER_S)
     return Schedule(
         tuple(begun),
@@ -42,17 +41,3 @@ def partings(seed: int) -> Schedule:
         is_long=True,
         waits_for_a_step=True,
     )
-
-
-def _besides(draws: random.Random, begun: str, parting: Fault) -> list[Fault]:
-    """While they are apart, or as they meet."""
-    return [
-        Fault(
-            draws.uniform(parting.at_s, parting.at_s + parting.lasts_s),
-            draws.uniform(*BESIDES_LAST_S),
-            draws.choices(list(BESIDES), list(BESIDES.values()))[0],
-            tuple(draws.sample(begun, 2)),
-            draws.random(),
-        )
-        for _ in range(draws.randint(*BESIDES_COUNT))
-    ]

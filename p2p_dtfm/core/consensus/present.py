@@ -44,6 +44,12 @@ class Present:
     met_ns: int = 0
     record_names: frozenset[bytes] | None = None
 
+    @property
+    def newest_commit(self) -> tuple[Signed, ...]:
+        """All Prepared of the last step, which may have been that of the view before."""
+        here = self.ledger.last_commit if self.ledger is not None else ()
+        return here or self.last_commit
+
     def commits(self, now_ns: int) -> None:
         """A step."""
         self.step_ns = self.under_way_ns(now_ns)

@@ -50,7 +50,7 @@ class Guarding:
     def __init__(self, problem: PlanningProblem) -> None:
         self.problem = problem
         watchers = problem.watchers
-        self._offers = problem.devices.offered_bytes or problem.devices.memory_bytes
+        self._offers = problem.devices.offers
         memory_bytes = (*self._offers, *watchers.memory_bytes)
         self._room = dict(enumerate(memory_bytes)) | watchers.beside_bytes
         layers = map(problem.layers.of, range(problem.layer_count))

@@ -40,6 +40,11 @@ class DeviceTables:
     offered_bytes: tuple[int, ...] = ()
     """Where something is set aside."""
 
+    @property
+    def offers(self) -> tuple[int, ...]:
+        """All that each offers, also what is set aside."""
+        return self.offered_bytes or self.memory_bytes
+
 
 @dataclass(frozen=True)
 class StepRules:

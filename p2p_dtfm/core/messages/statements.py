@@ -100,3 +100,8 @@ def signers(
         if verify(member.peer_id, _covered(ready), signature):
             found.add(member)
     return frozenset(found)
+
+
+def all_signed(certificate: Certificate, verify: Verify) -> bool:
+    """Whether all members of its view have."""
+    return set(certificate.members) <= signers(certificate, verify)

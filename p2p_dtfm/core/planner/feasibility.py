@@ -119,7 +119,7 @@ def _cover(
 def why_infeasible(problem: PlanningProblem) -> NoPlan:
     """Which memory is short, and by how much."""
     devices, count = problem.devices, problem.peer_count
-    offers, aside = devices.offered_bytes or devices.memory_bytes, devices.aside_bytes
+    offers, aside = devices.offers, devices.aside_bytes
     most = max(offers, default=0)
     needed = problem.layers.state_bytes(0, problem.layer_count) + problem.layers.saved_bytes(
         0, problem.layer_count

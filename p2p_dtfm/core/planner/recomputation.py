@@ -8,7 +8,7 @@ alike.
 
 from dataclasses import replace
 
-from p2p_dtfm.core.cost_model.placement_problem import DeviceTables, PlanningProblem, problem_of
+from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem, problem_of
 from p2p_dtfm.core.cost_model.tables.layer_tables import LayerNs, UnlikeNs, unlike_ns
 from p2p_dtfm.core.cost_model.tables.stage_memory import stage_memory
 from p2p_dtfm.core.protocol.layers.timings import timing_of
@@ -66,10 +66,10 @@ def recomputing(problem: PlanningProblem) -> PlanningProblem:
     return replace(
         problem,
         layers=stages.again,
-        devices=DeviceTables(
+        devices=replace(
+            devices,
             layer_ns=tuple(map(_forward_again, devices.layer_ns)),
             memory_bytes=tuple(max(0, room - once) for room in devices.memory_bytes),
-            stages=stages,
             aside_bytes=once,
             offered_bytes=devices.memory_bytes,
         ),

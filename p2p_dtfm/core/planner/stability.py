@@ -19,6 +19,7 @@ which the next step ends first; a better one follows, for which states move whil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from itertools import pairwise
 
 import msgspec
 
@@ -339,29 +340,23 @@ class PresentPlan:
         stay: set[int] = set()
         moves = False
         is_tried = self._shape(cost) in self.measured
-        for peers, timed in zip(cost.placement, cost.pipelines, strict=True):
-            for position, peer in enumerate(peers):
-                layers = range(timed.cuts[position], timed.cuts[position + 1])
-                before = self.held.get(peer, range(0))
-                new = self._new_to(peer, layers)
-                fetched_bytes = sum(size.fetched_bytes for size in new)
-                followed_bytes = sum(size.followed_bytes for size in new)
-                move_ns = max(move_ns, self._sent_ns(peer, fetched_bytes))
-                follow_ns = max(follow_ns, self._sent_ns(peer, followed_bytes))
-                moves |= bool(before) and layers != before
-                if layers == before:
-                    stay.add(peer)
+        for peer, layers in _placed(cost):
+            before = self.held.get(peer, range(0))
+            new = self._new_to(peer, layers)
+            fetched_bytes = sum(size.fetched_bytes for size in new)
+            followed_bytes = sum(size.followed_bytes for size in new)
+            move_ns = max(move_ns, self._sent_ns(peer, fetched_bytes))
+            follow_ns = max(follow_ns, self._sent_ns(peer, followed_bytes))
+            moves |= bool(before) and layers != before
+            if layers == before:
+                stay.add(peer)
         step_ns = self._step_ns(cost)
         return PlanChoice(cost, move_ns, follow_ns, moves, frozenset(stay), step_ns, is_tried)
 
     def fetch_ns(self, peer: int, cost: PlacementCost) -> int:
         """Until this peer has what it would hold."""
-        for peers, timed in zip(cost.placement, cost.pipelines, strict=True):
-            if peer in peers:
-                at = peers.index(peer)
-                new = self._new_to(peer, range(timed.cuts[at], timed.cuts[at + 1]))
-                return self._sent_ns(peer, sum(size.fetched_bytes for size in new))
-        return 0
+        layers = next((it for each, it in _placed(cost) if each == peer), range(0))
+        return self._sent_ns(peer, sum(size.fetched_bytes for size in self._new_to(peer, layers)))
 
     def _new_to(self, peer: int, layers: range) -> list[LayerBytes]:
         """Those of which it has no state."""
@@ -377,6 +372,13 @@ class PresentPlan:
         return duration_ns(size, max(rates)) if rates else 0
 
 
+def _placed(cost: PlacementCost) -> Iterator[tuple[int, range]]:
+    """Each peer, with the layers that it has there."""
+    for peers, timed in zip(cost.placement, cost.pipelines, strict=True):
+        for peer, (first, end) in zip(peers, pairwise(timed.cuts), strict=True):
+            yield peer, range(first, end)
+
+
 def why_not(
     model: StepModel, plan: Plan, cost: PlacementCost, peer: int, step_ns: int, other_ns: int
 ) -> WhyNot:
@@ -384,7 +386,7 @@ def why_not(
     `other_ns`, and this peer have a stage."""
     present = PresentPlan(model, plan)
     base = PlanChoice(cost, 0, 0, False, frozenset(present.held), step_ns, False)
-    other = replace(present.choice(cost), step_ns=other_ns, is_tried=False)
+    other = replace(present.choice(cost), step_ns=other_ns)
     if not _exceeds_noise(other, base):
         return WhyNot.LITTLE
     if other.horizon_ns < base.horizon_ns and other.can_follow(step_ns):

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from p2p_dtfm.core.messages.agreement_messages import Contribution
+from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.contradictions import stated
@@ -37,8 +38,9 @@ class BelievedClaims:
         self._parts = parts
         self.members = [part for part in parts if part.present is not None]
         self._slack_steps = slack_steps
-        self._own_steps = _own_steps(parts)
-        self._reach = _reach(parts, self._own_steps)
+        said = [stated(signed) for signed in said_in(parts)]
+        self._own_steps = _own_steps(parts, said)
+        self._reach = _reach(said, self._own_steps)
         views = [part.present for part in self.members if part.present is not None]
         self._plans = {it.view: it.plan for it in views if it.plan is not None}
         """As any fellow tells it: who says that its view has none does not make it so."""
@@ -128,7 +130,7 @@ def said_in(parts: Iterable[Contribution]) -> dict[Signed, None]:
     return dict.fromkeys(chain.from_iterable(map(passed_on, parts)))
 
 
-def _own_steps(parts: Sequence[Contribution]) -> _Reach:
+def _own_steps(parts: Sequence[Contribution], said: Sequence[Prepared]) -> _Reach:
     """Up to which version each peer has come in its view, by its own word: what it has signed
     there says that it was at the version before, whatever it tells now."""
     found: _Reach = {}
@@ -136,17 +138,17 @@ def _own_steps(parts: Sequence[Contribution]) -> _Reach:
         if part.present is not None:
             key = part.present.view, part.member.peer_id
             found[key] = max(found.get(key, 0), part.step)
-    for prepared in map(stated, said_in(parts)):
+    for prepared in said:
         key = prepared.view, prepared.peer_id
         found[key] = max(found.get(key, 0), prepared.step)
     return found
 
 
-def _reach(parts: Sequence[Contribution], own_steps: _Reach) -> _Reach:
+def _reach(said: Sequence[Prepared], own_steps: _Reach) -> _Reach:
     """The same, or up to the next one: by its Prepared in anybody's contribution. What it said in
     another view may have been given up."""
     found = dict(own_steps)
-    for prepared in map(stated, said_in(parts)):
+    for prepared in said:
         key = prepared.view, prepared.peer_id
         found[key] = max(found.get(key, 0), prepared.step + 1)
     return found

@@ -11,7 +11,7 @@ from p2p_dtfm.core.consensus.parts.proofs import Proofs
 from p2p_dtfm.core.consensus.parts.takeover import Takeover
 from p2p_dtfm.core.messages.agreement_messages import Active, KnownView, passed
 from p2p_dtfm.core.messages.certificate import Certificate
-from p2p_dtfm.core.messages.statements import signers
+from p2p_dtfm.core.messages.statements import all_signed
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.view import View
@@ -206,4 +206,4 @@ class Activity:
     def _shows_all_ready(self, proof: Certificate | None, known: KnownView) -> bool:
         if proof is None or KnownView(proof.view, proof.members, proof.plan_digest) != known:
             return False
-        return set(known.members) <= signers(proof, self._state.settings.verify)
+        return all_signed(proof, self._state.settings.verify)

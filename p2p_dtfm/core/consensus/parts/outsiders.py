@@ -36,8 +36,7 @@ class Outsiders:
         step = state.step if has_plan else view.snapshot.step
         assert view.certificate is not None
         ancestors = tuple(item for item in state.others.views.told if item != view.id)
-        commit = state.ledger.last_commit if state.ledger is not None else ()
-        commit = (commit or state.present.last_commit)[:COMMIT_TOLD] if has_plan else ()
+        commit = state.present.newest_commit[:COMMIT_TOLD] if has_plan else ()
         commit = with_room(commit, COMMIT_TOLD_BYTES)
         follows = tuple(sorted(state.others.familiar.given))
         farewells = state.others.farewells.shown_with(view.certificate)

@@ -1,8 +1,6 @@
 """The Prepared that one peer lacks, and this one has: who tells its own to all but that one would
 have it wait, and all others for it."""
 
-from collections.abc import Iterator
-
 from p2p_dtfm.core.audit.claim_book import FELLOWS_DIVISOR
 from p2p_dtfm.core.consensus.actions import Actions, SendMessage
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
@@ -45,7 +43,9 @@ class PassingOn:
         self._begin(view.id)
         peer_id, at, actions = message.sender.peer_id, (work.view, work.step), Actions()
         lacked = {lack.peer_id for lack in work.lacks if lack.kind is Kind.PREPARED}
-        for signed in self._committed():
+        if not lacked:
+            return actions
+        for signed in self._state.present.newest_commit:
             if signed.peer_id not in lacked or _step_of(signed) != at:
                 continue
             times = self._times_due((peer_id, signed.peer_id), at, now_ns)
@@ -57,7 +57,7 @@ class PassingOn:
         view, actions = self._state.view_in_force, Actions()
         if view is None or not self._untold:
             return actions
-        for signed in self._committed():
+        for signed in self._state.present.newest_commit:
             of_view, step = _step_of(signed)
             for pair in sorted(self._untold) if of_view == self._in_view else ():
                 if step - self._untold[pair] > NAMED_STEPS:
@@ -69,12 +69,6 @@ class PassingOn:
     def _begin(self, view: ViewId) -> None:
         if view != self._in_view:
             self._in_view, self._lacking, self._untold = view, {}, {}
-
-    def _committed(self) -> Iterator[Signed]:
-        """All Prepared of the last step, which may have been that of the view before."""
-        present = self._state.present
-        here = present.ledger.last_commit if present.ledger is not None else ()
-        yield from here or present.last_commit
 
     def _times_due(self, pair: _Pair, at: _Step, now_ns: int) -> int:
         """How often it has been named for long enough in this step; 0: not now."""
@@ -96,16 +90,18 @@ class PassingOn:
         the next view has not got it, nor may a spare have that skipped it."""
         state, view = self._state, self._state.view
         assert view is not None
+        told: Actions = [SendMessage((peer_id,), SignedPrepared(signed))]
+        if state.is_wide(view):
+            return told
         others = set(view.member_ids) - {peer_id, signed.peer_id}
-        signers, at = {it.peer_id for it in self._committed()}, _step_of(signed)[1]
+        signers, at = {it.peer_id for it in state.present.newest_commit}, _step_of(signed)[1]
 
         def turn(it: str) -> tuple[bool, str]:
             drawn = digest_bytes(f"{at} {times} {peer_id} {signed.peer_id} {it}".encode())
             return it not in signers, drawn
 
         chosen = sorted(others, key=turn)[: 1 + len(others) // FELLOWS_DIVISOR]
-        is_to = state.is_wide(view) or state.me.peer_id in chosen
-        return [SendMessage((peer_id,), SignedPrepared(signed))] if is_to else []
+        return told if state.me.peer_id in chosen else []
 
 
 def _step_of(signed: Signed) -> _Step:

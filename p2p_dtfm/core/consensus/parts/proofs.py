@@ -9,7 +9,7 @@ from p2p_dtfm.core.consensus.parts.gather.gathering import Gathering
 from p2p_dtfm.core.messages.agreement_messages import Gather
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.message_bounds import CERTIFICATES_LIMIT
-from p2p_dtfm.core.messages.statements import signers
+from p2p_dtfm.core.messages.statements import all_signed
 from p2p_dtfm.core.protocol.snapshot import Member
 
 
@@ -53,7 +53,7 @@ class Proofs:
             if certificate.view in kept or len(kept) >= CERTIFICATES_LIMIT:
                 continue
             is_known = state.others.views.find(certificate.view) is not None
-            if is_known and set(certificate.members) <= signers(certificate, state.settings.verify):
+            if is_known and all_signed(certificate, state.settings.verify):
                 kept[certificate.view] = certificate
 
     def hear_of_agreement(

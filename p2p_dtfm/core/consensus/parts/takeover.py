@@ -166,14 +166,13 @@ class Takeover:
         said = Active(state.me, view.id, state.step, state.recovery_evidence.lineage.digest)
         said = stated(said, state.settings.sign)
         early = before.active_members.get(view.id, {})
-        committed = before.ledger.last_commit if before.ledger is not None else ()
         state.present = Present(
             said_active=said,
             view=view,
             taken_over_ns=now_ns,
             active_members={view.id: early | {state.me: said}},
             active_sent_ns=before.active_sent_ns,
-            last_commit=committed or before.last_commit,
+            last_commit=before.newest_commit,
             lost=self._lost(view, now_ns),
             may_repeat_steps=_may_repeat_steps(view, before),
             met_ns=now_ns,

@@ -13,7 +13,7 @@ from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.messages.agreement_messages import Contribution, KnownView, PresentView
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.message_bounds import ORIGINS_LIMIT
-from p2p_dtfm.core.messages.statements import signers
+from p2p_dtfm.core.messages.statements import all_signed, signers
 from p2p_dtfm.core.protocol.canonical import digest
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Verify
@@ -246,9 +246,8 @@ class KnownViews:
             return True
         if not familiar.is_empty and not familiar.any_of(m.peer_id for m in certificate.members):
             return False
-        said = signers(certificate, verify)
-        members = set(certificate.members)
-        return bool(members) and members <= said and self._certify(certificate)
+        is_shown = bool(certificate.members) and all_signed(certificate, verify)
+        return is_shown and self._certify(certificate)
 
     def newest_common(self, theirs: Iterable[ViewId]) -> KnownView | None:
         """Of the ancestors of this peer's view, the newest that is among `theirs`."""

@@ -5,6 +5,7 @@ back through that: the wider of the two kinds counts, the head's where it is hel
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from p2p_dtfm.core.cost_model.tables.layer_tables import LayerTable, layer_sizes
 from p2p_dtfm.core.protocol.workload import Workload
@@ -37,6 +38,7 @@ class StageMemory:
         return _used_bytes(self.layers, first, end, in_flight)
 
 
+@lru_cache(maxsize=8)
 def stage_memory(workload: Workload) -> StageMemory:
     """Of a run."""
     layers = layer_sizes(workload)

@@ -59,7 +59,7 @@ from p2p_dtfm.daemon.proof.of_others import answer_with_piece
 from p2p_dtfm.daemon.trainer.followers import NOT_NAMED
 from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.contacts.identity import effort_spent
-from p2p_dtfm.ports import now
+from p2p_dtfm.ports import now, rarely
 from p2p_dtfm.train.model.gpt import layer_count
 
 log = logging.getLogger("p2p_dtfm")
@@ -108,6 +108,7 @@ class Dispatch:
         """Of how many contributions to which attempt the records have been learnt."""
 
     async def answer(self, sender: str, message: Message) -> bytes:
+        await rarely.lingers("read late")
         if isinstance(message, Hello):
             return await self._welcome(sender, message)
         if isinstance(message, Knock):

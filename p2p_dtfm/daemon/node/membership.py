@@ -23,7 +23,7 @@ from p2p_dtfm.daemon.peers.self_record import SelfRecord
 from p2p_dtfm.daemon.telemetry.event_log import RecoveryMarks
 from p2p_dtfm.daemon.telemetry.plan_times import PlanTimes
 from p2p_dtfm.net.contacts.identity import verify
-from p2p_dtfm.ports import now
+from p2p_dtfm.ports import now, rarely
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -154,6 +154,7 @@ class Membership:
 
     async def _compute_plan(self, snapshot: Snapshot) -> None:
         plan = await asyncio.to_thread(self.local.world.plan, snapshot)
+        await rarely.lingers("plan late")
         self.recovery_marks.planned()
         self.actions.do(self.agreement.plan_computed(snapshot, plan, now.monotonic_ns()))
 

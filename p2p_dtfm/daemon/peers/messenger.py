@@ -25,7 +25,7 @@ from p2p_dtfm.net.errors import Refused, Unreachable, in_plain_words
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.host import ADDRESSES_LIMIT
 from p2p_dtfm.net.libp2p.port import HostPort
-from p2p_dtfm.ports import now
+from p2p_dtfm.ports import now, rarely
 
 Value = TypeVar("Value")
 
@@ -197,7 +197,7 @@ class Messenger:
             queue = self._queues[peer_id] = asyncio.Queue(QUEUE_LIMIT)
             worker = self._workers[peer_id] = asyncio.create_task(self._deliver(peer_id, queue))
             worker.add_done_callback(lambda ended: self._worker_ended(peer_id, ended))
-        if queue.full():
+        if queue.full() or (not queue.empty() and rarely.happens("oldest lost")):
             lost = queue.get_nowait()
             unanswered.remove(lost)
             self._when_taken.pop((peer_id, id(lost)), None)

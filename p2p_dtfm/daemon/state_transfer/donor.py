@@ -35,6 +35,7 @@ from p2p_dtfm.daemon.state_transfer.witnesses import WitnessDesk
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.bulk import to_its_end
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, Payload
+from p2p_dtfm.ports import rarely
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.tensor_bytes import tensor_to_bytes
@@ -223,6 +224,7 @@ class Donor:
     ) -> None:
         """At a step boundary: offer states at `version` to those who have not got them; those that
         are still `coming` here later."""
+        await rarely.lingers("offer late")
         await self.desk.tell(states, version)
         for key, subscription in list(self._subscriptions.items()):
             pending = subscription.pending if self._is_due(subscription) else []
@@ -357,7 +359,7 @@ class Donor:
         subscription.queued_bytes += size_bytes
         is_full = subscription.queue.qsize() >= QUEUED_MESSAGES_LIMIT
         limit_bytes = queued_bytes_limit(subscription.step_bytes)
-        if is_full or subscription.queued_bytes > limit_bytes:
+        if is_full or subscription.queued_bytes > limit_bytes or rarely.happens("far behind"):
             behind = f"{subscription.queue.qsize()} messages, {subscription.queued_bytes} bytes"
             self._end(key, subscription, f"it is {behind} behind")
             return

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.canonical import digest_bytes
+from p2p_dtfm.ports import rarely
 from p2p_dtfm.train.data import BlobStore
 
 MEMORY_LIMIT_BYTES = 256 << 20
@@ -51,6 +52,8 @@ class Offers:
 
     def find(self, digest: str) -> Path | bytes | memoryview | None:
         """Raises `PeerFault` if `digest` is malformed."""
+        if rarely.happens("offer gone"):
+            return None
         return self._store.path(digest) or self._in_memory.get(digest)
 
     def remove(self, digest: str) -> None:

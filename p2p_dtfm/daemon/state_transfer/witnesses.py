@@ -21,6 +21,7 @@ from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.wire import ConfirmLayers, StateDigest
 from p2p_dtfm.daemon.state_transfer.made_of_states import MadeOfStates
 from p2p_dtfm.daemon.state_transfer.places import KnownPlaces
+from p2p_dtfm.ports import rarely
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.finite import is_finite
 
@@ -96,6 +97,8 @@ class WitnessDesk:
             del self._requests[oldest]
         while len(self._requests) >= REQUESTS_LIMIT:
             del self._requests[next(iter(self._requests))]
+        if rarely.happens("not asked"):
+            return
         self._requests[key] = _AskedWitness(message, needs is True)
 
     def look_at_early_ones(self) -> None:

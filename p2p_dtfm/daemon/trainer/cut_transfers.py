@@ -23,7 +23,7 @@ from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tools, TrainerState
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.bulk import to_its_end
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
-from p2p_dtfm.ports import now
+from p2p_dtfm.ports import now, rarely
 from p2p_dtfm.train.model.layer_copy import PartialCopy, pieces_of
 from p2p_dtfm.train.model.layer_state import LayerSnapshot, LayerState
 from p2p_dtfm.train.stage.tensor_bytes import tensor_from_bytes, tensor_to_bytes
@@ -192,6 +192,7 @@ class Cuts:
         lineage = self._outlet.lineage_at(step)
         here = self._store.layers(step, lineage)
         missing = [state for state in states if state.layer not in here]
+        await rarely.lingers("copy late")
         copies = await asyncio.to_thread(lambda: [state.snapshot() for state in missing])
         if self._clock is clock and self._view is not None:
             self._store.put(lineage, copies)
@@ -314,6 +315,7 @@ class Cuts:
         """All of a layer is here: keep it once its lineage is known, and say so."""
         copy = coming.snapshot(self._tools.spec)
         digest = await asyncio.to_thread(copy.digest)
+        await rarely.lingers("receipt late")
         end_s = now.monotonic_s() + RECEIPT_LIMIT_S
         while self._lineage_of(holder, coming.step) is None and now.monotonic_s() < end_s:
             await asyncio.sleep(LINEAGE_POLL_S)  # this peer is a step or so behind

@@ -4,6 +4,7 @@ from collections import deque
 from typing import Generic, TypeVar
 
 from p2p_dtfm.core.messages.prepared import STEPS_AHEAD_LIMIT
+from p2p_dtfm.ports import rarely
 
 Said = TypeVar("Said")
 
@@ -24,7 +25,8 @@ class EarlyWords(Generic[Said]):
 
     def keep(self, sender: str, said: Said, size_bytes: int) -> bool:
         """False: there is no room for it."""
-        if sender not in self._said and len(self._said) >= SENDERS_LIMIT:
+        is_full = sender not in self._said and len(self._said) >= SENDERS_LIMIT
+        if is_full or rarely.happens("no early word"):
             return False
         while len(self._said.get(sender, ())) >= EACH_LIMIT:
             self._drop_oldest_of(sender)

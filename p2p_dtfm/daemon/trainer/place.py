@@ -12,7 +12,7 @@ from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
-from p2p_dtfm.ports import now
+from p2p_dtfm.ports import now, rarely
 
 GUARDIAN_GRACE_S = 3.0
 """How long a layer that is guarded here may take to catch up before it is asked for anew."""
@@ -119,6 +119,7 @@ class PlaceInView:
                 making = asyncio.create_task(self._tools.stores.initial.state(layer))
                 state.states[layer] = await self.offering_until(making, view)
         await self._brought(view, mine)
+        await rarely.lingers("states late")
         while wrong := await self._unlike(view):
             log.warning("asks anew for layers %s: they are not what others have", sorted(wrong))
             followers.stop_following()

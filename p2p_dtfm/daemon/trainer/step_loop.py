@@ -28,7 +28,7 @@ from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.place import PlaceInView
 from p2p_dtfm.daemon.trainer.step_shards import StepShards, have_shards
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tensor, Tools, TrainerState
-from p2p_dtfm.ports import now
+from p2p_dtfm.ports import now, rarely
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import apply_outcome
 from p2p_dtfm.train.stage.finite import NotFinite
@@ -126,6 +126,7 @@ class StepLoop:
         step, spec, recorder = self._state.step, self._spec, self._tools.recorder
         train = step < spec.total_steps
         evaluate = not train or step % spec.evaluation.every_steps == 0
+        await rarely.lingers("step late")
         await self._place.offer_states()
         if self._state.is_over(view):  # large states take their time to be written
             raise Stopped
@@ -154,6 +155,7 @@ class StepLoop:
             with recorder.span("guard"):
                 await self._guarded(view, plan, step, engine.reduced)
         account = await self.audits.account(view, plan, step, engine, local)
+        await rarely.lingers("Prepared late")
         self._say_prepared(view, step, local, states, account)
         with recorder.span("commit"):
             outcome = await self._outcome(view, step, engine.reduced if train else {})
@@ -242,7 +244,7 @@ class StepLoop:
             await self._place.offer_states()
             donor.reduced(step, reduced)
             await state.wait(max(0.0, give_up_s - now.monotonic_s()))
-            if now.monotonic_s() >= give_up_s:
+            if now.monotonic_s() >= give_up_s or rarely.happens("guardian given up"):
                 give_up_s = now.monotonic_s() + patience_s
                 for guardian in receipts.give_up(step):
                     log.warning("%s has not got the states that it guards: goes on", guardian)
@@ -328,6 +330,7 @@ class StepLoop:
         state.forget_reduced(step)
         self.audits.forget()
         lineage = self._outlet.lineage_at(step + 1)
+        await rarely.lingers("update late")
         if train:
             await self._cuts.copied()
             apply = recorder.timed("apply", 0, _apply_all)

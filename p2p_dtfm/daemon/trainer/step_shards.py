@@ -12,6 +12,7 @@ from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tools, TrainerState
 from p2p_dtfm.net.errors import in_plain_words
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
+from p2p_dtfm.ports import rarely
 from p2p_dtfm.train.data import ShardDamaged, ShardMissing, ShardUnreadable
 
 log = logging.getLogger("p2p_dtfm")
@@ -36,6 +37,7 @@ async def have_shards(
     if not _reads_data(tools, plan, read):
         return
     try:
+        await rarely.lingers("data late")
         await _fetch(tools, outlet, state, view, read)
     finally:
         if state.view is view:  # else it says of the next one's states that they are on their way

@@ -16,7 +16,7 @@ from p2p_dtfm.daemon.step.mailbox import Mailbox
 from p2p_dtfm.daemon.trainer.early_words import EarlyWords
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.net.streams.frames import WHOLE, FrameHeader, FrameKind
-from p2p_dtfm.ports import now
+from p2p_dtfm.ports import now, rarely
 
 VIEWS_REMEMBERED = 64
 """A tensor of one of these comes late; one of any other view was never due."""
@@ -100,7 +100,11 @@ class ViewMail:
         self.require_possible(view, sender)
         if view in self._views:
             self._check(view, sender, header)
-        elif header.part != WHOLE or header.payload_bytes > EARLY_LIMIT_BYTES:
+        elif (
+            header.part != WHOLE
+            or header.payload_bytes > EARLY_LIMIT_BYTES
+            or rarely.happens("no early tensor")
+        ):
             return self._admit_late(view, sender, header)
         return None
 

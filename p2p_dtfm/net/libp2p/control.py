@@ -14,7 +14,7 @@ from p2p_dtfm.net.door import BUSY, Leave
 from p2p_dtfm.net.errors import NO_ANSWER, Refused, Unreachable, one_line
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.net.shaping import Shaper
-from p2p_dtfm.ports import now
+from p2p_dtfm.ports import now, rarely
 
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 
@@ -105,7 +105,8 @@ class ControlPlane:
     def begin(self, sender: str, request: bytes) -> "bytes | asyncio.Task[bytes]":
         """The answer, or what will be it: to a call that came whichever way, by a known sender."""
         full = self._serving.total() >= CONCURRENT_LIMIT
-        if full or self._serving[sender] >= CONCURRENT_LIMIT_PER_PEER:
+        full |= self._serving[sender] >= CONCURRENT_LIMIT_PER_PEER
+        if full or rarely.happens("busy"):
             return _reply(_REFUSED, BUSY.encode())
         leave = self._host.door.enter(sender, self._kind, len(request))
         if isinstance(leave, str):

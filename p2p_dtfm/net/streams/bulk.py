@@ -53,7 +53,7 @@ from p2p_dtfm.net.streams.wire import (
     read_reason,
     written,
 )
-from p2p_dtfm.ports import now
+from p2p_dtfm.ports import now, rarely
 
 OPEN_DEADLINE_S = 10.0
 PEERS_REMEMBERED = 1024
@@ -258,7 +258,8 @@ class BulkPlane:
             if key not in self._opening and lane.is_quiet and lane.used_s <= idle_since_s:
                 idle.append(lane)
         idle.sort(key=lambda lane: lane.used_s)
-        for lane in idle[: max(0, len(self._outgoing) + 1 - LANES_KEPT)]:
+        kept = 0 if rarely.happens("few lanes") else LANES_KEPT
+        for lane in idle[: max(0, len(self._outgoing) + 1 - kept)]:
             del self._outgoing[lane.peer_id, lane.lane]
             lane.retire()
 

@@ -9,7 +9,7 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.node.coming_and_going.departure import Departure
 from p2p_dtfm.daemon.node.membership import TICK_S
 from p2p_dtfm.daemon.node.participation.participant import Participant
-from p2p_dtfm.ports import now
+from p2p_dtfm.ports import now, rarely
 
 TICK_NS = round(TICK_S * 1e9)
 LEAST_REST_NS = 10_000_000
@@ -39,6 +39,7 @@ class Heartbeats:
         """For as long as the daemon lives."""
         while True:
             await self._rest()
+            await rarely.lingers("tick late")
             self._local.life.standstill.look()
             now_ns = now.monotonic_ns()
             self._agreement.has_saved(self._participant.checkpoints.saved)

@@ -13,7 +13,7 @@ from p2p_dtfm.daemon.peers.facts.twin import Twin
 from p2p_dtfm.net.contacts.addresses import is_loopback, is_relayed
 from p2p_dtfm.net.directory.values import Presence
 from p2p_dtfm.net.errors import Unreachable
-from p2p_dtfm.ports import chance, now
+from p2p_dtfm.ports import chance, now, rarely
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -71,7 +71,8 @@ class PresenceKeeping:
                     await directory.meet_again()
                     await directory.publish_run(self._run.digest, self._run.signed_spec)
                     # before this peer's own presence takes the place of another's with its id
-                    self._meet_present(await directory.present_peers(self._run.digest))
+                    present = await directory.present_peers(self._run.digest)
+                    self._meet_present([] if rarely.happens("nobody there") else present)
                 accepted = await directory.publish_presence(presence)
                 accepted &= await self._publishing.publish(
                     self._membership.self_record,

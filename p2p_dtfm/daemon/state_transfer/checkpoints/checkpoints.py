@@ -28,7 +28,7 @@ from p2p_dtfm.daemon.state_transfer.checkpoints.layer_writes import LayerWrites,
 from p2p_dtfm.daemon.state_transfer.checkpoints.pruning import prune, prune_parts
 from p2p_dtfm.daemon.telemetry.status import Troubles
 from p2p_dtfm.net.streams.blobs import BlobExchange
-from p2p_dtfm.ports import now
+from p2p_dtfm.ports import now, rarely
 from p2p_dtfm.train.model.checkpoint import (
     Checkpoint,
     CheckpointFailed,
@@ -180,6 +180,7 @@ class Checkpoints:
     async def save(self, step: int, states: dict[int, LayerState], lineage: str = "") -> None:
         """Write these layers as they are after `step` committed steps."""
         held = list(states.values())
+        await rarely.lingers("save late")
         written = await self._writes.unbroken(partial(self._saved, step, held, lineage))
         if written is not None:
             await self._files_changed(step)

@@ -14,6 +14,7 @@ from p2p_dtfm.core.audit.told_losses import losses_digest
 from p2p_dtfm.core.messages.stage_progress import StageProgress, as_runs
 from p2p_dtfm.core.schedule.sums_in_order import added_up
 from p2p_dtfm.net.streams.frames import FrameKind, Payload
+from p2p_dtfm.ports import rarely
 from p2p_dtfm.train.stage.replay.work import chunk_digest
 from p2p_dtfm.train.stage.stage_runner import StageRunner
 
@@ -84,7 +85,7 @@ class OpenStepWork:
         self.runner.discard()
         self.runner.zero_gradients()
         self._forget()
-        self._keeps = True
+        self._keeps = not rarely.happens("nothing kept")
 
     def begin_group(self) -> None:
         """With local steps: what was done before is used up; only its losses count."""

@@ -6,6 +6,7 @@ from typing import Any
 from p2p_dtfm.core.commit.step import StepTransaction
 from p2p_dtfm.core.recovery.receipts import Receipts
 from p2p_dtfm.daemon.state_transfer.cut_store import CutStore
+from p2p_dtfm.daemon.state_transfer.following.follower import Follower
 from p2p_dtfm.daemon.step.pipeline.open_step_work import OpenStepWork
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
@@ -18,12 +19,17 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
     LATE_WORDS,
     MOMENTS,
     QUICK_STORMS,
+    RARER,
 )
 from p2p_dtfm.train.model import optimizer
 from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
 
 RARE = 11
 """A bug that shows in one step of so many."""
+
+
+def _who_is_fed_no_more_waits(patches: Patches) -> None:
+    patches.put(Follower, "ended", lambda follower, sender, message: None)
 
 
 def _own_gradients_are_hidden(patches: Patches) -> None:
@@ -192,5 +198,11 @@ STATES = (
     ),
     Planted("cuts-dropped", "whole cuts are dropped", _whole_cuts_are_dropped),
     Planted("commits-without-one", "one Prepared too few is enough", _commits_without_one),
+    Planted(
+        "fed-no-more",
+        "who is fed no more asks nobody else",
+        _who_is_fed_no_more_waits,
+        RARER,
+    ),
     Planted("payload-believed", "no checksum is looked at", _payload_is_believed),
 )

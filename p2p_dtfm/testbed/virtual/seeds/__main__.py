@@ -12,9 +12,10 @@ lies, none of which has room for the whole model. From 500000 on the faults of t
 sooner one after the other, most of them with steps, in short runs: of these there can be thousands,
 and from 600000 on of those from 200000 on. From 700000 on a few machines crash in short runs, and
 after the last step as well, and lanes have no order among each other. From 800000 on faults begin
-when something is said, from 900000 on a word is late while somebody dies, and from 950000 on
-somebody is away for long on slow machines. From 970000 on are those from 500000 on, with p2pd that
-do not answer, and from 980000 on a swarm is divided in the middle of a long run.
+when something is said, from 900000 on a word is late while somebody dies, from 930000 on daemons
+go the rarer of two ways again and again (`seeds.rarer`), and from 950000 on somebody is away for
+long on slow machines. From 970000 on are those from 500000 on, with p2pd that do not answer, and
+from 980000 on a swarm is divided in the middle of a long run.
 
 Then all is mended, and these must hold: all that run are in one view within a bound, if the run
 lasts so long; each daemon comes to the end of the run within a bound; loss, gradient norm and
@@ -32,9 +33,11 @@ import logging
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from p2p_dtfm.ports.rarely import POINTS
 from p2p_dtfm.sim.faults.agreement_seeds import seeds_of
 from p2p_dtfm.testbed.virtual.seeds.many import (
     NoSuchFault,
@@ -76,6 +79,8 @@ def _telling() -> Iterator[None]:
 
 def _tell_of_failure(seed: int, played: Played, places: Sequence[int] | None) -> None:
     print(f"seed {seed}: {played.problem}", *played.done, sep="\n  ")
+    if played.rarer:
+        print("  rarer ways:", ", ".join(f"{it} {n}" for it, n in sorted(played.rarer.items())))
     kept = "" if places is None else f" --faults {_named(places)}"
     print(f"again: python -m p2p_dtfm.testbed.virtual.seeds --seeds {seed}{kept} --story")
 
@@ -131,6 +136,7 @@ class _Players:
 def _play_all(players: _Players, options: argparse.Namespace) -> int:
     broken, count, faults, steps = list[int](), 0, 0, 0
     with_liars = told_one = with_many = 0
+    rarer: Counter[str] | None = None
     processor_s = 0.0
     began_s = time.monotonic()
     for outcome in _outcomes(players, options):
@@ -140,6 +146,8 @@ def _play_all(players: _Players, options: argparse.Namespace) -> int:
         told_one += played.lies > 0
         with_many += played.faults >= MANY_FAULTS
         processor_s += outcome.took_s
+        if played.schedule.goes_rarer_ways:
+            rarer = played.rarer + (rarer or Counter())
         if played.problem:
             broken.append(seed)
             _tell_of_failure(seed, played, options.faults)
@@ -151,6 +159,8 @@ def _play_all(players: _Players, options: argparse.Namespace) -> int:
             done = f"{played.faults} faults"
             if played.schedule.liars:
                 done += f", {played.lies} lies, {played.stayed} stayed"
+            if played.schedule.goes_rarer_ways:
+                done += f", {played.rarer.total()} rarer ways"
             print(
                 f"seed {seed}: {played.ended_s - WORLD_BEGAN_S:.1f} s, {done}, "
                 f"settled {played.settled_s:.1f} s after them, {played.digest}"
@@ -159,6 +169,8 @@ def _play_all(players: _Players, options: argparse.Namespace) -> int:
     took_s = time.monotonic() - began_s
     if with_liars:
         print(f"a lie was told in {told_one} of {with_liars} seeds with liars")
+    if rarer is not None:
+        print("rarer ways:", ", ".join(f"{point} {rarer[point]}" for point in POINTS))
     print(
         f"{count} seeds, {faults} faults, {len(broken)} broken {broken or ''}, "
         f"{60 * count / took_s:.1f} seeds and {60 * steps / took_s:.0f} steps a minute; "

@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import math
 import traceback
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2p_dtfm.daemon.node.acquaintances import SHOWS_END
+from p2p_dtfm.ports import rarely
 from p2p_dtfm.sim.faults.agreement_seeds import problem_of
 from p2p_dtfm.testbed.virtual.lies.lying import Lying
 from p2p_dtfm.testbed.virtual.lies.putting import put_in
@@ -16,6 +18,7 @@ from p2p_dtfm.testbed.virtual.seeds import judge, verdict
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
 from p2p_dtfm.testbed.virtual.seeds.invited import by_invitation, line_of
 from p2p_dtfm.testbed.virtual.seeds.judge import Broken, Reference
+from p2p_dtfm.testbed.virtual.seeds.rarer import Rarer
 from p2p_dtfm.testbed.virtual.seeds.run import layer_count_of, steps_of, with_named_ends
 from p2p_dtfm.testbed.virtual.seeds.saved import has_saved_all
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
@@ -70,6 +73,8 @@ class Played:
     """What is wrong was raised by the world, or by who judges: it says nothing of a daemon."""
     reports: list[str] = field(default_factory=list)
     """Of honest ones: whom they have left out of a view, and why."""
+    rarer: Counter[str] = field(default_factory=Counter)
+    """How often all daemons together went each of the rarer ways."""
 
 
 class Play:
@@ -104,6 +109,7 @@ class Play:
         self.mended_s = 0.0
         """At the latest, until it is known."""
         self._was_mended = False
+        self.rarer: Rarer | None = None
         self._nudges = Nudges(swarm.loop, self.honest)
         self._waits = Waits(schedule.liars)
         together, kept_out = Together(self.honest), KeptOut(self.honest)
@@ -283,6 +289,8 @@ class Play:
         was_mended, self._was_mended = self._was_mended, self._is_mended()
         if self._was_mended and not was_mended:
             self.mended_s = self._swarm.now_s
+        if self.rarer is not None:
+            self.rarer.is_over = self._was_mended
 
     def _require_steps(self) -> None:
         """Nothing is done to anybody, and nobody gets on: raises `Broken`."""
@@ -392,6 +400,8 @@ def play_seed(
             played.done, played.faults = one.deeds.done, one.deeds.begun_count
             played.lies, played.stayed = one.lying.count, len(one.lying.stayed())
             played.reports = one.lying.reports
+            if one.rarer is not None:
+                played.rarer = one.rarer.taken
             played.steps = sum(len(peer.losses()) for peer in swarm.peers)
 
     async def whole_scene(swarm: Swarm) -> None:
@@ -401,7 +411,10 @@ def play_seed(
                 stack.enter_context(put_in(one.lying, schedule.lies))
             if schedule.rooms_are_tight:
                 stack.enter_context(tight_rooms())
-            if schedule.has_only_crashes:
+            if schedule.goes_rarer_ways:  # whom a daemon does not hear it may well suspect
+                one.rarer = Rarer(seed)
+                rarely.live_by(one.rarer)
+            elif schedule.has_only_crashes:
                 stack.enter_context(one.suspicions.heard())
             await scene(swarm, one)
 

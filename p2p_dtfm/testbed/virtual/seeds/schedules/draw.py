@@ -15,13 +15,20 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
     QUICK,
     QUICK_LIES,
     QUICK_STORMS,
+    RARER,
     RECIPES,
     STORMS,
 )
 from p2p_dtfm.testbed.virtual.seeds.schedules.late_words import late_words
 from p2p_dtfm.testbed.virtual.seeds.schedules.liars import lies, lies_in_stages, quick_lies
 from p2p_dtfm.testbed.virtual.seeds.schedules.moments import moments
-from p2p_dtfm.testbed.virtual.seeds.schedules.ordinary import dumb, ordinary, otherwise, quick
+from p2p_dtfm.testbed.virtual.seeds.schedules.ordinary import (
+    dumb,
+    ordinary,
+    otherwise,
+    quick,
+    rarer,
+)
 from p2p_dtfm.testbed.virtual.seeds.schedules.partings import partings
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 
@@ -29,6 +36,7 @@ FAMILIES: tuple[tuple[int, Callable[[int], Schedule]], ...] = (
     (PARTINGS, partings),
     (DUMB, dumb),
     (ABSENCES, absences),
+    (RARER, rarer),
     (LATE_WORDS, late_words),
     (MOMENTS, moments),
     (QUICK_STORMS, quick_storm),

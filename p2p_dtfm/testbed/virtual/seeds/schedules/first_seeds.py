@@ -24,6 +24,9 @@ is said."""
 LATE_WORDS = 900_000
 """From this seed on: a word comes so late that others go on without it, and somebody dies
 meanwhile."""
+RARER = 930_000
+"""From this seed on: the schedules of those from 500000 on, of daemons that go the rarer of two
+ways again and again."""
 ABSENCES = 950_000
 """From this seed on: somebody is away for long, or lives by a clock that is ahead, on slow
 machines."""

@@ -4,7 +4,12 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import DUMB, QUICK, RECIPES
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
+    DUMB,
+    QUICK,
+    RARER,
+    RECIPES,
+)
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import (
     CRASHES,
     FIRST_S,
@@ -187,6 +192,11 @@ def dumb(seed: int) -> Schedule:
     ]
     faults = sorted((*plain.faults, *silent), key=lambda fault: fault.at_s)
     return replace(plain, faults=tuple(faults))
+
+
+def rarer(seed: int) -> Schedule:
+    """What is rare on machines happens all the time, until all is mended."""
+    return replace(quick(seed - RARER + QUICK), goes_rarer_ways=True)
 
 
 def sooner(fault: Fault) -> Fault:

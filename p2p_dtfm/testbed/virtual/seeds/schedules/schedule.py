@@ -117,6 +117,8 @@ class Schedule:
     """Faults begin after the first step, not after the daemons did."""
     rooms_are_tight: bool = False
     """What large models fill the small one fills, too: `seeds.tight_rooms`."""
+    goes_rarer_ways: bool = False
+    """What is rare on machines happens all the time: `seeds.rarer`."""
     is_calm: bool = False
     """Each fault, or two at a time, waits until the one before is over, and a step is committed
     since: who is stuck is not helped by the next one."""

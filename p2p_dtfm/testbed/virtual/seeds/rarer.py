@@ -1,0 +1,39 @@
+"""A world in which daemons go the rarer ways of `ports.rarely`, for as long as faults are done.
+
+Of each seed only some points are live, some of them often: where all were, each would hide what
+the others show.
+"""
+
+import random
+from collections import Counter
+
+from p2p_dtfm.ports.rarely import POINTS
+
+LIVE = 0.5
+"""Of the points of a seed."""
+OFTEN = (0.03, 0.1, 0.3)
+"""How often a live one is taken."""
+LINGERS_S = (0.01, 0.8)
+
+
+class Rarer:
+    """`ports.rarely.Rarer`, by the chance of one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._draws = random.Random(f"rarer {seed}")
+        live = [point for point in POINTS if self._draws.random() < LIVE]
+        self._often = {point: self._draws.choice(OFTEN) for point in live}
+        self.taken: Counter[str] = Counter()
+        """How often each was."""
+        self.is_over = False
+        """All is mended: what follows is to be as on a machine."""
+
+    def happens(self, point: str) -> bool:
+        often = self._often.get(point)
+        if often is None or self.is_over or self._draws.random() >= often:
+            return False
+        self.taken[point] += 1
+        return True
+
+    def lingers_s(self, point: str) -> float:
+        return self._draws.uniform(*LINGERS_S) if self.happens(point) else 0.0

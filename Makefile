@@ -44,8 +44,10 @@ NIGHTLY_PARTS := \
   "$(SEEDS) 700000-700499" \
   "$(SEEDS) 800000-800499" \
   "$(SEEDS) 900000-900199" \
+  "$(SEEDS) 930000-930199" \
   "$(SEEDS) 950000-950099" \
-  "$(SEEDS) 970000-970199"
+  "$(SEEDS) 970000-970199" \
+  "$(SEEDS) 980000-980049"
 
 nightly: lint
 	@red=; for part in $(NIGHTLY_PARTS); do \

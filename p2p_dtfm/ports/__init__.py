@@ -1,5 +1,6 @@
-"""What the program asks of the world besides the network: the time, chance, the disk, what this
-process was granted of its machine, and where it was installed; and how Ctrl-C ends it as it loads.
+"""What the program asks of the world besides the network: time, chance, what is rare, disk, what
+this process was granted of its machine, and where it was installed; and how Ctrl-C ends it as it
+loads.
 
 For `daemon`, `net` and `train`. Begin with `now`. Whoever runs a daemon in a world of its own
 gives its task another clock or disk before it begins; all that it begins inherits it.

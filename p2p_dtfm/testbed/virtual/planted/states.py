@@ -4,9 +4,9 @@ import dataclasses
 from typing import Any
 
 from p2p_dtfm.core.commit.step import StepTransaction
+from p2p_dtfm.core.messages.stage_progress import StageProgress, as_runs
 from p2p_dtfm.core.recovery.receipts import Receipts
 from p2p_dtfm.daemon.state_transfer.cut_store import CutStore
-from p2p_dtfm.daemon.state_transfer.following.follower import Follower
 from p2p_dtfm.daemon.step.pipeline.open_step_work import OpenStepWork
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
@@ -28,8 +28,14 @@ RARE = 11
 """A bug that shows in one step of so many."""
 
 
-def _who_is_fed_no_more_waits(patches: Patches) -> None:
-    patches.put(Follower, "ended", lambda follower, sender, message: None)
+def _what_is_not_kept_counts(patches: Patches) -> None:
+    def progress(work: Any) -> Any:
+        if not work.forwarded:
+            return None
+        layers = sorted(work.runner.layer_states)
+        return StageProgress(layers[0], layers[-1] + 1, as_runs(work.forwarded), work.backwards)
+
+    patches.put(OpenStepWork, "progress", property(progress))
 
 
 def _own_gradients_are_hidden(patches: Patches) -> None:
@@ -199,9 +205,9 @@ STATES = (
     Planted("cuts-dropped", "whole cuts are dropped", _whole_cuts_are_dropped),
     Planted("commits-without-one", "one Prepared too few is enough", _commits_without_one),
     Planted(
-        "fed-no-more",
-        "who is fed no more asks nobody else",
-        _who_is_fed_no_more_waits,
+        "not-kept-counts",
+        "work counts of which nothing was kept",
+        _what_is_not_kept_counts,
         RARER,
     ),
     Planted("payload-believed", "no checksum is looked at", _payload_is_believed),

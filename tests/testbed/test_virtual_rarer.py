@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from p2p_dtfm.ports.rarely import POINTS
-from p2p_dtfm.testbed.virtual.seeds.rarer import LINGERS_S, OFTEN, Rarer
+from p2p_dtfm.testbed.virtual.seeds.rarer import LINGERS_S, OFTEN, RarerWays
 from p2p_dtfm.testbed.virtual.seeds.schedules.draw import draw
 from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import QUICK, RARER
 
@@ -21,7 +21,7 @@ def test_from_930000_on_are_the_schedules_of_those_from_500000_on() -> None:
 def test_of_each_seed_some_points_are_live_and_over_many_all_are() -> None:
     taken = []
     for seed in range(RARER, RARER + 40):
-        rarer = Rarer(seed)
+        rarer = RarerWays(seed)
         for point in POINTS:
             for _ in range(TIMES // 20):
                 rarer.happens(point)
@@ -31,16 +31,16 @@ def test_of_each_seed_some_points_are_live_and_over_many_all_are() -> None:
 
 
 def test_a_live_point_is_taken_as_often_as_was_drawn_and_the_same_seed_says_the_same() -> None:
-    one, other = Rarer(RARER), Rarer(RARER)
+    one, other = RarerWays(RARER), RarerWays(RARER)
     said = [one.lingers_s("tick late") + one.happens("busy") for _ in range(TIMES)]
     assert said == [other.lingers_s("tick late") + other.happens("busy") for _ in range(TIMES)]
     assert all(not it or LINGERS_S[0] <= it <= 1 + LINGERS_S[1] for it in said)
-    for rarer in map(Rarer, range(RARER, RARER + 20)):
+    for rarer in map(RarerWays, range(RARER, RARER + 20)):
         share = sum(rarer.happens("busy") for _ in range(TIMES)) / TIMES
         assert not share or any(abs(share - often) < 0.05 for often in OFTEN)
 
 
 def test_once_all_is_mended_nothing_is_rarer() -> None:
-    for rarer in map(Rarer, range(RARER, RARER + 10)):
+    for rarer in map(RarerWays, range(RARER, RARER + 10)):
         rarer.is_over = True
         assert not any(rarer.happens(point) for point in POINTS for _ in range(50))

@@ -18,7 +18,7 @@ from p2p_dtfm.testbed.virtual.seeds import judge, verdict
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
 from p2p_dtfm.testbed.virtual.seeds.invited import by_invitation, line_of
 from p2p_dtfm.testbed.virtual.seeds.judge import Broken, Reference
-from p2p_dtfm.testbed.virtual.seeds.rarer import Rarer
+from p2p_dtfm.testbed.virtual.seeds.rarer import RarerWays
 from p2p_dtfm.testbed.virtual.seeds.run import layer_count_of, steps_of, with_named_ends
 from p2p_dtfm.testbed.virtual.seeds.saved import has_saved_all
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
@@ -109,7 +109,7 @@ class Play:
         self.mended_s = 0.0
         """At the latest, until it is known."""
         self._was_mended = False
-        self.rarer: Rarer | None = None
+        self.rarer: RarerWays | None = None
         self._nudges = Nudges(swarm.loop, self.honest)
         self._waits = Waits(schedule.liars)
         together, kept_out = Together(self.honest), KeptOut(self.honest)
@@ -412,7 +412,7 @@ def play_seed(
             if schedule.rooms_are_tight:
                 stack.enter_context(tight_rooms())
             if schedule.goes_rarer_ways:  # whom a daemon does not hear it may well suspect
-                one.rarer = Rarer(seed)
+                one.rarer = RarerWays(seed)
                 rarely.live_by(one.rarer)
             elif schedule.has_only_crashes:
                 stack.enter_context(one.suspicions.heard())

@@ -16,7 +16,7 @@ OFTEN = (0.03, 0.1, 0.3)
 LINGERS_S = (0.01, 0.8)
 
 
-class Rarer:
+class RarerWays:
     """`ports.rarely.Rarer`, by the chance of one seed."""
 
     def __init__(self, seed: int) -> None:

@@ -7,6 +7,8 @@ what is rare is common there.
 """
 
 import asyncio
+import errno
+import os
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Protocol
@@ -15,6 +17,9 @@ POINTS: Mapping[str, str] = {
     # what is refused, lost or gone
     "busy": "a call is refused, as by a peer that answers as many as it may",
     "oldest lost": "what was to be told first is dropped, as of a queue that is full",
+    "shard unreadable": "a data shard cannot be read, as by a disk that fails for a moment",
+    "part unreadable": "nor can a part of a file that another peer asks for",
+    "layer unreadable": "nor a layer of a checkpoint",
     "nobody there": "the directory names nobody, as one whose nodes have all gone",
     "few lanes": "lanes that stand idle end, as in a swarm of a hundred",
     "no early word": "a Prepared of a view to come is not kept, as where there are many megabytes",
@@ -66,6 +71,12 @@ def happens(point: str) -> bool:
         return False
     assert point in POINTS, point
     return rarer.happens(point)
+
+
+def fails(point: str) -> None:
+    """Raises `OSError` where it happens, as reading from a disk does."""
+    if happens(point):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 async def lingers(point: str) -> None:

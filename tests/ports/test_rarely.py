@@ -10,7 +10,7 @@ import pytest
 import p2p_dtfm
 from p2p_dtfm.ports import rarely
 
-ASKED = re.compile(r"rarely\.(?:happens|lingers)\(\s*\"([^\"]+)\"")
+ASKED = re.compile(r"rarely\.(?:happens|fails|lingers)\(\s*\"([^\"]+)\"")
 
 
 class Always:
@@ -34,6 +34,7 @@ def test_each_point_is_asked_in_one_place_and_no_other_is_asked() -> None:
 
 def test_on_a_machine_nothing_is_rarer_and_no_turn_passes() -> None:
     assert not any(map(rarely.happens, rarely.POINTS))
+    rarely.fails("part unreadable")
     lingering = rarely.lingers("step late")
     with pytest.raises(StopIteration):
         lingering.send(None)
@@ -45,6 +46,8 @@ def test_a_world_may_say_otherwise_for_the_tasks_that_begin_in_it() -> None:
         loop = asyncio.get_running_loop()
         before_s = loop.time()
         await asyncio.create_task(rarely.lingers("step late"))
+        with pytest.raises(OSError, match="Input/output"):
+            rarely.fails("part unreadable")
         return rarely.happens("busy"), loop.time() - before_s
 
     is_busy, took_s = asyncio.run(inside(), debug=False)

@@ -224,7 +224,6 @@ class Donor:
     ) -> None:
         """At a step boundary: offer states at `version` to those who have not got them; those that
         are still `coming` here later."""
-        await rarely.lingers("offer late")
         await self.desk.tell(states, version)
         for key, subscription in list(self._subscriptions.items()):
             pending = subscription.pending if self._is_due(subscription) else []
@@ -239,6 +238,7 @@ class Donor:
     async def _offer(self, key: _Key, subscription: Subscription, state: LayerState) -> bool:
         """Whether the subscription is still there, and there is room for more."""
         layer, version, blob, size_bytes = state.layer, state.version, "", 0
+        await rarely.lingers("offer late")
         if subscription.request.layers[layer] != version:
             try:
                 blob, size_bytes = await self._write(state)

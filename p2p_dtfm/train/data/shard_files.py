@@ -9,6 +9,7 @@ from typing import BinaryIO
 import numpy as np
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.ports import rarely
 from p2p_dtfm.train.data.blob_store import BlobStore, file_digest
 from p2p_dtfm.train.data.manifest import TOKEN_BYTES, ShardEntry, Split, TokenType
 
@@ -134,6 +135,7 @@ class ShardReader:
         pieces = []
         while missing:
             try:
+                rarely.fails("shard unreadable")
                 piece = os.pread(self._descriptor, missing, offset)
             except OSError as error:
                 raise _unreadable(self._entry, self._path, error) from error

@@ -27,7 +27,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.lineage import epochs_of, is_undone, unmarked
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.sections.audit_spec import UNDO_COPIES
-from p2p_dtfm.ports import disk
+from p2p_dtfm.ports import disk, rarely
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState, version_in
 
@@ -348,6 +348,7 @@ def _sound_parts(directory: Path, manifest: CheckpointManifest, layer: int) -> I
     digest = hashlib.blake2b(digest_size=32)
     try:
         if _length(path) == expected.bytes:
+            rarely.fails("layer unreadable")
             with path.open("rb") as file:
                 while part := file.read(READ_BYTES):
                     digest.update(part)

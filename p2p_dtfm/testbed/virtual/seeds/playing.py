@@ -18,7 +18,7 @@ from p2p_dtfm.testbed.virtual.seeds import judge, verdict
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
 from p2p_dtfm.testbed.virtual.seeds.invited import by_invitation, line_of
 from p2p_dtfm.testbed.virtual.seeds.judge import Broken, Reference
-from p2p_dtfm.testbed.virtual.seeds.rarer import RarerWays
+from p2p_dtfm.testbed.virtual.seeds.rarer import OF_DISKS_THAT_LOSE, RarerWays
 from p2p_dtfm.testbed.virtual.seeds.run import layer_count_of, steps_of, with_named_ends
 from p2p_dtfm.testbed.virtual.seeds.saved import has_saved_all
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
@@ -412,7 +412,8 @@ def play_seed(
             if schedule.rooms_are_tight:
                 stack.enter_context(tight_rooms())
             if schedule.goes_rarer_ways:  # whom a daemon does not hear it may well suspect
-                one.rarer = RarerWays(seed)
+                never = OF_DISKS_THAT_LOSE if schedule.has_only_crashes else ()
+                one.rarer = RarerWays(seed, never)
                 rarely.live_by(one.rarer)
             elif schedule.has_only_crashes:
                 stack.enter_context(one.suspicions.heard())

@@ -6,6 +6,7 @@ the others show.
 
 import random
 from collections import Counter
+from collections.abc import Collection
 
 from p2p_dtfm.ports.rarely import POINTS
 
@@ -16,13 +17,22 @@ OFTEN = (0.03, 0.1, 0.3)
 LINGERS_S = (0.01, 0.8)
 
 
+OF_DISKS_THAT_LOSE = ("layer unreadable",)
+"""A disk that does not give back what it has is no crash: it may take what was told to be safe."""
+
+
 class RarerWays:
     """`ports.rarely.Rarer`, by the chance of one seed."""
 
-    def __init__(self, seed: int) -> None:
-        self._draws = random.Random(f"rarer {seed}")
-        live = [point for point in POINTS if self._draws.random() < LIVE]
-        self._often = {point: self._draws.choice(OFTEN) for point in live}
+    def __init__(self, seed: int, never: Collection[str] = ()) -> None:
+        """`never`: points that are not taken in it."""
+        # each has a chance of its own: another point of the table changes nothing for the others
+        self._draws = {it: random.Random(f"rarer {seed} {it}") for it in POINTS if it not in never}
+        self._often = {
+            point: draws.choice(OFTEN)
+            for point, draws in self._draws.items()
+            if draws.random() < LIVE
+        }
         self.taken: Counter[str] = Counter()
         """How often each was."""
         self.is_over = False
@@ -30,10 +40,10 @@ class RarerWays:
 
     def happens(self, point: str) -> bool:
         often = self._often.get(point)
-        if often is None or self.is_over or self._draws.random() >= often:
+        if often is None or self.is_over or self._draws[point].random() >= often:
             return False
         self.taken[point] += 1
         return True
 
     def lingers_s(self, point: str) -> float:
-        return self._draws.uniform(*LINGERS_S) if self.happens(point) else 0.0
+        return self._draws[point].uniform(*LINGERS_S) if self.happens(point) else 0.0

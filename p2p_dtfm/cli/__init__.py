@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 OLDEST_PYTHON = (3, 11)
 
@@ -54,15 +54,24 @@ def main() -> None:
         print(fault, file=sys.stderr)
         raise SystemExit(2)
     open_closed_streams()
+    from p2p_dtfm.core.protocol.errors import UserError
     from p2p_dtfm.ports.ctrl_c import ends_at_once
-
-    with ends_at_once():
-        from p2p_dtfm.cli.app import app
-        from p2p_dtfm.cli.terminal.plain import harmless_lines
-        from p2p_dtfm.core.protocol.errors import UserError
+    from p2p_dtfm.ports.packages import of_an_import
 
     try:
+        with ends_at_once():
+            from p2p_dtfm.cli.app import app
         app(prog_name="p2p-dtfm")
     except UserError as error:
-        print(harmless_lines(f"error: {error.render()}"), file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
+        _end_with(error)
+    except (ImportError, OSError) as error:  # of a command's own, which loads what it needs
+        if (not_there := of_an_import(error)) is None:
+            raise
+        _end_with(not_there)
+
+
+def _end_with(error: Any) -> NoReturn:
+    from p2p_dtfm.cli.terminal.plain import harmless_lines
+
+    print(harmless_lines(f"error: {error.render()}"), file=sys.stderr)
+    raise SystemExit(error.exit_code) from None

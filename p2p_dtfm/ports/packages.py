@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import sys
+import traceback
 from importlib import metadata
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from p2p_dtfm.core.protocol.errors import UserError
 
 OF_PIPX = "pipx_metadata.json"
 """pipx leaves it in each environment that it makes."""
+
+OF_A_MODULE = "<module>"
+"""So the interpreter calls what a module does as it is imported."""
 
 
 def python_command(*arguments: str) -> list[str]:
@@ -47,6 +51,15 @@ def not_loaded(error: ImportError | OSError) -> UserError:
             "given; in a clone: make environment",
         ),
     )
+
+
+def of_an_import(error: ImportError | OSError) -> UserError | None:
+    """`not_loaded` of what was raised while something was imported by who catches it; None of any
+    other error."""
+    frames = (frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__))
+    if isinstance(error, ImportError) or OF_A_MODULE in frames:
+        return not_loaded(error)
+    return None
 
 
 def _needed(module: str) -> str:

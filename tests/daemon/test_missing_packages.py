@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.ports.packages import how_to_install, not_loaded
+from p2p_dtfm.ports.packages import how_to_install, not_loaded, of_an_import
 
 
 def test_beside_the_program_with_its_own_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,10 +66,37 @@ def test_the_doctor_says_that_one_is_broken(tmp_path: Path) -> None:
     assert "install it: " not in cause and "install p2p-dtfm anew" in cause
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("--run", "tiny", "--dashboard", "off", "--no-nearby", "--home"),
+        ("export", "--out", "model", "--home"),
+    ],
+    ids=["the daemon", "another command"],
+)
+def test_so_does_what_else_needs_it(command: tuple[str, ...], tmp_path: Path) -> None:
+    """A daemon said that this was a bug, with its traceback, and other commands ended with one."""
+    (tmp_path / "torch.py").write_text('raise OSError("libtorch.so: cannot open")')
+    cause = _what_is_said(tmp_path, *command, str(tmp_path / "home"), "")
+    assert "cannot be loaded: libtorch.so: cannot open" in cause
+    assert "install p2p-dtfm anew" in cause
+
+
+def test_errors_of_other_kinds_are_not_of_an_import() -> None:
+    with pytest.raises(OSError, match="No such file") as raised:
+        Path("/nowhere").read_bytes()
+    assert of_an_import(raised.value) is None
+
+
 def _what_the_doctor_says(folder: Path, missing: str) -> str:
+    return _what_is_said(folder, "doctor", "--home", str(folder), missing)
+
+
+def _what_is_said(folder: Path, *arguments: str) -> str:
+    """The last one: which package is not there; empty: all are."""
     sources = str(Path(__file__).parents[2])
     done = subprocess.run(
-        [sys.executable, "-c", DOCTOR, "doctor", "--home", str(folder), missing],
+        [sys.executable, "-c", DOCTOR, *arguments],
         env={"PYTHONPATH": f"{folder}:{sources}", "PATH": ""},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip

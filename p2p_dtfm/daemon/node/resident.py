@@ -44,6 +44,7 @@ from p2p_dtfm.daemon.telemetry.attention.attention import Attention
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.ports import now
 from p2p_dtfm.ports.ctrl_c import ends_at_once
+from p2p_dtfm.ports.packages import not_loaded
 from p2p_dtfm.web.api import LocalApi, explained, make_app
 from p2p_dtfm.web.state import DashboardState, Event, Timeline, ViewState
 
@@ -431,9 +432,12 @@ class Resident:
 
 async def _loaded(name: str) -> Any:
     """That module. Beside the event loop, so that what is shown goes on: it takes seconds, and half
-    a minute on a machine that does much else."""
-    with ends_at_once():
-        return await asyncio.to_thread(importlib.import_module, name)
+    a minute on a machine that does much else. Raises `UserError` where it cannot be loaded."""
+    try:
+        with ends_at_once():
+            return await asyncio.to_thread(importlib.import_module, name)
+    except (ImportError, OSError) as error:  # torch is missing, say, or a file of its own
+        raise not_loaded(error) from error
 
 
 async def kept_up(watch: Callable[[], Awaitable[None]]) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from p2p_dtfm.ports.rarely import POINTS
 from p2p_dtfm.testbed.virtual.seeds.rarer import LINGERS_S, OFTEN, RarerWays
 from p2p_dtfm.testbed.virtual.seeds.schedules.draw import draw
-from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import QUICK, RARER
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import QUICK, RARER, RARER_LIES
 
 TIMES = 2000
 
@@ -16,6 +16,12 @@ def test_from_930000_on_are_the_schedules_of_those_from_500000_on() -> None:
         assert rarer.goes_rarer_ways and not plain.goes_rarer_ways
         assert replace(rarer, goes_rarer_ways=False, faults=()) == replace(plain, faults=())
         assert {it.kind for it in rarer.faults} == {it.kind for it in plain.faults}
+
+
+def test_from_935000_on_some_lie_beside_them() -> None:
+    schedules = [draw(seed) for seed in range(RARER_LIES, RARER_LIES + 20)]
+    assert all(it.liars and it.is_audited and it.goes_rarer_ways for it in schedules)
+    assert {it.is_small for it in schedules} == {False, True}
 
 
 def test_of_each_seed_some_points_are_live_and_over_many_all_are() -> None:

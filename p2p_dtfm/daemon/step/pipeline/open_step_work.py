@@ -85,7 +85,8 @@ class OpenStepWork:
         self.runner.discard()
         self.runner.zero_gradients()
         self._forget()
-        self._keeps = not rarely.happens("nothing kept")
+        # with audits all know by the plan whose work is kept
+        self._keeps = self.edges is not None or not rarely.happens("nothing kept")
 
     def begin_group(self) -> None:
         """With local steps: what was done before is used up; only its losses count."""

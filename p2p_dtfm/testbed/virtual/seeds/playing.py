@@ -389,9 +389,8 @@ def play_seed(
                 if own_steps == len(reference.losses):
                     judge.require_states(peers, reference)
                 if schedule.liars:
-                    verdict.require(
-                        peers, lies, len(reference.losses), schedule, one.deeds.disturbed_s
-                    )
+                    disturbed_s = 0.0 if schedule.goes_rarer_ways else one.deeds.disturbed_s
+                    verdict.require(peers, lies, len(reference.losses), schedule, disturbed_s)
                 await judge.require_clean_ends(swarm, peers)
                 blames.require_none()
         except (Broken, NeverHappened) as error:

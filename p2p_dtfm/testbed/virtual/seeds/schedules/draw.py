@@ -16,11 +16,17 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
     QUICK_LIES,
     QUICK_STORMS,
     RARER,
+    RARER_LIES,
     RECIPES,
     STORMS,
 )
 from p2p_dtfm.testbed.virtual.seeds.schedules.late_words import late_words
-from p2p_dtfm.testbed.virtual.seeds.schedules.liars import lies, lies_in_stages, quick_lies
+from p2p_dtfm.testbed.virtual.seeds.schedules.liars import (
+    lies,
+    lies_in_stages,
+    quick_lies,
+    rarer_lies,
+)
 from p2p_dtfm.testbed.virtual.seeds.schedules.moments import moments
 from p2p_dtfm.testbed.virtual.seeds.schedules.ordinary import (
     dumb,
@@ -36,6 +42,7 @@ FAMILIES: tuple[tuple[int, Callable[[int], Schedule]], ...] = (
     (PARTINGS, partings),
     (DUMB, dumb),
     (ABSENCES, absences),
+    (RARER_LIES, rarer_lies),
     (RARER, rarer),
     (LATE_WORDS, late_words),
     (MOMENTS, moments),

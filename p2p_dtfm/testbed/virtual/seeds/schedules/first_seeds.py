@@ -27,6 +27,8 @@ meanwhile."""
 RARER = 930_000
 """From this seed on: the schedules of those from 500000 on, of daemons that go the rarer of two
 ways again and again."""
+RARER_LIES = 935_000
+"""From this seed on: a quarter lies, or one of six or seven in stages, beside such daemons."""
 ABSENCES = 950_000
 """From this seed on: somebody is away for long, or lives by a clock that is ahead, on slow
 machines."""

@@ -6,7 +6,12 @@ from dataclasses import replace
 
 from p2p_dtfm.testbed.virtual.lies.lying import KINDS as KINDS_OF_LIES
 from p2p_dtfm.testbed.virtual.lies.lying import SELDOM_TOLD
-from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import LIES, LIES_IN_STAGES, QUICK_LIES
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
+    LIES,
+    LIES_IN_STAGES,
+    QUICK_LIES,
+    RARER_LIES,
+)
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import LASTING_S, NAMES, Fault, Schedule
 
 BEGUN_WITH_LIARS = (4, 4, 5, 6, 8)
@@ -98,6 +103,13 @@ def lies_in_stages(seed: int) -> Schedule:
         liars=(liar,),
         lie_together=False,
     )
+
+
+def rarer_lies(seed: int) -> Schedule:
+    """What is rare on machines happens all the time: words of honest ones are late, or lost."""
+    place, in_stages = divmod(seed - RARER_LIES, 2)
+    plain = lies_in_stages(LIES_IN_STAGES + place) if in_stages else quick_lies(QUICK_LIES + place)
+    return replace(plain, is_quick=True, goes_rarer_ways=True)
 
 
 def _another_lie(seed: int, whom: tuple[str, ...]) -> Fault:

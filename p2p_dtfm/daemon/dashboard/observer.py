@@ -286,8 +286,11 @@ class Observer:
 
     def step(self) -> int:
         """Committed so far; a newcomer begins where the others are."""
+        seen = self._status.facts.get("step")
+        if seen is not None:  # of a view of its own: the others may have begun again at step 0
+            return int(seen)
         known = self._agreement.step if self._agreement is not None else 0
-        return int(self._status.facts.get("step") or known or self._told_step)
+        return int(known or self._told_step)
 
     def _worth(self, tokens_per_s: float | None) -> MeasuredWorth | None:
         """Nothing for who was there from the beginning."""

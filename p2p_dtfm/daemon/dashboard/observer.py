@@ -168,6 +168,8 @@ class Observer:
         map resembles the last one."""
         if self._making is not None:
             self._making.cancel()
+        if self._contributions is not None:
+            self._contributions.is_in_no_view()
         self._points = points_of(self._view_state) or self._points
         self._view_state, self._timeline = ViewState(), Timeline()
 

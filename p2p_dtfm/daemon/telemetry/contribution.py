@@ -171,11 +171,10 @@ class Contributions:
     def committed(self, step: int, sent_bytes: int, guarded_bytes: int) -> None:
         """`sent_bytes`, `guarded_bytes`: of a step, as the plan has it. One that was made before
         this peer came, and is rolled forward here, is others' work."""
-        if step < (self._came_at or 0):
-            return
         now_s = now.monotonic_s()
-        new = self._kept.tallies.committed(step)
-        share = self._kept.tallies.share(step, self._me)
+        is_seen = step >= (self._came_at or 0)
+        new = self._kept.tallies.committed(step) if is_seen else 0
+        share = self._kept.tallies.share(step, self._me) if is_seen else 0
         before_s = now_s if self._committed_s is None else self._committed_s
         took_s = min(now_s - before_s, self._longest_step_s)
         self._committed_s = now_s

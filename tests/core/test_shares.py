@@ -60,6 +60,8 @@ def test_what_was_not_seen_is_not_counted() -> None:
     tallies.view_took_over(10, {"a": 1})
     tallies.committed(10)
     assert tallies.step_count == 2 and tallies.board() == {"a": 2}
+    tallies.committed(9)  # by whomever: it is rolled forward here
+    assert tallies.step_count == 2 and tallies.board() == {"a": 2}
 
 
 def test_steps_that_others_prove_are_counted_once_each() -> None:

@@ -63,6 +63,26 @@ def test_it_goes_on_after_a_restart(tmp_path: Path) -> None:
     assert shown.ever.tokens == shown.useful_tokens + shown.repeated_tokens
 
 
+@pytest.mark.parametrize("away_from", [3, 4])
+def test_what_others_made_while_it_was_away_is_not_its_own(tmp_path: Path, away_from: int) -> None:
+    """Who came back and rolled their last step forward counted all from where it had gone."""
+    gives = made(tmp_path)
+    gives.view_took_over(View(SHOT, PLAN), 0)
+    for step in range(away_from):
+        gives.committed(step, 1000, 0)
+    gives.is_in_no_view()
+    gives.view_took_over(View(SHOT, PLAN), 5)
+    gives.committed(4, 1000, 0)
+    shown = gives.shown(Names())
+    assert shown.board_steps == away_from
+    assert shown.ever.tokens == shown.useful_tokens == away_from * SPEC.tokens_per_step
+    assert (shown.ever.steps, shown.ever.sent_bytes) == (away_from, 1000 * away_from)
+    gives.committed(5, 1000, 0)
+    gives.view_took_over(View(SHOT, PLAN), 7)
+    gives.committed(6, 1000, 0)
+    assert gives.shown(Names()).board_steps == away_from + 2, "the last one of the view before"
+
+
 def test_what_a_proof_takes_away_was_done_again_and_what_it_adds_was_given(tmp_path: Path) -> None:
     """Killed before it noted its last step, and after another one that did not stay."""
     first = made(tmp_path)

@@ -602,3 +602,39 @@ def test_who_founds_with_newcomers_that_start_again_founds_anew() -> None:
     play(newcomer.found)
     assert newcomer.agreement.tries == 2 and newcomer.agreement.view == "together"
     assert newcomer.acquaintances.looked == 0, "nothing says that there is a view"
+
+
+@pytest.mark.parametrize("agreed", ["view", "next_view", "attempting"])
+def test_who_is_let_in_while_it_looks_does_not_say_that_nobody_answers(agreed: str) -> None:
+    """It trained, and told its user for a minute that no member of the run answers."""
+    newcomer = Newcomer(run="given")  # that may go on alone, after long enough
+
+    async def look_in_vain(run_digest: str) -> None:
+        setattr(newcomer.agreement, agreed, "together")
+
+    newcomer.acquaintances.look_for_members = look_in_vain  # type: ignore[method-assign,assignment]
+
+    async def look() -> None:
+        assert not await newcomer._find_others(0.002)
+
+    play(look)
+    assert not newcomer.acquaintances.said and not newcomer.agreement.founded
+
+
+def test_who_is_let_in_while_it_looks_neither_goes_on_alone_nor_away() -> None:
+    """It was in a view, and told to leave: others want its layers first."""
+    newcomer = Newcomer(run="given")
+    newcomer.participant.views = [{"view": 1}]
+    newcomer._alone_since_s = now.monotonic_s() - 1.0
+
+    async def look_in_vain(run_digest: str) -> None:
+        newcomer.agreement.view = "together"
+        newcomer.life.leaving.set()
+
+    newcomer.acquaintances.look_for_members = look_in_vain  # type: ignore[method-assign,assignment]
+
+    async def look() -> None:
+        assert not await newcomer._find_others(0.002)
+
+    play(look)
+    assert not newcomer.membership.founds and not newcomer.life.left.is_set()

@@ -289,3 +289,13 @@ def test_a_newcomer_shows_the_step_of_the_others_before_it_takes_part() -> None:
     observer.came_to(400, 2, 1532)
     assert observer.step() == 1532
     observer.close()
+
+
+def test_who_joins_a_swarm_that_began_again_shows_the_step_that_it_is_at() -> None:
+    """All had lost the run's first steps: it went on telling of those that it had heard of."""
+    status = Status()
+    observer = Observer(status)
+    observer.came_to(0, 2, 7)
+    status.facts["step"] = 0
+    assert observer.step() == 0
+    observer.close()

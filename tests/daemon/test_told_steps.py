@@ -70,3 +70,18 @@ def test_a_damaged_history_tells_of_nothing(tmp_path: Path, text: str) -> None:
     assert not any(
         event.get("event") == "step" and event["step"] == 0 for event in read_events(tmp_path)
     )
+
+
+def test_of_steps_that_are_lost_no_loss_is_told() -> None:
+    """All had lost what they had come to: it told of the last loss beside "step 0"."""
+    status = Status()
+    history = RunHistory(run_spec(), status)
+    history.goes_on_from(0)
+    for step in range(4):
+        history.record(StepOutcome(step, 2.0, 9.0 - step, 1, 19.0 - step, None))
+    assert (status.facts["loss"], status.facts["held_out_loss"]) == (6.0, 16.0)
+    history.goes_on_from(2)
+    assert status.facts["loss"] == 8.0, "step 1 is the last one that stays"
+    assert status.facts["held_out_loss"] == 17.0, "of the states from which step 2 starts"
+    history.goes_on_from(0)
+    assert status.facts["loss"] is None and status.facts["held_out_loss"] == 19.0

@@ -371,9 +371,11 @@ def test_a_guardian_that_becomes_a_holder_goes_on_as_soon_as_it_has_caught_up(
         waiting = asyncio.create_task(parts.place.have_states(VIEW, PLAN))
         await asyncio.sleep(0.05)
         assert not waiting.done()
+        assert parts.tools.status.reason.startswith("waits for 1 layer as of step")
         state.states[late].version = STEP
         followers._changed()
         await asyncio.wait_for(waiting, 2)
+        assert parts.tools.status.reason.startswith("its layers are here"), "it went on saying so"
 
     play(scenario)
 

@@ -53,11 +53,14 @@ class Tallies(msgspec.Struct, forbid_unknown_fields=True):
             self._fold(self.spans.pop(0))
 
     def committed(self, step: int) -> int:
-        """It may be the last one of the view before, of which is told late. How many steps count
-        that did not before."""
+        """It may be the last one of the view before, of which is told late. Who was away since the
+        steps that it has seen of that view has not seen who made it. How many steps count that did
+        not before."""
         later = None
         for span in reversed(self.spans):
             if span.first_step <= step:
+                if later is not None and span.end_step < step:
+                    return 0
                 limit = step + 1 if later is None else min(step + 1, later)
                 before, span.end_step = span.end_step, max(span.end_step, limit)
                 return span.end_step - before

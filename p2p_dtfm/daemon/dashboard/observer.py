@@ -168,6 +168,8 @@ class Observer:
         map resembles the last one."""
         if self._making is not None:
             self._making.cancel()
+        if self._contributions is not None:
+            self._contributions.is_in_no_view()
         self._points = points_of(self._view_state) or self._points
         self._view_state, self._timeline = ViewState(), Timeline()
 
@@ -286,8 +288,11 @@ class Observer:
 
     def step(self) -> int:
         """Committed so far; a newcomer begins where the others are."""
+        seen = self._status.facts.get("step")
+        if seen is not None:  # of a view of its own: the others may have begun again at step 0
+            return int(seen)
         known = self._agreement.step if self._agreement is not None else 0
-        return int(self._status.facts.get("step") or known or self._told_step)
+        return int(known or self._told_step)
 
     def _worth(self, tokens_per_s: float | None) -> MeasuredWorth | None:
         """Nothing for who was there from the beginning."""

@@ -76,6 +76,8 @@ class Contributions:
         self._kept, self._are_days_lost = _read(path)
         self._members: frozenset[Member] = frozenset()
         self._seen_from: int | None = None
+        self._came_at: int | None = None
+        """The first step of the views that it is in now, one after the other."""
         self._committed_s: float | None = None
         self._longest_step_s = LONGEST_STEP_S
         self._written_s = now.monotonic_s()
@@ -90,7 +92,12 @@ class Contributions:
         self._longest_step_s = max(LONGEST_STEP_S, STEPS_AT_MOST * planned_s)
         self._lose(view)
         self._seen_from = step if self._seen_from is None else min(step, self._seen_from)
+        self._came_at = step if self._came_at is None else min(step, self._came_at)
         self._committed_s = now.monotonic_s()
+
+    def is_in_no_view(self) -> None:
+        """Others may take steps meanwhile; of the last of these it may be told once it is back."""
+        self._came_at = None
 
     def _lose(self, view: View) -> None:
         """Who leaves in an orderly way takes part in agreeing on the view that is without it; who
@@ -162,10 +169,12 @@ class Contributions:
             days[day] = summed((days.get(day, Given()), found))
 
     def committed(self, step: int, sent_bytes: int, guarded_bytes: int) -> None:
-        """`sent_bytes`, `guarded_bytes`: of a step, as the plan has it."""
+        """`sent_bytes`, `guarded_bytes`: of a step, as the plan has it. One that was made before
+        this peer came, and is rolled forward here, is others' work."""
         now_s = now.monotonic_s()
-        new = self._kept.tallies.committed(step)
-        share = self._kept.tallies.share(step, self._me)
+        is_seen = step >= (self._came_at or 0)
+        new = self._kept.tallies.committed(step) if is_seen else 0
+        share = self._kept.tallies.share(step, self._me) if is_seen else 0
         before_s = now_s if self._committed_s is None else self._committed_s
         took_s = min(now_s - before_s, self._longest_step_s)
         self._committed_s = now_s

@@ -35,7 +35,11 @@ class RunHistory:
     def goes_on_from(self, step: int) -> None:
         """A view starts here: steps that it repeats are recorded again."""
         self._recorded_step = min(self._recorded_step, step - 1)
-        self._status.facts["step"] = min(step, self._spec.total_steps)
+        self._status.facts |= {
+            "step": min(step, self._spec.total_steps),
+            "loss": _newest_before(step, self.losses),
+            "held_out_loss": _newest_before(step + 1, self.held_out),
+        }
         self._from_step = step
         self.pace.begins()
 
@@ -82,3 +86,8 @@ class RunHistory:
             "tokens_per_s": round(rate * self._spec.tokens_per_step, 1) if rate else None,
             "eta_s": round(left / rate, 1) if rate else None,
         }
+
+
+def _newest_before(step: int, curve: deque[tuple[int, float]]) -> float | None:
+    """What is known of a step that is committed before this one; of lost ones nothing is told."""
+    return next((value for at, value in reversed(curve) if at < step), None)

@@ -141,7 +141,9 @@ class PlaceInView:
         """All of these layers are here, as of the step that comes."""
         state, followers = self._state, self._followers
         grace_end_s = now.monotonic_s() + GUARDIAN_GRACE_S
+        has_waited = False
         while late := state.late(mine):
+            has_waited = True
             guardian = followers.guardian
             guarded = guardian.layers if guardian is not None else frozenset()
             rest = late - followers.brought_for(view)
@@ -156,6 +158,9 @@ class PlaceInView:
             await state.wait(grace_s if grace_s > 0 else None)
             if state.is_over(view):
                 raise Stopped
+        if has_waited:  # where others are busy it takes a while until they have said so
+            what = f"its layers are here as of step {state.step}: asks whether others have the same"
+            self._tools.status.say(State.SYNCING, what)
 
     async def _make_ready(self, mine: Collection[int]) -> None:
         """This peer's layers whole, and where they are computed; what is guarded, in the host's

@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +32,8 @@ HELD_UP_NS = (50 * MILLISECOND_NS, 1500 * MILLISECOND_NS)
 """Where lanes are apart, one of so many pieces is so much later, and what follows on its lane."""
 ALL_LANES = 0
 """What is about the connection itself: it comes after all that was sent before."""
+CALL = "call "
+"""How what is traced of a call begins."""
 PATIENCE_S = 30.0
 """A connection whose link is cut for longer is given up by both ends."""
 
@@ -101,6 +104,12 @@ class Links:
         self.are_apart = False
         """Lanes, and calls, have no order among each other."""
         self._links: dict[tuple[str, str], VirtualLink] = {}
+        self.arrived_s: dict[tuple[str, str], float] = {}
+        """When anything came from one to another one last,"""
+        self.called_s: dict[tuple[str, str], float] = {}
+        """and when a call did: what is said to a daemon, not to its p2pd."""
+        self.carried_bytes = Counter[str]()
+        """That came, by who has sent them."""
 
     def of(self, origin: str, goal: str) -> VirtualLink:
         """Drawn when it is first asked for."""
@@ -170,6 +179,10 @@ class Links:
             link.held.append(partial(self._there, *comes))
             return
         self.trace.note(self._now_ns(), origin, goal, what, size_bytes)
+        self.arrived_s[origin, goal] = self._now_ns() / 1e9
+        if what.startswith(CALL):
+            self.called_s[origin, goal] = self._now_ns() / 1e9
+        self.carried_bytes[origin] += size_bytes
         arrive()
 
     def is_doubled(self, origin: str, goal: str) -> bool:

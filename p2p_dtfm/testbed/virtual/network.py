@@ -12,7 +12,7 @@ from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.testbed.virtual.host import VirtualHost
-from p2p_dtfm.testbed.virtual.links import PATIENCE_S, Links
+from p2p_dtfm.testbed.virtual.links import CALL, PATIENCE_S, Links
 from p2p_dtfm.testbed.virtual.loop import VirtualLoop
 from p2p_dtfm.testbed.virtual.process import Process
 from p2p_dtfm.testbed.virtual.streams import VirtualWriter
@@ -167,7 +167,7 @@ class VirtualNetwork:
         held_s = 0.0 if self.on_said is None else self.on_said(host.peer_id, peer_id, body)
         if held_s is None:
             return lambda is_over: None  # nobody is there any more to ask
-        what = f"call {name} {digest_bytes(body)[:16]}"
+        what = f"{CALL}{name} {digest_bytes(body)[:16]}"
         size = HEAD_BYTES + len(body)
         leave = partial(self.links.carry, host.peer_id, peer_id, what, size, arrive, lane)
         if held_s:

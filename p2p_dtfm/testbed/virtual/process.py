@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 import random
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from p2p_dtfm.ports import chance, disk, now
 
@@ -17,6 +17,7 @@ PROCESS: contextvars.ContextVar["Process | None"] = contextvars.ContextVar("proc
 _EPOCH_NS = 1_800_000_000 * 1_000_000_000
 _NEVER_NS = 1 << 62
 ROUNDING_S = 1e-6
+Result = TypeVar("Result")
 
 
 class Turns(Protocol):
@@ -98,6 +99,10 @@ class Process:
     def begin(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """A task of this process."""
         return self._loop.create_task(coroutine, context=self._context.copy())
+
+    def here(self, ask: Callable[[], Result]) -> Result:
+        """At once, as somebody in this process: by its clock, and in no turn of its loop."""
+        return self._context.copy().run(ask)
 
     def miss(self, turn: Any) -> None:
         """A turn of its event loop was to be done now, and it takes none."""

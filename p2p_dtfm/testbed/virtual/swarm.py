@@ -13,6 +13,7 @@ import io
 import logging
 import random
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from datetime import datetime
 from functools import partial
@@ -39,6 +40,7 @@ from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
 from p2p_dtfm.net.directory.port import DirectoryPort
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.port import HostPort
+from p2p_dtfm.testbed.virtual.counted_runner import CountedStageRunner
 from p2p_dtfm.testbed.virtual.directory import VirtualDirectory
 from p2p_dtfm.testbed.virtual.disk import VirtualDisk
 from p2p_dtfm.testbed.virtual.host import VirtualHost
@@ -47,7 +49,7 @@ from p2p_dtfm.testbed.virtual.network import VirtualNetwork
 from p2p_dtfm.testbed.virtual.peer import Ending, Peer
 from p2p_dtfm.testbed.virtual.process import Process
 from p2p_dtfm.train.stage.emulated import emulated_device
-from p2p_dtfm.train.stage.timed import TimedStageRunner, use_one_thread
+from p2p_dtfm.train.stage.timed import use_one_thread
 
 Result = TypeVar("Result")
 HOURS = "06-22"
@@ -82,6 +84,8 @@ class Swarm:
         """Who is paused by its owner stays, and comes back in the same process."""
         self.plans: dict[bytes, Plan | NoPlan] = {}
         """By the snapshot's bytes."""
+        self.taken = Counter[str]()
+        """Tokens that each peer has taken through one layer."""
         self._seed = seed
         self._graves: list[VirtualTask] = []
         """What killed processes were doing: let go of, it would run its `finally`."""
@@ -333,7 +337,7 @@ class _WorldOf:
         return emulated_device(spec, self._peer.flops_per_s, memory_limit_bytes)
 
     def stage_runner(self, device: Device, setting: str) -> MakeStageRunner:
-        return partial(TimedStageRunner, device)
+        return partial(CountedStageRunner, self._swarm.taken, self._peer.peer_id, device)
 
     def plan(self, snapshot: Snapshot) -> Plan | NoPlan:
         """Each snapshot is planned once for all: it has one plan."""

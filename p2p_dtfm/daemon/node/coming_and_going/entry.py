@@ -244,10 +244,13 @@ class Entry:
         if found is not None:
             self._learn_of(found)
             return True
+        if agreement.view is not None:  # let in meanwhile, by one of those that were asked before
+            return False
         if self._membership.may_go_on_alone and self._has_waited(pause_s):
             await self._go_on_alone()
             return False
-        acquaintances.say_nobody_answers(digest, pause_s)
+        if not agreement.attempting and agreement.next_view is None:
+            acquaintances.say_nobody_answers(digest, pause_s)
         end_s = now.monotonic_s() + pause_s
         while now.monotonic_s() < end_s and agreement.view is None and not agreement.attempting:
             await asyncio.sleep(TICK_S)

@@ -23,6 +23,7 @@ from p2p_dtfm.testbed.virtual.seeds.run import layer_count_of, steps_of, with_na
 from p2p_dtfm.testbed.virtual.seeds.saved import has_saved_all
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.tight_rooms import tight_rooms
+from p2p_dtfm.testbed.virtual.seeds.told.told import Told
 from p2p_dtfm.testbed.virtual.seeds.watching.endings import Endings
 from p2p_dtfm.testbed.virtual.seeds.watching.kept_out import KeptOut
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import PATIENCE_S as MOMENT_S
@@ -115,6 +116,7 @@ class Play:
         together, kept_out = Together(self.honest), KeptOut(self.honest)
         self._gathered = (kept_out, together) if schedule.is_slow else (together,)
         """What must be once all is mended."""
+        self.told = Told(swarm, run, schedule.liars)
         self._endings = Endings(self.honest, swarm.peers, self._steps)
         self.suspicions = Suspicions(swarm)
 
@@ -234,6 +236,8 @@ class Play:
                 judge.require_ends_elsewhere(peer, layer_count_of(self._run))
         if self._schedule.is_watched:
             self._ask_all()
+        if self._schedule.is_compared and (problem := self.told.look(self._swarm.now_s)):
+            raise Broken(problem)
         if self.suspicions.problem:
             raise Broken(self.suspicions.problem)
         if self._schedule.is_calm:
@@ -405,6 +409,7 @@ def play_seed(
 
     async def whole_scene(swarm: Swarm) -> None:
         one = Play(swarm, run, schedule)
+        one.told.world.reference = reference
         with contextlib.ExitStack() as stack:
             if schedule.liars:
                 stack.enter_context(put_in(one.lying, schedule.lies))

@@ -133,6 +133,8 @@ class Schedule:
     """The model writes as it learns."""
     is_watched: bool = False
     """Somebody asks every daemon all that it tells, again and again."""
+    is_compared: bool = False
+    """What daemons tell their users is compared with what is so: `seeds.told`."""
     is_audited: bool = False
     """Work is computed again by others before a step commits."""
     is_narrow: bool = False

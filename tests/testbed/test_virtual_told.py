@@ -1,0 +1,296 @@
+"""What daemons tell is compared with what is so: each kind of falsehood is found."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from p2p_dtfm.daemon.telemetry.problems import NO_STEPS, NOT_LET_IN
+from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.seeds.judge import Reference
+from p2p_dtfm.testbed.virtual.seeds.run import make_run
+from p2p_dtfm.testbed.virtual.seeds.told.figures import marks_s
+from p2p_dtfm.testbed.virtual.seeds.told.told import Told
+from p2p_dtfm.testbed.virtual.seeds.told.whom import _has_prepared
+from p2p_dtfm.testbed.virtual.seeds.told.world import Word
+from p2p_dtfm.testbed.virtual.seeds.told.wrong import STANDS_S
+from p2p_dtfm.testbed.virtual.swarm import HOURS, Swarm, play
+from p2p_dtfm.web.state import Problem
+from tests.testbed.begun import are_in_views_of, begun, participant_of
+
+STEPS = 16
+LATER_S = 200.0
+"""As if what is told stayed for so long, and the world as it is."""
+GONE = "12D3KooW" + "G" * 44
+
+Change = Callable[[Word], Word]
+
+
+def status(**changed: Any) -> Change:
+    return lambda word: replace(word, status={**word.status, **changed})
+
+
+def live(**changed: Any) -> Change:
+    return lambda word: replace(word, live=msgspec.structs.replace(word.live, **changed))
+
+
+def wrong(what: str, name: str = "") -> Change:
+    return live(problems=(Problem(what, "", name),))
+
+
+def agreement(reason: str) -> Change:
+    return lambda word: status(agreement={**word.status["agreement"], "reason": reason})(word)
+
+
+def heard(ago_s: float) -> Change:
+    return lambda word: replace(
+        word,
+        members=[{**it, "heard_s_ago": ago_s} for it in word.members if not it["is_this_peer"]],
+    )
+
+
+def times(name: str, factor: float) -> Change:
+    return lambda word: status(**{name: word.status[name] * factor})(word)
+
+
+FALSE: dict[str, tuple[Change, str]] = {
+    "state, outside": (status(state="joining"), "says that it is joining"),
+    "state, spare": (status(state="spare"), "says that it is spare"),
+    "state, done": (status(state="done"), "says that it is done"),
+    "state, leaving": (status(state="leaving"), "says that it is leaving"),
+    "state, waits": (status(state="waiting", reason="for others"), "takes steps, and says"),
+    "reason, failure": (
+        status(state="waiting", reason="a failure: the members agree"),
+        "says waiting: a failure",
+    ),
+    "reason, step": (status(reason="step 15 of 16"), "and is at step"),
+    "reason, layers": (
+        status(state="syncing", reason="waits for 3 layers as of step 4"),
+        "and 0 are late",
+    ),
+    "asks the dead": (
+        status(state="joining", reason=f"asks {GONE} to be let in"),
+        f"names {GONE} in asks",
+    ),
+    "waits for the dead": (status(waits_for=[GONE]), f"names {GONE} in waits_for"),
+    "waits for Active": (
+        lambda word: agreement(f"waits for Active from {others(word)[0]}")(word),
+        "waits for Active from b, which has said so",
+    ),
+    "waits for the gone": (agreement(f"waits for what {GONE} contribute"), "names"),
+    "steps, too many": (status(step=15), "tells of 15 steps of 16"),
+    "steps, too few": (status(step=1), "tells of 1 steps, and is at"),
+    "loss": (lambda word: times("loss", 1.01)(word), "tells of loss"),
+    "held-out loss": (lambda word: times("held_out_loss", 1.01)(word), "tells of held-out loss"),
+    "rate": (lambda word: times("tokens_per_s", 8.0)(word), "steps/s, and"),
+    "no rate": (status(tokens_per_s=None), "tells of no rate"),
+    "end": (lambda word: times("eta_s", 1.5)(word), "s left, at"),
+    "members": (lambda word: status(members=[*word.status["members"], GONE])(word), "as a member"),
+    "heard long ago": (heard(9.0), "and was called"),
+    "steps of its own": (live(committed_here=1), "has seen 1 steps, and told of"),
+    "checkpoint": (status(whole_checkpoint_step=12), "tells of a whole checkpoint of step 12"),
+    "no steps": (wrong("no step was committed for 12 s: b", NO_STEPS), "and committed one"),
+    "let in": (wrong("for 2 min nobody has let this peer in", NOT_LET_IN), "and is in a view"),
+    "disk": (wrong("the history cannot be written", "history"), "has refused nothing"),
+    "data": (wrong("data shard 12 is missing here", "data"), "and takes steps"),
+    "untold": (lambda word: replace(word, now_s=word.now_s + 40.0), "and nothing is wrong"),
+    "a wait that is none": (
+        status(waits=[{"owner": "x", "place": "y", "waited_s": 9.0}]),
+        "tells of a wait that is none",
+    ),
+}
+
+
+def others(word: Word) -> list[str]:
+    return [it for it in word.status["members"] if it != word.me]
+
+
+class Falsified(Told):
+    """Of the first peer something else is heard than it tells."""
+
+    change: Change | None = None
+    first = ""
+
+    def _word_of(self, peer: Peer) -> Word | None:
+        word = super()._word_of(peer)
+        return self.change(word) if word is not None and self.change and peer.name == "a" else word
+
+
+def found(told: Falsified, change: Change, now_s: float) -> str:
+    """What is found, once it has lasted: the first of it is said."""
+    told.change = change
+    word = told._word_of(told.world.by_id[told.first])
+    assert word is not None
+    texts = [it.text for it in told._falsehoods(word)]
+    problem = told.look(now_s)
+    told._since_s = {key: since_s - LATER_S for key, since_s in told._since_s.items()}
+    problem = problem or told.look(now_s)
+    told.change = None
+    assert not told.look(now_s), "what is told is so"
+    return "; ".join(texts) if problem else ""
+
+
+def as_told(peer: Peer) -> Reference:
+    """The losses that it has told of so far are right ones."""
+    steps = [event for event in peer.events() if event["event"] == "step"]
+    losses = [event["loss"] for event in steps]
+    held_out = {it["step"]: it["held_out_loss"] for it in steps if it["held_out_loss"]}
+    return Reference(losses, losses, held_out, Path())
+
+
+async def two_that_train(swarm: Swarm, run: Path) -> Falsified:
+    """As one of them computes, some steps after the beginning."""
+    swarm.are_slow = True  # so that it lasts
+    peers = await begun(swarm, run, "ab")
+    await swarm.until(lambda: all(it.takes_part for it in peers), "both take part", 60)
+    await swarm.until(are_in_views_of(peers, 2), "both are in a view", 60)
+    told = Falsified(swarm, run)
+    while min(peer.told_step() for peer in peers) < 5:
+        now_s = swarm.now_s
+        await swarm.until(lambda: swarm.now_s >= now_s + 1.0, "a second", 2)  # noqa: B023
+        assert not told.look(swarm.now_s)
+    trains = participant_of(peers[0]).trainer
+    await swarm.until(lambda: trains._steps.computes, "a step is computed", 60)
+    return told
+
+
+def test_each_falsehood_is_found_and_nothing_that_is_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path, STEPS)
+    missed: dict[str, str] = {}
+
+    async def scene(swarm: Swarm) -> None:
+        told = await two_that_train(swarm, run)
+        told.world.reference = as_told(swarm.peers[0])
+        told.world._gone_s[GONE] = swarm.now_s - LATER_S
+        told.first = swarm.peers[0].peer_id
+        for name, (change, says) in FALSE.items():
+            problem = found(told, change, swarm.now_s)
+            if says not in problem:
+                missed[name] = problem
+
+    play(1, tmp_path / "world", scene)
+    assert not missed
+
+
+def test_what_the_world_has_carried_and_computed_bounds_what_was_given(tmp_path: Path) -> None:
+    run = make_run(tmp_path, STEPS)
+
+    async def scene(swarm: Swarm) -> None:
+        told = await two_that_train(swarm, run)
+        one, links = swarm.peers[0], swarm.network.links
+        swarm.taken[one.peer_id] = 0
+        assert "tokens, and it has taken 0" in told.look(swarm.now_s)
+        swarm.taken[one.peer_id] = 1 << 40
+        carried, links.carried_bytes[one.peer_id] = links.carried_bytes[one.peer_id], 1
+        assert "bytes, and 1 were carried" in told.look(swarm.now_s)
+        links.carried_bytes[one.peer_id] = carried
+        told.world.awake_s[one.peer_id] = 0.0
+        links.arrived_s[swarm.peers[1].peer_id, one.peer_id] = 0.0
+        assert "and nothing came for" in told.look(swarm.now_s)
+
+    play(1, tmp_path / "world", scene)
+
+
+def test_a_wait_that_is_told_of_nowhere_is_found(tmp_path: Path) -> None:
+    run = make_run(tmp_path, STEPS)
+
+    async def scene(swarm: Swarm) -> None:
+        told = await two_that_train(swarm, run)
+        told.change = status(waits=[])
+        for _ in range(15):
+            now_s = swarm.now_s
+            await swarm.until(lambda: swarm.now_s >= now_s + 1.0, "a second", 2)  # noqa: B023
+            if problem := told.look(swarm.now_s):
+                assert problem.startswith("a tells nothing of a wait of")
+                return
+        raise AssertionError("nothing was found")
+
+    play(1, tmp_path / "world", scene)
+
+
+def test_who_stands_still_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path, STEPS)
+
+    async def scene(swarm: Swarm) -> None:
+        told = await two_that_train(swarm, run)
+        assert not told.look(swarm.now_s)
+        told.world.step_s = -math.inf
+        assert not told.look(swarm.now_s), "not for long"
+        assert told._stands_since_s is not None
+        told._stands_since_s -= STANDS_S
+        assert "nobody says why: a says training" in told.look(swarm.now_s)
+
+    play(1, tmp_path / "world", scene)
+
+
+def test_who_is_away_says_that_it_is_paused(tmp_path: Path) -> None:
+    run = make_run(tmp_path, STEPS)
+
+    async def scene(swarm: Swarm) -> None:
+        swarm.stays_resident = True
+        one = swarm.peer("a", run=str(run), hours=HOURS, exit_when_done=False)
+        swarm.start(one)
+        await swarm.until(lambda: one.told_step() >= 2, "steps", 60)
+        swarm.leave(one)
+        await swarm.until(lambda: one.is_away, "it is paused", 60)
+        told = Told(swarm, run)
+        assert not told.look(swarm.now_s)
+        assert one.resident is not None
+        shown = one.resident.state()
+        said = msgspec.structs.replace(shown.live, state="training")
+        one.resident.state = lambda: msgspec.structs.replace(shown, live=said)  # type: ignore[method-assign]
+        assert "a is away, and says training" in told.look(swarm.now_s)
+
+    play(1, tmp_path / "world", scene)
+
+
+def test_a_rate_is_over_the_present_view() -> None:
+    events = [
+        {"event": "view", "view": 1, "step": 0, "at_s": 1.0},
+        {"event": "step", "step": 0, "loss": 5.0, "at_s": 2.0},
+        {"event": "view", "view": 2, "step": 1, "at_s": 3.0},
+        {"event": "step", "step": 0, "loss": 5.0, "at_s": 3.5},
+        {"event": "step", "step": 1, "loss": 5.0, "at_s": 4.0},
+        {"event": "step", "step": 2, "loss": None, "at_s": 5.0},
+    ]
+    assert marks_s(events, 2) == [3.0, 4.0], "neither a step of before, nor the last look"
+    steps = [{"event": "step", "step": n, "loss": 5.0, "at_s": 10.0 * n} for n in range(1, 31)]
+    assert marks_s([*events, *steps], 2)[0] == 100.0, "the last twenty"
+
+
+def test_whose_prepared_is_said_is_not_waited_for_for_long() -> None:
+    def stands(step: int, *missing: str) -> Any:
+        ledger = SimpleNamespace(view="V", step=step, missing=missing)
+        return SimpleNamespace(trainer=SimpleNamespace(_state=SimpleNamespace(ledger=ledger)))
+
+    def has_said(there: Any, is_clear: bool = True) -> bool:
+        word: Any = SimpleNamespace(trainer=stands(4, "b").trainer._state, me="a")
+        world: Any = SimpleNamespace(
+            participant_of=lambda peer_id: there, is_clear=lambda *ends: is_clear
+        )
+        return _has_prepared(word, world, "b")
+
+    assert has_said(stands(4)) and has_said(stands(5, "b"))
+    assert not has_said(stands(4, "b")) and not has_said(stands(3)), "it has not come so far"
+    assert not has_said(stands(4), is_clear=False), "it may be on its way"
+    assert not has_said(None), "it does not run"
+
+
+def test_where_no_step_is_under_way_nobody_is_waited_for(tmp_path: Path) -> None:
+    run = make_run(tmp_path, STEPS)
+
+    async def scene(swarm: Swarm) -> None:
+        told = await two_that_train(swarm, run)
+        one = participant_of(swarm.peers[0])
+        one.membership.agreement._state.attempts.frozen = True
+        one.local.status.facts["waits_for"] = [swarm.peers[1].peer_id]
+        word = told._word_of(swarm.peers[0])
+        assert word is not None
+        texts = [it.text for it in told._falsehoods(word)]
+        assert "waits for b, and no step is under way" in texts
+
+    play(1, tmp_path / "world", scene)

@@ -13,6 +13,7 @@ import io
 import logging
 import random
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from datetime import datetime
 from functools import partial
@@ -145,6 +146,17 @@ class Swarm:
         else:
             peer.daemon = Daemon(settings, DashboardHost(), world=world)
             peer.ended = peer.process.begin(peer.daemon.run())
+
+    def relays(self) -> list[Peer]:
+        """Who passes others on, who does for the most first: what is under way counts, and who
+        could come that way."""
+        if self.network.ways_in is None:
+            return []
+        circuits = self.network.ways_in.circuits_by_relay()
+        taken = Counter(relay for peer in self.peers for relay in peer.relays())
+        much = {it.name: (circuits[it.peer_id], taken[it.peer_id]) for it in self.peers}
+        relaying = [it for it in self.peers if it.is_running and any(much[it.name])]
+        return sorted(relaying, key=lambda it: much[it.name], reverse=True)
 
     def kill(self, peer: Peer) -> None:
         """As by SIGKILL: nothing of it runs any more, and the others' connections break."""

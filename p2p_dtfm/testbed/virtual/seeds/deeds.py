@@ -4,6 +4,7 @@ import logging
 import math
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from p2p_dtfm.testbed.virtual.lies.lying import SELDOM_TOLD, Lying
@@ -24,6 +25,8 @@ DAMAGED = 0.1
 BY_HOURS, FOR_A_WHILE = 0.25, 0.5
 """Below the first draw a resident's hours end, and begin again after a while; from the second on
 its owner says for how long. In both it comes back by itself."""
+RELAYS_GO_BY = ("kill", "leave", "pause", "partition")
+"""In these ways it relays no more."""
 OF_SIDES = frozenset({"partition", "swizzle"})
 OF_MACHINES = frozenset({"lying disk", "full disk", "slow disk", "clock", "damaged bytes", "lie"})
 """These are done to machines and lines whether or not daemons run there, and show nothing then."""
@@ -50,6 +53,8 @@ class Deeds:
         """Of homes, from which an old disk comes back."""
         self._lost: dict[Fault, tuple[Peer, ...]] = {}
         """Who had the layer."""
+        self._relays: dict[Fault, Fault] = {}
+        """What was done to the one that relayed by then."""
         self._holding: dict[tuple[str, str], set[Fault]] = {}
         """What keeps each way cut, from one to another one by name: it opens with the last."""
         self._ending: list[Fault] = []
@@ -79,6 +84,7 @@ class Deeds:
             "life ahead": lambda fault: self._live_again(fault, fault.draw * AHEAD_S),
             "late word": lambda fault: True,
             "dumb p2pd": lambda fault: self._silence_p2pd(fault, is_so=True),
+            "dead relay": self._lose_relay,
             "swizzle": self._part,
             "lie": self._lie,
         }
@@ -107,6 +113,7 @@ class Deeds:
             "life ahead": lambda fault: self._live_again(fault, 0.0),
             "late word": lambda fault: None,
             "dumb p2pd": lambda fault: self._silence_p2pd(fault, is_so=False),
+            "dead relay": lambda fault: self.end(self._relays.pop(fault)),
             "swizzle": self._mend,
             "lie": self._be_honest,
         }
@@ -191,6 +198,20 @@ class Deeds:
             for path in peer.home.glob("runs/*/memory*"):
                 path.unlink()
         return may
+
+    def _lose_relay(self, fault: Fault) -> bool:
+        """Who relays for the most, in one of several ways."""
+        relays = self._swarm.relays()
+        if not relays:
+            return False
+        relay = relays[0]
+        kind = RELAYS_GO_BY[int(fault.draw * len(RELAYS_GO_BY))]
+        done = self._relays[fault] = replace(fault, kind=kind, whom=(relay.name,))
+        if not self._begin[kind](done):
+            del self._relays[fault]
+            return False
+        self._tell(f"{done}, which relays")
+        return True
 
     def _lose_layer(self, fault: Fault) -> bool:
         """All that have one of the layers that somebody else has not."""

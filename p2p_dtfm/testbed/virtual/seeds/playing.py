@@ -14,6 +14,7 @@ from p2p_dtfm.sim.faults.agreement_seeds import problem_of
 from p2p_dtfm.testbed.virtual.lies.lying import Lying
 from p2p_dtfm.testbed.virtual.lies.putting import put_in
 from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.routers.sockets import no_sockets_of_this_machine
 from p2p_dtfm.testbed.virtual.seeds import judge, verdict
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
 from p2p_dtfm.testbed.virtual.seeds.invited import by_invitation, line_of
@@ -135,6 +136,10 @@ class Play:
             swarm.are_equal = swarm.network.links.are_near = True
         swarm.stays_resident, swarm.are_slow = schedule.stays_resident, schedule.is_slow
         run = self._run
+        if schedule.behind:
+            ids = [swarm.identity_of(name).peer_id for name in schedule.behind]
+            swarm.network.put_behind_routers(ids, str(schedule.faults))
+            stays["listen"] = ("/ip4/0.0.0.0/tcp/0",)
         if schedule.stays_resident:
             stays["hours"] = HOURS
         if schedule.is_invited:
@@ -153,7 +158,7 @@ class Play:
             stays |= line_of(founder, swarm.identity_of(founder.name), known[0])
         for name in schedule.begun[1:] + schedule.joiners:  # each is given all that begin before it
             peer = swarm.peer(name, initial_peers=tuple(known), **stays)
-            if name in schedule.begun:
+            if name in schedule.begun and name not in schedule.behind:
                 known.append(swarm.address(peer))
         for name in schedule.begun[1:]:
             swarm.start(swarm.named(name))
@@ -411,6 +416,8 @@ def play_seed(
                 stack.enter_context(put_in(one.lying, schedule.lies))
             if schedule.rooms_are_tight:
                 stack.enter_context(tight_rooms())
+            if schedule.behind:
+                stack.enter_context(no_sockets_of_this_machine())
             if schedule.goes_rarer_ways:  # whom a daemon does not hear it may well suspect
                 one.rarer = Rarer(seed)
                 rarely.live_by(one.rarer)

@@ -27,6 +27,8 @@ meanwhile."""
 RARER = 930_000
 """From this seed on: the schedules of those from 500000 on, of daemons that go the rarer of two
 ways again and again."""
+ROUTERS = 940_000
+"""From this seed on: some machines are behind routers, and those that pass them on go away."""
 ABSENCES = 950_000
 """From this seed on: somebody is away for long, or lives by a clock that is ahead, on slow
 machines."""

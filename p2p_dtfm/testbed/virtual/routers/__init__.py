@@ -1,0 +1,9 @@
+"""Machines behind routers: nobody can call them, and others pass on what is for them. Begin with
+`ways_in`.
+
+circuits    connections through a relay, as p2pd has them
+sockets     what a daemon asks of its event loop to see who can be called
+ways_in     who is behind a router, and how anybody is called
+
+What a daemon makes of it is its own: `daemon.peers.reachability` and `net.nat`.
+"""

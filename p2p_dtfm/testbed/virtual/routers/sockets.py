@@ -64,6 +64,11 @@ class Answering(asyncio.Transport):
         if joined is not None:
             self._look(SAYS_SOMETHING_EVERY_S)
 
+    @property
+    def greets(self) -> bool:
+        """Nobody's connection goes over it."""
+        return self._joined is None
+
     def is_closing(self) -> bool:
         return self._is_closing
 
@@ -108,12 +113,16 @@ class Sockets:
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         """Raises `OSError`."""
         protocol = make()
-        if opening is None and host != HERE:
+        if opening is not None:
+            transport = Answering(protocol, opening.joined)
+        elif host == HERE:  # its own p2pd, to which it joins the other end
+            transport = Answering(protocol, JoinedHosts(lambda: True, lambda: None))
+        else:
             assert host is not None and port is not None
             await self._doors.reach(host, port)
-        transport = Answering(protocol, None if opening is None else opening.joined)
+            transport = Answering(protocol, None)
         protocol.connection_made(transport)
-        if opening is None and host != HERE:
+        if transport.greets:
             protocol.data_received(GREETING)
         return transport, protocol
 

@@ -80,6 +80,8 @@ class Wires(Protocol):
 
 
 ASKS_EVERY_S = 0.25
+P2PD_TAKES_S = 0.001
+"""To do what it is asked: an answer that was given before has left by then."""
 
 
 class VirtualHost:
@@ -181,6 +183,8 @@ class VirtualHost:
         self._address_book[peer_id] = tuple(addresses)
 
     async def disconnect(self, peer_id: str) -> None:
+        await self._ask()
+        await asyncio.sleep(P2PD_TAKES_S)
         for way in list(self.circuits.get(peer_id, ())):
             way.close(self.peer_id)
         if peer_id in self.linked:

@@ -273,12 +273,15 @@ def _key(peer_id: str, way: Way | None) -> str:
     return peer_id if way is None else way.name
 
 
-def _breaking(host: VirtualHost, there: str) -> Callable[[], None]:
+def _breaking(host: VirtualHost, there: str, way: str = "") -> Callable[[], None]:
+    """`way`: a circuit's name; else it is the direct connection."""
+    key = way or there
+
     def break_off() -> None:
-        host.linked.pop(there, None)
-        for writer in host.open.pop(there, []):
+        host.linked.pop(key, None)
+        for writer in host.open.pop(key, []):
             writer.reset()
-        for reply in list(host.asked.pop(there, {}).values()):
+        for reply in list(host.asked.pop(key, {}).values()):
             if not reply.done():
                 reply.set_exception(Unreachable(there, STREAM_RESET))
 

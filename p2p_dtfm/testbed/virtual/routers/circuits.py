@@ -19,7 +19,7 @@ KEEPS_ALIVE_S = 30.0
 ANSWERS_WITHIN_S = 10.0
 """and gives it up without an answer, as libp2p's multiplexer does."""
 
-Break = Callable[[VirtualHost, str], Callable[[], None]]
+Break = Callable[[VirtualHost, str, str], Callable[[], None]]
 Note = Callable[[str, str, str, int], None]
 
 
@@ -61,7 +61,8 @@ class Circuit:
     def __init__(
         self, number: int, relay: str, caller: str, called: str, break_off: Break, note: Note
     ) -> None:
-        """`break_off(host, name)()` ends what goes over it there; `note` tells the trace."""
+        """`break_off(host, other, name)()` ends what goes over it there; `note` tells the
+        trace."""
         self.number = number
         self.name = f"circuit {number}"
         self.relay = relay
@@ -134,7 +135,7 @@ class Circuit:
         left = [circuit for circuit in host.circuits.pop(other, []) if circuit is not self]
         if left:
             host.circuits[other] = left
-        self._break_off(host, self.name)()
+        self._break_off(host, other, self.name)()
 
     def close(self, here: str) -> None:
         """One end has had enough of it."""

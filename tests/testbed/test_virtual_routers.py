@@ -25,7 +25,6 @@ from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 
 NAMES = ("relay", "other relay", "one", "another")
 OPEN, BEHIND = NAMES[:2], NAMES[2:]
-LONG_S = 6.0
 
 
 class World:
@@ -132,15 +131,24 @@ def test_a_way_lasts_as_long_as_its_relay_and_another_one_is_found(tmp_path: Pat
     played(tmp_path, scene)
 
 
-def test_a_relay_that_has_lost_who_is_called_says_so(tmp_path: Path) -> None:
+def one_way(where: tuple[str, ...]) -> list[str]:
+    return [address for address in where if "/p2p-circuit" in address]
+
+
+def test_a_relay_that_has_lost_who_is_called_says_so_at_once(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         one, another = world.hosts["one"], world.hosts["another"]
         where = await another.addresses()
+        for name in OPEN:
+            world.hosts[name].know(another.peer_id, where)
         world.kill("another")
         await asyncio.sleep(1.0)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
         with pytest.raises(Unreachable) as refused:
-            await one.connect(another.peer_id, where, LONG_S)
+            await one.connect(another.peer_id, one_way(where), 10.0)
         assert no_relay_has_it(refused.value.cause)
+        assert loop.time() - began_s < 1.0, "they had looked for it one through the other"
 
     played(tmp_path, scene)
 

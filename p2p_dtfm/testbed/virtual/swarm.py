@@ -13,7 +13,6 @@ import io
 import logging
 import random
 import sys
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from datetime import datetime
 from functools import partial
@@ -47,6 +46,7 @@ from p2p_dtfm.testbed.virtual.loop import VirtualLoop, VirtualTask
 from p2p_dtfm.testbed.virtual.network import VirtualNetwork
 from p2p_dtfm.testbed.virtual.peer import Ending, Peer
 from p2p_dtfm.testbed.virtual.process import Process
+from p2p_dtfm.testbed.virtual.routers.meeting_point import NAME, MeetingPoint
 from p2p_dtfm.train.stage.emulated import emulated_device
 from p2p_dtfm.train.stage.timed import TimedStageRunner, use_one_thread
 
@@ -81,6 +81,8 @@ class Swarm:
         """They compute a step in some seconds."""
         self.stays_resident = False
         """Who is paused by its owner stays, and comes back in the same process."""
+        self.meeting_point: MeetingPoint | None = None
+        """Where daemons meet that nobody can call."""
         self.plans: dict[bytes, Plan | NoPlan] = {}
         """By the snapshot's bytes."""
         self._seed = seed
@@ -123,6 +125,14 @@ class Swarm:
     def named(self, name: str) -> Peer:
         return next(peer for peer in self.peers if peer.name == name)
 
+    def put_behind_routers(self, names: Sequence[str], chance: str, founder: str) -> None:
+        """Before there is anybody. Where the founder is among them all meet elsewhere."""
+        ids = [self.identity_of(name).peer_id for name in names]
+        self.network.put_behind_routers(ids, chance)
+        if founder in names:
+            self.meeting_point = MeetingPoint(self.network, self.loop, self.identity_of(NAME))
+            self.meeting_point.start()
+
     def address(self, peer: Peer) -> str:
         return f"{self.network.address_of(peer.peer_id)}/p2p/{peer.peer_id}"
 
@@ -146,17 +156,6 @@ class Swarm:
         else:
             peer.daemon = Daemon(settings, DashboardHost(), world=world)
             peer.ended = peer.process.begin(peer.daemon.run())
-
-    def relays(self) -> list[Peer]:
-        """Who passes others on, who does for the most first: what is under way counts, and who
-        could come that way."""
-        if self.network.ways_in is None:
-            return []
-        circuits = self.network.ways_in.circuits_by_relay()
-        taken = Counter(relay for peer in self.peers for relay in peer.relays())
-        much = {it.name: (circuits[it.peer_id], taken[it.peer_id]) for it in self.peers}
-        relaying = [it for it in self.peers if it.is_running and any(much[it.name])]
-        return sorted(relaying, key=lambda it: much[it.name], reverse=True)
 
     def kill(self, peer: Peer) -> None:
         """As by SIGKILL: nothing of it runs any more, and the others' connections break."""

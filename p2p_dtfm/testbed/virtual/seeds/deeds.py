@@ -4,12 +4,17 @@ import logging
 import math
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from p2p_dtfm.testbed.virtual.lies.lying import SELDOM_TOLD, Lying
 from p2p_dtfm.testbed.virtual.links import VirtualLink
 from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.routers.lost_relays import (
+    NO_MEETING_POINT,
+    bring_back_meeting_point,
+    lose_meeting_point,
+    loss_of_relay,
+)
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import (
     AHEAD_S,
     BACK_S,
@@ -25,8 +30,6 @@ DAMAGED = 0.1
 BY_HOURS, FOR_A_WHILE = 0.25, 0.5
 """Below the first draw a resident's hours end, and begin again after a while; from the second on
 its owner says for how long. In both it comes back by itself."""
-RELAYS_GO_BY = ("kill", "leave", "pause", "partition")
-"""In these ways it relays no more."""
 OF_SIDES = frozenset({"partition", "swizzle"})
 OF_MACHINES = frozenset({"lying disk", "full disk", "slow disk", "clock", "damaged bytes", "lie"})
 """These are done to machines and lines whether or not daemons run there, and show nothing then."""
@@ -85,6 +88,7 @@ class Deeds:
             "late word": lambda fault: True,
             "dumb p2pd": lambda fault: self._silence_p2pd(fault, is_so=True),
             "dead relay": self._lose_relay,
+            NO_MEETING_POINT: lambda fault: lose_meeting_point(swarm),
             "swizzle": self._part,
             "lie": self._lie,
         }
@@ -114,6 +118,7 @@ class Deeds:
             "late word": lambda fault: None,
             "dumb p2pd": lambda fault: self._silence_p2pd(fault, is_so=False),
             "dead relay": lambda fault: self.end(self._relays.pop(fault)),
+            NO_MEETING_POINT: lambda fault: bring_back_meeting_point(swarm),
             "swizzle": self._mend,
             "lie": self._be_honest,
         }
@@ -201,15 +206,10 @@ class Deeds:
 
     def _lose_relay(self, fault: Fault) -> bool:
         """Who relays for the most, in one of several ways."""
-        relays = self._swarm.relays()
-        if not relays:
+        done = loss_of_relay(self._swarm, fault)
+        if done is None or not self._begin[done.kind](done):
             return False
-        relay = relays[0]
-        kind = RELAYS_GO_BY[int(fault.draw * len(RELAYS_GO_BY))]
-        done = self._relays[fault] = replace(fault, kind=kind, whom=(relay.name,))
-        if not self._begin[kind](done):
-            del self._relays[fault]
-            return False
+        self._relays[fault] = done
         self._tell(f"{done}, which relays")
         return True
 

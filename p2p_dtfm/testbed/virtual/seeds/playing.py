@@ -137,8 +137,7 @@ class Play:
         swarm.stays_resident, swarm.are_slow = schedule.stays_resident, schedule.is_slow
         run = self._run
         if schedule.behind:
-            ids = [swarm.identity_of(name).peer_id for name in schedule.behind]
-            swarm.network.put_behind_routers(ids, str(schedule.faults))
+            swarm.put_behind_routers(schedule.behind, str(schedule.faults), schedule.begun[0])
             stays["listen"] = ("/ip4/0.0.0.0/tcp/0",)
         if schedule.stays_resident:
             stays["hours"] = HOURS
@@ -148,12 +147,21 @@ class Play:
             named = [swarm.identity_of(name).peer_id for name in schedule.begun[:-1]]
             run = with_named_ends(run, named, swarm.folder)
         expected = len(schedule.begun)
-        founder = swarm.peer(schedule.begun[0], run=str(run), expect_peers=expected, **stays)
-        known = [swarm.address(founder)]
+        met = [] if swarm.meeting_point is None else [swarm.meeting_point.address]
+        founder = swarm.peer(
+            schedule.begun[0],
+            run=str(run),
+            expect_peers=expected,
+            initial_peers=tuple(met),
+            **stays,
+        )
+        known = met or [swarm.address(founder)]
         swarm.start(founder)
         await swarm.until(lambda: founder.has_run, "the run is founded", 60)
         if schedule.is_slow:  # who starts it again expects nobody
             founder.settings = founder.settings.model_copy(update={"expect_peers": 1})
+        if met and founder.daemon is not None:
+            stays["run_digest"] = founder.daemon.run_digest
         if schedule.is_invited:
             stays |= line_of(founder, swarm.identity_of(founder.name), known[0])
         for name in schedule.begun[1:] + schedule.joiners:  # each is given all that begin before it

@@ -15,6 +15,8 @@ BEGUN = (4, 7)
 JOINERS = (0, 1)
 WITHIN_S = (0.5, 30.0)
 """Of the first step."""
+WITH_FOUNDER = 0.3
+"""In so many the founder is among them, and all meet elsewhere."""
 RELAYS_DIE = (2, 4)
 TOGETHER = 0.5
 """With so many of the relays somebody else dies, or is cut off."""
@@ -37,7 +39,10 @@ def routers(seed: int) -> Schedule:
     draws = random.Random(f"routers {seed}")
     count, joiner_count = draws.randint(*BEGUN), draws.randint(*JOINERS)
     begun, joiners = NAMES[:count], NAMES[count : count + joiner_count]
-    behind = draws.sample(begun[1:], max(draws.randint(1, count // 2) for _ in range(2)))
+    behind_count = max(draws.randint(1, count // 2) for _ in range(2))
+    behind = draws.sample(begun[1:], behind_count)
+    if draws.random() < WITH_FOUNDER:
+        behind[0] = begun[0]
     if joiners and draws.random() < len(behind) / count:
         behind += joiners
     faults = [_within(draws, Fault(0.0, 0.0, "join", (name,), 0.0)) for name in joiners]

@@ -304,6 +304,43 @@ def test_whose_relays_go_on_tells_where_its_router_sends_from_now() -> None:
     assert (service.finding.public_host, service.finding.public_port) == ("5.9.0.4", 4001)
 
 
+def test_who_knows_nobody_asks_as_soon_as_somebody_is_there_and_again_soon_without_an_answer(
+    clock: list[float],
+) -> None:
+    """Started while all others were away, a founder behind a router took itself for one that can be
+    called, and had no relay, for a minute after they had come back."""
+    service = seen_by({"12D3KooW1": ()}, "12D3KooW1")
+    service._reservations.clear()
+    service.finding = ReachabilityFinding(Reachability.UNKNOWN, "")
+    service._reserve = _nobody_else  # type: ignore[method-assign]
+    ends, service._host.remote_addresses = service._host.remote_addresses, _nobody_at_all
+    asyncio.run(service._look_after())
+    service._host.remote_addresses, answers = ends, list[str]()
+
+    async def silent(peer_id: str) -> None:
+        answers.append(peer_id)
+
+    service._see = silent  # type: ignore[method-assign]
+    clock[0] += reachability.LOOK_S
+    asyncio.run(service._look_after())
+    assert answers and service.finding.reachability is Reachability.UNKNOWN
+    service._see = _closed  # type: ignore[method-assign]
+    clock[0] += reachability.UNANSWERED_AGAIN_S - 1
+    asyncio.run(service._look_after())
+    assert service.finding.reachability is Reachability.UNKNOWN
+    clock[0] += 2
+    asyncio.run(service._look_after())
+    assert service.finding.reachability is Reachability.UNREACHABLE
+
+
+async def _nobody_at_all() -> dict[str, tuple[str, ...]]:
+    return {}
+
+
+async def _nobody_else() -> None:
+    return
+
+
 async def _open(peer_id: str) -> SeenAddress:
     return SeenAddress("5.9.0.4", 4001, (4001,))
 

@@ -22,6 +22,7 @@ from p2p_dtfm.daemon.node.action_loop import ActionLoop
 from p2p_dtfm.daemon.telemetry.problems import Sight, problems_in
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
+from p2p_dtfm.net.nat.until_one_ends import until_one_ends
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 
@@ -66,6 +67,12 @@ def test_who_waits_for_work_says_for_what_and_is_never_overdue(tmp_path: Path) -
     assert stands.reason == "what the daemon's state and its reason say" and not stands.is_overdue
 
 
+def test_who_passes_others_on_waits_for_their_end_for_as_long_as_that_takes(tmp_path: Path) -> None:
+    """A relay told its user of a wait over its bound, one minute after the first circuit."""
+    (passes,) = told_after(tmp_path, 200, until_one_ends(now_and_then(), now_and_then()))
+    assert passes.reason and not passes.is_overdue
+
+
 def test_who_sleeps_or_looks_again_and_again_does_not_wait_long(tmp_path: Path) -> None:
     state = TrainerState()
 
@@ -106,7 +113,7 @@ def test_each_place_without_a_limit_is_there() -> None:
     """One that was renamed would excuse nobody, and whoever waits there be called overdue."""
     for place, reason in (WAITS_FOR_WORK | WAITS_OF_A_MACHINE).items():
         assert reason
-        room = "net" if place.startswith(("streams.", "libp2p.")) else "daemon"
+        room = "net" if place.startswith(("streams.", "libp2p.", "nat.")) else "daemon"
         found: Any = importlib.import_module(f"p2p_dtfm.{room}.{'.'.join(place.split('.')[:2])}")
         for name in place.split(".")[2:]:
             found = getattr(found, name)

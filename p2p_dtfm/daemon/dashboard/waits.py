@@ -41,6 +41,7 @@ WAITS_FOR_WORK = {
     "state_transfer.following.follower.Follower._ask_donors": (
         "layers that no donor has been asked for"
     ),
+    "nat.until_one_ends.until_one_ends": "the end of a connection of others that passes here",
     "streams.frames.read_frame": "the next frame of a stream",
     "streams.wire.StreamWire.read": "the next frame of a stream",
 }

@@ -38,6 +38,8 @@ ASKED_LIMIT = 3
 LOOK_S = 3.0
 """How often it looks whether its relays are still there."""
 ASK_AGAIN_S = 60.0
+UNANSWERED_AGAIN_S = 10.0
+"""Who knows nothing of its way in takes no relay, and others may not reach it."""
 ASK_WHO_IS_CERTAIN_S = 600.0
 """Routers forget what they forward."""
 PUNCH_AGAIN_S = 600.0
@@ -182,6 +184,8 @@ class ReachabilityService:
     async def _ask(self, peers: Sequence[str]) -> None:
         """Sets `finding` to what these peers find; one that gets through is enough, unless others
         have not before: a liar would have this peer give up its relays."""
+        if not peers:  # somebody may come soon
+            return
         self._asked_s, is_doubted = now.monotonic_s(), self._is_doubted
         self._is_doubted = False  # if it moves meanwhile, they may not have seen that
         await self._note_ports()
@@ -189,6 +193,8 @@ class ReachabilityService:
         seen = [answer for answer in answers if answer is not None]
         if not seen:
             self._is_doubted |= is_doubted
+            if self.finding.reachability is Reachability.UNKNOWN:
+                self._asked_s += UNANSWERED_AGAIN_S - ASK_AGAIN_S
             return
         through = [answer for answer in seen if answer.open_ports]
         is_open = bool(through) and (not self.is_behind_router or 2 * len(through) > len(seen))

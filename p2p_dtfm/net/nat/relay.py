@@ -155,6 +155,10 @@ class Relay:
         return RelayStatus.OK
 
     async def _call(self, caller: str, called: str) -> tuple[asyncio.StreamReader, Writer]:
+        """Nobody is looked for: where its connection is gone, two relays would each look for it
+        through the other one, and who calls waits for that and hears nothing."""
+        if await self._host.direct_address(called) is None:
+            raise Unreachable(called, "its connection is gone")
         reader, writer = await self._host.open_stream(called, STOP_PROTOCOL, DEADLINE_S)
         try:
             raw = base58.b58decode(caller)

@@ -52,13 +52,13 @@ class VirtualDirectory:
     async def present_by_node(
         self, peer_ids: Sequence[str], run_digest: str
     ) -> list[list[Presence]]:
-        linked = [peer_id for peer_id in peer_ids if peer_id in self._host.linked]
+        linked = [peer_id for peer_id in peer_ids if self._host.is_linked(peer_id)]
         present = await self.present_peers(run_digest)
         return [present for _ in linked]
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        return tuple(sorted(self._host.linked))
+        return tuple(self._host.linked_peers)
 
     async def publish_facts(
         self, run_digest: str, record: Signed, place: PublishedPart | None
@@ -88,4 +88,4 @@ class VirtualDirectory:
     async def _reach(self) -> bool:
         """Whether there is anybody to ask."""
         await asyncio.sleep(ROUND_TRIP_S)
-        return bool(self._host.linked)
+        return bool(self._host.linked_peers)

@@ -1,6 +1,7 @@
 """A host of the virtual network: what `net.libp2p.host.Host` is over libp2p."""
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
@@ -20,8 +21,41 @@ UnaryHandler = Callable[[str, bytes], Awaitable[bytes]]
 log = logging.getLogger(__name__)
 
 
+class Way(Protocol):
+    """A connection through a relay."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def relay(self) -> str: ...
+
+    def is_at(self, here: str) -> bool: ...
+
+    def carry(
+        self, origin: str, what: str, size_bytes: int, arrive: Callable[[], None]
+    ) -> None: ...
+
+    def close(self, here: str) -> None: ...
+
+
+class Routed(Protocol):
+    """Where machines are, some of them behind routers."""
+
+    def own_address(self, peer_id: str) -> str: ...
+
+    def seen_address(self, peer_id: str) -> str: ...
+
+    def end_of(self, circuit_relay: str) -> str: ...
+
+    def dial(self, host: "VirtualHost", peer_id: str, ways: Sequence[str]) -> asyncio.Task[str]: ...
+
+
 class Wires(Protocol):
     """What of the virtual network a host needs."""
+
+    @property
+    def ways_in(self) -> Routed | None: ...
 
     def address_of(self, peer_id: str) -> str: ...
 
@@ -46,6 +80,8 @@ class Wires(Protocol):
 
 
 ASKS_EVERY_S = 0.25
+P2PD_TAKES_S = 0.001
+"""To do what it is asked: an answer that was given before has left by then."""
 
 
 class VirtualHost:
@@ -60,19 +96,27 @@ class VirtualHost:
         self.door: Door = OpenDoor()
         self.calling = Calling(self.remote_addresses)
         self.found_addresses: tuple[str, ...] = ()
-        self.is_only_local = True
         self.is_closed = False
         self.is_dumb = False
         """What is asked of p2pd itself is not answered, as on a machine that swaps."""
         self.linked: dict[str, None] = {}
+        """To whom there is a direct connection."""
+        self.circuits: dict[str, list[Way]] = {}
+        """Those through relays, by whose other end they are."""
         self.calls: dict[str, UnaryHandler] = {}
         self.streams: dict[str, tuple[StreamHandler, str]] = {}
         self.open: dict[str, list[VirtualWriter]] = {}
-        """Ends of streams here, by the other end's peer."""
+        """Ends of streams here, by the other end's peer, or by the circuit they go over."""
         self.asked: dict[str, dict[int, asyncio.Future[bytes | None]]] = {}
-        """Calls under way, by who is to answer."""
+        """Calls under way, by who is to answer, or by circuit."""
         self._network = network
         self._address_book: dict[str, tuple[str, ...]] = {}
+        self._dials: dict[str, asyncio.Task[str]] = {}
+        """Under way: p2pd calls a peer once, whoever asks for it."""
+
+    @property
+    def is_only_local(self) -> bool:
+        return self._network.ways_in is None
 
     @property
     def address(self) -> str:
@@ -93,45 +137,83 @@ class VirtualHost:
 
     async def addresses(self) -> tuple[str, ...]:
         await self._ask()
-        return (f"{self.address}/p2p/{self.peer_id}",)
+        return (*self.found_addresses, f"{self.address}/p2p/{self.peer_id}")
 
     # connections ---------------------------------------------------------------------------------
+
+    def is_linked(self, peer_id: str) -> bool:
+        return peer_id in self.linked or peer_id in self.circuits
+
+    @property
+    def linked_peers(self) -> list[str]:
+        return sorted({**self.linked, **self.circuits})
 
     async def connect(
         self, peer_id: str, addresses: Sequence[str], deadline_s: float, is_chosen: bool = False
     ) -> None:
         """Raises `Unreachable`."""
         self._require_alive(peer_id)
-        if peer_id in self.linked:
+        if self.is_linked(peer_id):
             return
         if not is_chosen and not self.calling.trusts(peer_id):
             addresses = self.calling.choose(peer_id, addresses)
-        if addresses and not any(self._network.address_of(peer_id) in at for at in addresses):
+        if self._network.ways_in is not None:
+            await self._dial(self._network.ways_in, peer_id, addresses, deadline_s)
+        elif addresses and not any(self._network.address_of(peer_id) in at for at in addresses):
             raise Unreachable(peer_id, "nobody of that name is there")
-        await self._network.shake_hands(self, peer_id, deadline_s)
+        else:
+            await self._network.shake_hands(self, peer_id, deadline_s)
         await self.calling.answered(peer_id)
+
+    async def _dial(
+        self, ways_in: Routed, peer_id: str, addresses: Sequence[str], deadline_s: float
+    ) -> None:
+        dial = self._dials.get(peer_id)
+        if dial is None:
+            dial = self._dials[peer_id] = ways_in.dial(self, peer_id, addresses)
+            nobody = contextvars.Context()
+            dial.add_done_callback(lambda done: self._dials.pop(peer_id), context=nobody)
+        await asyncio.wait({dial}, timeout=deadline_s)
+        if not dial.done():
+            raise Unreachable(peer_id, f"no connection within {deadline_s:g} s")
+        if cause := dial.result():
+            raise Unreachable(peer_id, cause)
 
     def know(self, peer_id: str, addresses: Sequence[str]) -> None:
         self._address_book[peer_id] = tuple(addresses)
 
     async def disconnect(self, peer_id: str) -> None:
-        self._network.part(self.peer_id, peer_id)
+        await self._ask()
+        await asyncio.sleep(P2PD_TAKES_S)
+        for way in list(self.circuits.get(peer_id, ())):
+            way.close(self.peer_id)
+        if peer_id in self.linked:
+            self._network.part(self.peer_id, peer_id)
 
     async def connected_peers(self) -> tuple[str, ...]:
         await self._ask()
-        return tuple(sorted(self.linked))
+        return tuple(self.linked_peers)
 
     async def remote_addresses(self) -> dict[str, tuple[str, ...]]:
         await self._ask()
-        return {peer: (self._network.address_of(peer),) for peer in sorted(self.linked)}
+        return {peer: self._ends_at(peer) for peer in self.linked_peers}
+
+    def _ends_at(self, peer_id: str) -> tuple[str, ...]:
+        """As p2pd says it, the direct one first."""
+        ways_in = self._network.ways_in
+        if ways_in is None:
+            return (self._network.address_of(peer_id),)
+        direct = [ways_in.seen_address(peer_id)] if peer_id in self.linked else []
+        relays = [way.relay for way in self.circuits.get(peer_id, ())]
+        return (*direct, *map(ways_in.end_of, relays))
 
     async def direct_address(self, peer_id: str) -> str | None:
         await self._ask()
-        return self._network.address_of(peer_id) if peer_id in self.linked else None
+        return self._ends_at(peer_id)[0] if peer_id in self.linked else None
 
     async def _ensure_linked(self, peer_id: str, deadline_s: float) -> None:
         self._require_alive(peer_id)
-        if peer_id in self.linked:
+        if self.is_linked(peer_id):
             return
         known = self._address_book.get(peer_id)
         if known is None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from p2p_dtfm.testbed.virtual.process import PROCESS, Process
 
@@ -131,6 +131,19 @@ class _Job:
     failure: Exception | None = None
 
 
+class Sockets(Protocol):
+    """What answers where a daemon calls a host and a port."""
+
+    async def connect(
+        self, make: Callable[[], Any], host: str | None, port: int | None, opening: Any
+    ) -> Any:
+        """A transport and what `make` has made, over what `opening` has called. Raises
+        `OSError`."""
+
+    async def call(self, opening: Any, host: str, port: int) -> None:
+        """Raises `OSError`."""
+
+
 class _NoServer:
     """Nobody connects."""
 
@@ -160,6 +173,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._tasks: list[weakref.ref[VirtualTask]] = []
         """Those that were under way at the last look, and all that began since. Nothing is kept:
         who lets go of a task that waits is to be found out."""
+        self.sockets: Sockets | None = None
+        """Who answers what daemons call by sockets of their own, where they do."""
         self._raised: dict[VirtualTask, float] = {}
         """Those that ended with what nobody had taken by the last look, and when that was seen."""
         super().__init__()
@@ -354,6 +369,24 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     async def create_server(self, *args: Any, **options: Any) -> Any:
         return _NoServer()
+
+    async def create_connection(  # type: ignore[override]
+        self,
+        make_protocol: Callable[[], Any],
+        host: str | None = None,
+        port: int | None = None,
+        *,
+        sock: Any = None,
+        **options: Any,
+    ) -> Any:
+        if self.sockets is None:
+            raise ConnectionRefusedError("nobody listens")
+        return await self.sockets.connect(make_protocol, host, port, sock)
+
+    async def sock_connect(self, sock: Any, address: Any) -> None:
+        if self.sockets is None:
+            raise ConnectionRefusedError("nobody listens")
+        await self.sockets.call(sock, *address)
 
 
 def tasks_here() -> list[VirtualTask]:

@@ -5,17 +5,21 @@ import contextvars
 import itertools
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.errors import Unreachable
-from p2p_dtfm.testbed.virtual.host import VirtualHost
+from p2p_dtfm.net.nat.circuit_messages import HOP_PROTOCOL, STOP_PROTOCOL
+from p2p_dtfm.testbed.virtual.host import VirtualHost, Way
 from p2p_dtfm.testbed.virtual.links import CALL, PATIENCE_S, Links
 from p2p_dtfm.testbed.virtual.loop import VirtualLoop
 from p2p_dtfm.testbed.virtual.process import Process
-from p2p_dtfm.testbed.virtual.streams import VirtualWriter
+from p2p_dtfm.testbed.virtual.routers.circuits import CircuitEnd
+from p2p_dtfm.testbed.virtual.routers.sockets import Sockets
+from p2p_dtfm.testbed.virtual.routers.ways_in import FIRST_PORT, WaysIn
+from p2p_dtfm.testbed.virtual.streams import Carry, VirtualWriter
 
 HEAD_BYTES = 64
 STREAM_RESET = "stream reset"
@@ -32,6 +36,8 @@ class VirtualNetwork:
         self.on_said: Callable[[str, str, bytes], float | None] | None = None
         """Is told of each call, from whom to whom, before it leaves, and says how many seconds
         later it does, or None: never."""
+        self.ways_in: WaysIn | None = None
+        """Where some are behind routers."""
         self._loop = loop
         self._numbers = itertools.count()
         self._lanes = itertools.count(1)
@@ -42,8 +48,22 @@ class VirtualNetwork:
         return self.links.trace
 
     def address_of(self, peer_id: str) -> str:
-        port = self._ports.setdefault(peer_id, 20_000 + len(self._ports))
-        return f"/ip4/127.0.0.1/tcp/{port}"
+        if self.ways_in is not None:
+            return self.ways_in.own_address(peer_id)
+        return f"/ip4/127.0.0.1/tcp/{self.port_of(peer_id)}"
+
+    def port_of(self, peer_id: str) -> int:
+        return self._ports.setdefault(peer_id, FIRST_PORT + len(self._ports))
+
+    def put_behind_routers(self, behind: Collection[str], chance: str) -> None:
+        """These peers; and nobody's address is loopback any more. Before anybody joins. `chance`:
+        of what routers are."""
+        self.ways_in = WaysIn(self, behind, _breaking, chance)
+        self._loop.sockets = Sockets(self.ways_in)
+
+    def note(self, origin: str, goal: str, what: str, size_bytes: int) -> None:
+        """Something has arrived through a relay."""
+        self.links.trace.note(self._loop.now_ns, origin, goal, what, size_bytes)
 
     def join(self, process: Process, identity: Identity) -> VirtualHost:
         host = VirtualHost(self, process, identity)
@@ -126,8 +146,11 @@ class VirtualNetwork:
         """`reply` is answered, or fails; what is returned forgets the call, and calls it back
         unless it is over."""
         number, lane = next(self._numbers), next(self._lanes)
-        asked = host.asked.setdefault(peer_id, {})
+        way = _way_of(host, peer_id)
+        asked = host.asked.setdefault(_key(peer_id, way), {})
         asked[number] = reply
+        there = self._carrying(host.peer_id, peer_id, lane, way)
+        back = self._carrying(peer_id, host.peer_id, lane, way)
         serving: list[asyncio.Task[None]] = []
 
         def answer(content: bytes) -> None:
@@ -138,11 +161,11 @@ class VirtualNetwork:
             content = await other.calls[name](host.peer_id, body)
             what = f"reply {name} {zlib.crc32(content):08x}"
             size = HEAD_BYTES + len(content)
-            self.links.carry(peer_id, host.peer_id, what, size, lambda: answer(content), lane)
+            back(what, size, lambda: answer(content))
 
         def arrive() -> None:
             other = self.hosts.get(peer_id)
-            if other is None or other.is_gone or host.peer_id not in other.linked:
+            if other is None or other.is_gone or not other.is_linked(host.peer_id):
                 return  # whoever asks hears of the connection's end
             if name not in other.calls:
                 return
@@ -158,7 +181,7 @@ class VirtualNetwork:
             if held and held[0].when() > self._loop.time():
                 held[0].cancel()
             elif not is_over:
-                self.links.carry(host.peer_id, peer_id, "cancel", HEAD_BYTES, cancel, lane)
+                there("cancel", HEAD_BYTES, cancel)
 
         def cancel() -> None:
             for task in serving:
@@ -169,7 +192,7 @@ class VirtualNetwork:
             return lambda is_over: None  # nobody is there any more to ask
         what = f"{CALL}{name} {digest_bytes(body)[:16]}"
         size = HEAD_BYTES + len(body)
-        leave = partial(self.links.carry, host.peer_id, peer_id, what, size, arrive, lane)
+        leave = partial(there, what, size, arrive)
         if held_s:
             held.append(self._loop.call_later(held_s, leave, context=contextvars.Context()))
         else:
@@ -182,52 +205,83 @@ class VirtualNetwork:
         self, host: VirtualHost, peer_id: str, name: str, deadline_s: float
     ) -> VirtualWriter:
         opened: asyncio.Future[bool] = self._loop.create_future()
-        lane = next(self._lanes)
-        mine = self._end(host.peer_id, peer_id, name, lane)
+        lane, way = next(self._lanes), _way_of(host, peer_id)
+        there = self._carrying(host.peer_id, peer_id, lane, way)
+        back = self._carrying(peer_id, host.peer_id, lane, way)
+        mine = self._end(host.peer_id, peer_id, name, there)
 
         def arrive() -> None:
             other = self.hosts.get(peer_id)
-            is_there = other is not None and not other.is_gone and name in other.streams
+            is_there = other is not None and not other.is_gone and self._is_served(other, name)
             if is_there and other is not None:
-                theirs = self._end(peer_id, host.peer_id, name, lane)
+                theirs = self._end(peer_id, host.peer_id, name, back)
                 mine.peer, theirs.peer = theirs, mine
-                other.open.setdefault(host.peer_id, []).append(theirs)
-                other.process.begin(other.serve(host.peer_id, name, theirs))
-            self.links.carry(
-                peer_id, host.peer_id, "opened", HEAD_BYTES, lambda: told(is_there), lane
-            )
+                other.open.setdefault(_key(host.peer_id, way), []).append(theirs)
+                self._serve(other, host.peer_id, name, theirs)
+            back("opened", HEAD_BYTES, lambda: told(is_there))
 
         def told(is_there: bool) -> None:
             if not opened.done():
                 opened.set_result(is_there)
 
-        self.links.carry(host.peer_id, peer_id, f"open {name}", HEAD_BYTES, arrive, lane)
+        there(f"open {name}", HEAD_BYTES, arrive)
         await asyncio.wait({opened}, timeout=deadline_s)
-        if not opened.done() or not opened.result() or peer_id not in host.linked:
+        is_linked = peer_id in host.linked if way is None else way.is_at(host.peer_id)
+        if not opened.done() or not opened.result() or not is_linked:
             mine.close()
             cause = "the stream was refused" if opened.done() else f"no answer in {deadline_s:g} s"
             raise Unreachable(peer_id, cause)
-        ends = host.open.setdefault(peer_id, [])
+        ends = host.open.setdefault(_key(peer_id, way), [])
         ends[:] = [end for end in ends if not end.is_closing()]
         ends.append(mine)
         return mine
 
-    def _end(self, here: str, there: str, name: str, lane: int) -> VirtualWriter:
+    def _is_served(self, host: VirtualHost, name: str) -> bool:
+        """p2pd itself is told by relays of who calls."""
+        return name in host.streams or (self.ways_in is not None and name == STOP_PROTOCOL)
+
+    def _serve(self, host: VirtualHost, sender: str, name: str, end: VirtualWriter) -> None:
+        if name == STOP_PROTOCOL and self.ways_in is not None and isinstance(end, CircuitEnd):
+            self.ways_in.take(host, end)
+        else:
+            host.process.begin(host.serve(sender, name, end))
+
+    def _end(self, here: str, there: str, name: str, carry_on: Carry) -> VirtualWriter:
         number = next(self._numbers)
 
         def carry(what: str, size_bytes: int, arrive: Callable[[], None]) -> None:
-            self.links.carry(here, there, what, HEAD_BYTES + size_bytes, arrive, lane)
+            carry_on(what, HEAD_BYTES + size_bytes, arrive)
 
         is_damaged = partial(self.links.is_damaged, here, there)
-        return VirtualWriter(number, f"stream {name}", carry, is_damaged)
+        make = CircuitEnd if name in (HOP_PROTOCOL, STOP_PROTOCOL) else VirtualWriter
+        return make(number, f"stream {name}", carry, is_damaged)
+
+    def _carrying(self, here: str, there: str, lane: int, way: Way | None) -> Carry:
+        if way is not None:
+            return partial(way.carry, here)
+        return partial(self.links.carry, here, there, lane=lane)
 
 
-def _breaking(host: VirtualHost, there: str) -> Callable[[], None]:
+def _way_of(host: VirtualHost, peer_id: str) -> Way | None:
+    """A circuit, where there is no direct connection."""
+    if peer_id in host.linked or peer_id not in host.circuits:
+        return None
+    return host.circuits[peer_id][0]
+
+
+def _key(peer_id: str, way: Way | None) -> str:
+    return peer_id if way is None else way.name
+
+
+def _breaking(host: VirtualHost, there: str, way: str = "") -> Callable[[], None]:
+    """`way`: a circuit's name; else it is the direct connection."""
+    key = way or there
+
     def break_off() -> None:
-        host.linked.pop(there, None)
-        for writer in host.open.pop(there, []):
+        host.linked.pop(key, None)
+        for writer in host.open.pop(key, []):
             writer.reset()
-        for reply in list(host.asked.pop(there, {}).values()):
+        for reply in list(host.asked.pop(key, {}).values()):
             if not reply.done():
                 reply.set_exception(Unreachable(there, STREAM_RESET))
 

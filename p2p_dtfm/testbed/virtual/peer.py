@@ -125,6 +125,11 @@ class Peer:
         told = self.daemon.status_json() if self.daemon is not None else {}
         return set(told.get("layers", ()))
 
+    def relays(self) -> set[str]:
+        """Peers that pass others on to this one, as it says."""
+        told = self.daemon.status_json() if self.is_running and self.daemon is not None else {}
+        return set(told.get("reachability", {}).get("relays", ()))
+
     def events(self) -> list[dict[str, Any]]:
         """Also of what a disk has refused or lost; `at_s` is the world's time."""
         for at_s, line in self.disk.told[len(self._events) :]:

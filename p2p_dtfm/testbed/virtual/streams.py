@@ -57,6 +57,11 @@ class VirtualWriter:
         return self._closing
 
     @property
+    def is_over(self) -> bool:
+        """Nothing goes either way any more."""
+        return self._closing or self._broken
+
+    @property
     def unread_limit_bytes(self) -> int:
         return UNREAD_BYTES + (LARGEST_PROBE_BYTES if self._is_probe else 0)
 

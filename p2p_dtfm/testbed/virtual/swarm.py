@@ -48,6 +48,7 @@ from p2p_dtfm.testbed.virtual.loop import VirtualLoop, VirtualTask
 from p2p_dtfm.testbed.virtual.network import VirtualNetwork
 from p2p_dtfm.testbed.virtual.peer import Ending, Peer
 from p2p_dtfm.testbed.virtual.process import Process
+from p2p_dtfm.testbed.virtual.routers.meeting_point import NAME, MeetingPoint
 from p2p_dtfm.train.stage.emulated import emulated_device
 from p2p_dtfm.train.stage.timed import use_one_thread
 
@@ -82,6 +83,8 @@ class Swarm:
         """They compute a step in some seconds."""
         self.stays_resident = False
         """Who is paused by its owner stays, and comes back in the same process."""
+        self.meeting_point: MeetingPoint | None = None
+        """Where daemons meet that nobody can call."""
         self.plans: dict[bytes, Plan | NoPlan] = {}
         """By the snapshot's bytes."""
         self.taken = Counter[str]()
@@ -125,6 +128,14 @@ class Swarm:
 
     def named(self, name: str) -> Peer:
         return next(peer for peer in self.peers if peer.name == name)
+
+    def put_behind_routers(self, names: Sequence[str], chance: str, founder: str) -> None:
+        """Before there is anybody. Where the founder is among them all meet elsewhere."""
+        ids = [self.identity_of(name).peer_id for name in names]
+        self.network.put_behind_routers(ids, chance)
+        if founder in names:
+            self.meeting_point = MeetingPoint(self.network, self.loop, self.identity_of(NAME))
+            self.meeting_point.start()
 
     def address(self, peer: Peer) -> str:
         return f"{self.network.address_of(peer.peer_id)}/p2p/{peer.peer_id}"

@@ -9,6 +9,12 @@ from pathlib import Path
 from p2p_dtfm.testbed.virtual.lies.lying import SELDOM_TOLD, Lying
 from p2p_dtfm.testbed.virtual.links import VirtualLink
 from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.routers.lost_relays import (
+    NO_MEETING_POINT,
+    bring_back_meeting_point,
+    lose_meeting_point,
+    loss_of_relay,
+)
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import (
     AHEAD_S,
     BACK_S,
@@ -50,6 +56,8 @@ class Deeds:
         """Of homes, from which an old disk comes back."""
         self._lost: dict[Fault, tuple[Peer, ...]] = {}
         """Who had the layer."""
+        self._relays: dict[Fault, Fault] = {}
+        """What was done to the one that relayed by then."""
         self._holding: dict[tuple[str, str], set[Fault]] = {}
         """What keeps each way cut, from one to another one by name: it opens with the last."""
         self._ending: list[Fault] = []
@@ -79,6 +87,8 @@ class Deeds:
             "life ahead": lambda fault: self._live_again(fault, fault.draw * AHEAD_S),
             "late word": lambda fault: True,
             "dumb p2pd": lambda fault: self._silence_p2pd(fault, is_so=True),
+            "dead relay": self._lose_relay,
+            NO_MEETING_POINT: lambda fault: lose_meeting_point(swarm),
             "swizzle": self._part,
             "lie": self._lie,
         }
@@ -107,6 +117,8 @@ class Deeds:
             "life ahead": lambda fault: self._live_again(fault, 0.0),
             "late word": lambda fault: None,
             "dumb p2pd": lambda fault: self._silence_p2pd(fault, is_so=False),
+            "dead relay": lambda fault: self.end(self._relays.pop(fault)),
+            NO_MEETING_POINT: lambda fault: bring_back_meeting_point(swarm),
             "swizzle": self._mend,
             "lie": self._be_honest,
         }
@@ -191,6 +203,15 @@ class Deeds:
             for path in peer.home.glob("runs/*/memory*"):
                 path.unlink()
         return may
+
+    def _lose_relay(self, fault: Fault) -> bool:
+        """Who relays for the most, in one of several ways."""
+        done = loss_of_relay(self._swarm, fault)
+        if done is None or not self._begin[done.kind](done):
+            return False
+        self._relays[fault] = done
+        self._tell(f"{done}, which relays")
+        return True
 
     def _lose_layer(self, fault: Fault) -> bool:
         """All that have one of the layers that somebody else has not."""

@@ -14,6 +14,7 @@ from p2p_dtfm.sim.faults.agreement_seeds import problem_of
 from p2p_dtfm.testbed.virtual.lies.lying import Lying
 from p2p_dtfm.testbed.virtual.lies.putting import put_in
 from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.routers.sockets import no_sockets_of_this_machine
 from p2p_dtfm.testbed.virtual.seeds import judge, verdict
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
 from p2p_dtfm.testbed.virtual.seeds.invited import by_invitation, line_of
@@ -137,6 +138,9 @@ class Play:
             swarm.are_equal = swarm.network.links.are_near = True
         swarm.stays_resident, swarm.are_slow = schedule.stays_resident, schedule.is_slow
         run = self._run
+        if schedule.behind:
+            swarm.put_behind_routers(schedule.behind, str(schedule.faults), schedule.begun[0])
+            stays["listen"] = ("/ip4/0.0.0.0/tcp/0",)
         if schedule.stays_resident:
             stays["hours"] = HOURS
         if schedule.is_invited:
@@ -145,17 +149,26 @@ class Play:
             named = [swarm.identity_of(name).peer_id for name in schedule.begun[:-1]]
             run = with_named_ends(run, named, swarm.folder)
         expected = len(schedule.begun)
-        founder = swarm.peer(schedule.begun[0], run=str(run), expect_peers=expected, **stays)
-        known = [swarm.address(founder)]
+        met = [] if swarm.meeting_point is None else [swarm.meeting_point.address]
+        founder = swarm.peer(
+            schedule.begun[0],
+            run=str(run),
+            expect_peers=expected,
+            initial_peers=tuple(met),
+            **stays,
+        )
+        known = met or [swarm.address(founder)]
         swarm.start(founder)
         await swarm.until(lambda: founder.has_run, "the run is founded", 60)
         if schedule.is_slow:  # who starts it again expects nobody
             founder.settings = founder.settings.model_copy(update={"expect_peers": 1})
+        if met and founder.daemon is not None:
+            stays["run_digest"] = founder.daemon.run_digest
         if schedule.is_invited:
             stays |= line_of(founder, swarm.identity_of(founder.name), known[0])
         for name in schedule.begun[1:] + schedule.joiners:  # each is given all that begin before it
             peer = swarm.peer(name, initial_peers=tuple(known), **stays)
-            if name in schedule.begun:
+            if name in schedule.begun and name not in schedule.behind:
                 known.append(swarm.address(peer))
         for name in schedule.begun[1:]:
             swarm.start(swarm.named(name))
@@ -415,6 +428,8 @@ def play_seed(
                 stack.enter_context(put_in(one.lying, schedule.lies))
             if schedule.rooms_are_tight:
                 stack.enter_context(tight_rooms())
+            if schedule.behind:
+                stack.enter_context(no_sockets_of_this_machine())
             if schedule.goes_rarer_ways:  # whom a daemon does not hear it may well suspect
                 never = OF_DISKS_THAT_LOSE if schedule.has_only_crashes else ()
                 one.rarer = RarerWays(seed, never)

@@ -19,6 +19,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
     RARER,
     RARER_LIES,
     RECIPES,
+    ROUTERS,
     STORMS,
 )
 from p2p_dtfm.testbed.virtual.seeds.schedules.late_words import late_words
@@ -37,12 +38,14 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.ordinary import (
     rarer,
 )
 from p2p_dtfm.testbed.virtual.seeds.schedules.partings import partings
+from p2p_dtfm.testbed.virtual.seeds.schedules.routers import routers
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 
 FAMILIES: tuple[tuple[int, Callable[[int], Schedule]], ...] = (
     (PARTINGS, partings),
     (DUMB, dumb),
     (ABSENCES, absences),
+    (ROUTERS, routers),
     (RARER_LIES, rarer_lies),
     (RARER, rarer),
     (LATE_WORDS, late_words),

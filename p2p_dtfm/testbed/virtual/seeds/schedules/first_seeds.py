@@ -29,6 +29,8 @@ RARER = 930_000
 ways again and again."""
 RARER_LIES = 935_000
 """From this seed on: a quarter lies, or one of six or seven in stages, beside such daemons."""
+ROUTERS = 940_000
+"""From this seed on: some machines are behind routers, and those that pass them on go away."""
 ABSENCES = 950_000
 """From this seed on: somebody is away for long, or lives by a clock that is ahead, on slow
 machines."""

@@ -39,8 +39,9 @@ KINDS = {
     "life ahead": 0,
     "late word": 0,
     "dumb p2pd": 0,
+    "dead relay": 0,
 }
-"""How often each is drawn; each newcomer joins once, and some seeds have the last nine."""
+"""How often each is drawn; each newcomer joins once, and some seeds have the last ten."""
 CRASHES = {
     "kill": 6,
     "power cut": 3,
@@ -67,8 +68,8 @@ class Fault:
     lasts_s: float
     kind: str
     whom: tuple[str, ...]
-    """Those to whom it is done: one, the two ends of a link, one side of a partition, or
-    who comes back first."""
+    """Those to whom it is done: one, the two ends of a link, one side of a partition, who comes
+    back first, or nobody yet, where it is done to who relays for the most by then."""
     draw: float
     """Between 0 and 1: how far, where that is asked."""
     what: str = ""
@@ -147,6 +148,8 @@ class Schedule:
     """Whoever joins shows a line of the founder's."""
     is_private: bool = False
     """All that begin but the last one are named as those that alone may have ends and data."""
+    behind: tuple[str, ...] = ()
+    """Who is behind a router: nobody can call them."""
     liars: tuple[str, ...] = ()
     """Who ever lies: a quarter of those that begin, at most."""
     lie_together: bool = False

@@ -1,0 +1,57 @@
+"""What is lost of those that nobody can call."""
+
+import asyncio
+from typing import Any
+
+from p2p_dtfm.daemon.node.background.presence import PresenceKeeping
+from p2p_dtfm.daemon.peers.reachability import ReachabilityService
+from p2p_dtfm.net.nat import relay
+from p2p_dtfm.testbed.virtual.patches import Patches
+from p2p_dtfm.testbed.virtual.planted.bug import Planted
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import ROUTERS
+
+
+async def _nothing(owner: Any) -> None:
+    """Whatever becomes of its ways in."""
+
+
+def _relays_are_not_replaced(patches: Patches) -> None:
+    patches.put(ReachabilityService, "keep", _nothing)
+
+
+def _others_are_not_told(patches: Patches) -> None:
+    patches.put(PresenceKeeping, "keep_reachable", _nothing)
+
+
+def _relays_carry_one_way(patches: Patches) -> None:
+    """Once a circuit has carried something."""
+
+    async def until_one_ends(*ways: Any) -> None:
+        there, back = map(asyncio.ensure_future, ways)
+        await there
+        back.cancel()
+        await asyncio.gather(back, return_exceptions=True)
+
+    patches.put(relay, "until_one_ends", until_one_ends)
+
+
+WAYS = (
+    Planted(
+        "relays-kept",
+        "who has lost its relays takes no others",
+        _relays_are_not_replaced,
+        ROUTERS,
+    ),
+    Planted(
+        "way-untold",
+        "others do not hear that somebody is reached another way",
+        _others_are_not_told,
+        ROUTERS,
+    ),
+    Planted(
+        "half-circuits",
+        "a relay does not end the half of a circuit whose other end is gone",
+        _relays_carry_one_way,
+        ROUTERS,
+    ),
+)

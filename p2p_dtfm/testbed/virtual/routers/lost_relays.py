@@ -1,0 +1,49 @@
+"""Who relays for the most, and how it comes to do so no more."""
+
+from collections import Counter
+from dataclasses import replace
+
+from p2p_dtfm.testbed.virtual.routers.meeting_point import NAME
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault
+from p2p_dtfm.testbed.virtual.swarm import Swarm
+
+WAYS_TO_GO = ("kill", "leave", "pause", "partition")
+NO_MEETING_POINT = "no meeting point"
+
+
+def busiest_relay(swarm: Swarm) -> str | None:
+    """By name; None: nobody passes on anything. What is under way counts, and then who could come
+    that way."""
+    if swarm.network.ways_in is None:
+        return None
+    names = {peer.peer_id: peer.name for peer in swarm.peers if peer.is_running}
+    if swarm.meeting_point is not None and swarm.meeting_point.is_there:
+        names[swarm.meeting_point.peer_id] = NAME
+    circuits = swarm.network.ways_in.circuits_by_relay()
+    taken = Counter(relay for peer in swarm.peers for relay in peer.relays())
+    much = {name: (circuits[it], taken[it]) for it, name in names.items()}
+    relaying = [name for name in much if any(much[name])]
+    return max(sorted(relaying), key=lambda name: much[name], default=None)
+
+
+def loss_of_relay(swarm: Swarm, fault: Fault) -> Fault | None:
+    """What is done to the one that relays for the most now."""
+    name = busiest_relay(swarm)
+    if name is None:
+        return None
+    kind = WAYS_TO_GO[int(fault.draw * len(WAYS_TO_GO))]
+    return replace(fault, kind=NO_MEETING_POINT if name == NAME else kind, whom=(name,))
+
+
+def lose_meeting_point(swarm: Swarm) -> bool:
+    point = swarm.meeting_point
+    may = point is not None and point.is_there
+    if may and point is not None:
+        point.kill()
+    return may
+
+
+def bring_back_meeting_point(swarm: Swarm) -> None:
+    """At the address that it had."""
+    if swarm.meeting_point is not None and not swarm.meeting_point.is_there:
+        swarm.meeting_point.start()

@@ -1,0 +1,283 @@
+"""Who is behind a router, and how anybody is called.
+
+A router lets answers in, and nothing else: who is behind one is reached over the connections that
+it has made itself, and through relays. The world sees it at its router's address.
+"""
+
+import asyncio
+import contextvars
+import itertools
+import random
+from collections import Counter
+from collections.abc import Collection, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
+
+import base58
+
+from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.net.contacts.addresses import far_end, is_relayed
+from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.net.nat.circuit_messages import (
+    HOP_PROTOCOL,
+    HopKind,
+    RelayMessage,
+    RelayStatus,
+    StopKind,
+    encode_hop,
+    encode_stop,
+    read_hop,
+    read_stop,
+)
+from p2p_dtfm.testbed.virtual.host import VirtualHost
+from p2p_dtfm.testbed.virtual.links import Links
+from p2p_dtfm.testbed.virtual.process import PROCESS
+from p2p_dtfm.testbed.virtual.routers.circuits import FRAME_BYTES, Break, Circuit, CircuitEnd
+from p2p_dtfm.testbed.virtual.routers.sockets import JoinedHosts
+from p2p_dtfm.testbed.virtual.streams import VirtualWriter
+
+Result = TypeVar("Result")
+
+DIAL_S = 5.0
+"""p2pd gives up a call after that."""
+NO_ROUTE_S = 3.0
+"""Until a machine has found out that nobody has a private address in its own network."""
+RELAYS_LATER_S = 0.5
+"""p2pd tries relays so much later, where there are other ways."""
+MET = 0.6
+"""Of so many pairs behind routers both can open one connection at once."""
+ROUND_TRIP_S = 0.02
+REFUSED, DROPPED, NO_ROUTE = "connection refused", "i/o timeout", "no route to host"
+FIRST_PORT, FIRST_OUTER_PORT = 20_000, 40_000
+GONE = (TimeoutError, ConnectionError, EOFError, Unreachable, PeerFault)
+
+
+class Network(Protocol):
+    """What of the virtual network is needed here."""
+
+    links: Links
+    hosts: dict[str, VirtualHost]
+
+    def port_of(self, peer_id: str) -> int: ...
+
+    async def shake_hands(self, host: VirtualHost, peer_id: str, deadline_s: float) -> None: ...
+
+    async def open_stream(
+        self, host: VirtualHost, peer_id: str, name: str, deadline_s: float
+    ) -> VirtualWriter: ...
+
+    def part(self, one: str, other: str) -> None: ...
+
+    def note(self, origin: str, goal: str, what: str, size_bytes: int) -> None: ...
+
+
+class WaysIn:
+    """Of one world. `behind`: the ids of those that have a router."""
+
+    def __init__(
+        self, network: Network, behind: Collection[str], break_off: Break, chance: str
+    ) -> None:
+        self.circuits: dict[int, Circuit] = {}
+        self._chance = chance
+        self._opened: dict[tuple[str, str], asyncio.Future[None]] = {}
+        """By whom from within and to whom, both behind routers: it lasts until they have met."""
+        self._network = network
+        self._behind = frozenset(behind)
+        self._break_off = break_off
+        self._numbers = itertools.count(1)
+
+    # where everybody is --------------------------------------------------------------------------
+
+    def is_behind(self, peer_id: str) -> bool:
+        return peer_id in self._behind
+
+    def own_address(self, peer_id: str) -> str:
+        """As its machine has it."""
+        port = self._network.port_of(peer_id)
+        place = port - FIRST_PORT + 1
+        kind = f"192.168.{place}.2" if self.is_behind(peer_id) else f"9.9.0.{place}"
+        return f"/ip4/{kind}/tcp/{port}"
+
+    def seen_address(self, peer_id: str) -> str:
+        """As others see where its connections come from."""
+        if not self.is_behind(peer_id):
+            return self.own_address(peer_id)
+        place = self._network.port_of(peer_id) - FIRST_PORT
+        return f"/ip4/9.9.0.{place + 1}/tcp/{FIRST_OUTER_PORT + place}"
+
+    def end_of(self, circuit_relay: str) -> str:
+        """The far end of a connection through a relay."""
+        return f"{self.seen_address(circuit_relay)}/p2p/{circuit_relay}/p2p-circuit"
+
+    def circuits_by_relay(self) -> Counter[str]:
+        """So many pass each one now."""
+        return Counter(circuit.relay for circuit in self.circuits.values() if circuit.is_live)
+
+    # calls ---------------------------------------------------------------------------------------
+
+    def dial(self, host: VirtualHost, peer_id: str, ways: Sequence[str]) -> asyncio.Task[str]:
+        """Why it came to nothing, each way in turn; empty: there is a connection. p2pd does it,
+        though its daemon stand still."""
+        return _of_nobody(self._dial(host, peer_id, ways))
+
+    async def _dial(self, host: VirtualHost, peer_id: str, ways: Sequence[str]) -> str:
+        loop = asyncio.get_running_loop()
+        began_s, causes = loop.time(), list[str]()
+        plain = [way.removesuffix(f"/p2p/{peer_id}") for way in ways]
+        for way in sorted(dict.fromkeys(plain), key=is_relayed):
+            how = self._dial_relayed if is_relayed(way) else self._dial_direct
+            cause = await how(host, peer_id, way)
+            if not cause or host.is_linked(peer_id):
+                return ""
+            causes.append(f"* [{way}] {cause}")
+        for cause, after_s in ((DROPPED, DIAL_S), (NO_ROUTE, NO_ROUTE_S)):
+            if any(it.endswith(cause) for it in causes):
+                await asyncio.sleep(max(0.0, began_s + after_s - loop.time()))
+        return "failed to dial: " + " ".join(causes or ["no addresses"])
+
+    async def _dial_direct(self, host: VirtualHost, peer_id: str, way: str) -> str:
+        if way != self.seen_address(peer_id):
+            return NO_ROUTE if way == self.own_address(peer_id) else REFUSED
+        opened = self._opened.get((peer_id, host.peer_id))
+        if self.is_behind(peer_id) and (opened is None or not self._meet(host.peer_id, peer_id)):
+            await asyncio.sleep(RELAYS_LATER_S)
+            return DROPPED
+        try:
+            await self._network.shake_hands(host, peer_id, DIAL_S)
+        except Unreachable as error:
+            return REFUSED if error.cause.endswith(REFUSED) else DROPPED
+        if opened is not None and not opened.done():
+            opened.set_result(None)
+        return ""
+
+    def _meet(self, one: str, other: str) -> bool:
+        """Whether their routers let in what looks like an answer: some take another port for each
+        that is called."""
+        pair = " ".join(sorted((one, other)))
+        return random.Random(f"{self._chance} {pair}").random() < MET
+
+    async def _dial_relayed(self, host: VirtualHost, peer_id: str, way: str) -> str:
+        where, _, rest = way.partition("/p2p/")
+        relay = rest.partition("/")[0]
+        if relay == host.peer_id:
+            return "cannot dial a circuit through oneself"
+        if relay not in host.linked:
+            cause = await self._dial_direct(host, relay, where)
+            if cause:
+                whole = f"all dials failed * [{where}] {cause}"
+                return f"error opening hop stream to relay: failed to dial {relay}: {whole}"
+        try:
+            async with asyncio.timeout(DIAL_S):
+                return await self._ask_relay(host, relay, peer_id)
+        except GONE as error:
+            return f"error opening relay circuit: {error!r}"
+
+    async def _ask_relay(self, host: VirtualHost, relay: str, peer_id: str) -> str:
+        end = await self._network.open_stream(host, relay, HOP_PROTOCOL, DIAL_S)
+        assert isinstance(end, CircuitEnd)
+        try:
+            asked = RelayMessage(HopKind.CONNECT, peer=base58.b58decode(peer_id))
+            end.write(encode_hop(asked))
+            status = (await read_hop(end.reader)).status
+            if status is not RelayStatus.OK:
+                end.close()
+                return f"error opening relay circuit: {status.name} ({status.value})"
+        except BaseException:
+            end.close()
+            raise
+        number = next(self._numbers)
+        note = self._network.note
+        circuit = Circuit(number, relay, host.peer_id, peer_id, self._break_off, note)
+        self.circuits = {it: held for it, held in self.circuits.items() if held.is_somewhere}
+        self.circuits[number] = circuit
+        end.write(number.to_bytes(FRAME_BYTES, "big"))
+        circuit.begin_at(host, end)
+        try:
+            is_there = await circuit.stands
+        except BaseException:
+            circuit.close(host.peer_id)
+            raise
+        return "" if is_there else "error opening relay circuit: stream reset"
+
+    def take(self, host: VirtualHost, end: CircuitEnd) -> None:
+        """A relay passes somebody on to `host`."""
+        _of_nobody(self._take(host, end))
+
+    async def _take(self, host: VirtualHost, end: CircuitEnd) -> None:
+        try:
+            async with asyncio.timeout(DIAL_S):
+                await read_stop(end.reader)
+                taken = RelayMessage(StopKind.STATUS, status=RelayStatus.OK)
+                end.write(encode_stop(taken))
+                hello = await end.reader.readexactly(FRAME_BYTES)
+        except GONE:
+            end.close()
+            return
+        circuit = self.circuits[int.from_bytes(hello, "big")]
+        circuit.begin_at(host, end)
+        circuit.link(host.peer_id)
+
+        def stand() -> None:
+            circuit.link(circuit.caller)
+            if not circuit.stands.done():
+                circuit.stands.set_result(True)
+
+        circuit.carry(host.peer_id, "hand", FRAME_BYTES, stand)
+
+    # sockets -------------------------------------------------------------------------------------
+
+    async def open_both(self, host: str, port: int) -> JoinedHosts:
+        """Of whoever runs now, with the one at that end of a router."""
+        origin, end = self._caller(), (host, port)
+        ends = {far_end(self.seen_address(peer_id)): peer_id for peer_id in sorted(self._behind)}
+        goal = ends.get(end)
+        if origin is None or goal is None:
+            await asyncio.sleep(DIAL_S)
+            raise TimeoutError(DROPPED)
+        way = (origin.peer_id, goal)
+        opened = self._opened[way] = asyncio.get_running_loop().create_future()
+        try:
+            await opened
+        finally:
+            if self._opened.get(way) is opened:
+                del self._opened[way]
+        return JoinedHosts(
+            lambda: goal in origin.linked, lambda: self._network.part(origin.peer_id, goal)
+        )
+
+    def _caller(self) -> VirtualHost | None:
+        process = PROCESS.get()
+        return next((it for it in self._hosts() if it.process is process), None)
+
+    async def reach(self, host: str, port: int) -> None:
+        """Of whoever runs now: where it calls somebody's p2pd by a socket of its own."""
+        caller = self._caller()
+        origin = caller.peer_id if caller is not None else ""
+        await asyncio.sleep(ROUND_TRIP_S)
+        goal = next((it for it in self._hosts() if self._is_at(it.peer_id, host, port)), None)
+        if goal is None and not self._is_a_router(host):
+            raise ConnectionRefusedError(REFUSED)
+        links, is_open = self._network.links, goal is not None
+        if goal is not None:
+            ways = ((origin, goal.peer_id), (goal.peer_id, origin))
+            is_open = not any(links.of(*way).is_cut for way in ways if origin)
+        if not is_open:
+            await asyncio.sleep(DIAL_S)
+            raise TimeoutError(DROPPED)
+
+    def _hosts(self) -> list[VirtualHost]:
+        return [host for host in self._network.hosts.values() if not host.is_gone]
+
+    def _is_at(self, peer_id: str, host: str, port: int) -> bool:
+        is_open = not self.is_behind(peer_id)
+        return is_open and far_end(self.own_address(peer_id)) == (host, port)
+
+    def _is_a_router(self, host: str) -> bool:
+        """Which drops what it has not asked for."""
+        ends = [far_end(self.seen_address(peer_id)) for peer_id in sorted(self._behind)]
+        return any(end is not None and end[0] == host for end in ends)
+
+
+def _of_nobody(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+    """p2pd's, which is no process of this world."""
+    loop = asyncio.get_running_loop()
+    return loop.create_task(work, context=contextvars.Context())

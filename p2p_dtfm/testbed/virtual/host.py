@@ -101,6 +101,8 @@ class VirtualHost:
         """What is asked of p2pd itself is not answered, as on a machine that swaps."""
         self.linked: dict[str, None] = {}
         """To whom there is a direct connection."""
+        self.given_up: set[str] = set()
+        """Those of these whose end of the connection is gone, as this machine slept too long."""
         self.circuits: dict[str, list[Way]] = {}
         """Those through relays, by whose other end they are."""
         self.calls: dict[str, UnaryHandler] = {}

@@ -18,6 +18,7 @@ from p2p_dtfm.testbed.virtual.planted.bug import Planted, planted
 from p2p_dtfm.testbed.virtual.planted.disks import DISKS
 from p2p_dtfm.testbed.virtual.planted.lives import LIVES
 from p2p_dtfm.testbed.virtual.planted.routers import WAYS
+from p2p_dtfm.testbed.virtual.planted.sleepers import SLEEPERS
 from p2p_dtfm.testbed.virtual.planted.states import STATES
 from p2p_dtfm.testbed.virtual.planted.told import TOLD
 from p2p_dtfm.testbed.virtual.planted.verdicts import VERDICTS
@@ -28,7 +29,7 @@ from p2p_dtfm.testbed.virtual.seeds.player import (
     memory_disk,
 )
 
-BUGS = (*WAITING, *STATES, *DISKS, *LIVES, *VERDICTS, *TOLD, *WAYS)
+BUGS = (*WAITING, *STATES, *DISKS, *LIVES, *VERDICTS, *TOLD, *WAYS, *SLEEPERS)
 
 
 class Search:

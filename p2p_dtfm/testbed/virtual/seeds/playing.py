@@ -26,13 +26,14 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.tight_rooms import tight_rooms
 from p2p_dtfm.testbed.virtual.seeds.told.told import Told
 from p2p_dtfm.testbed.virtual.seeds.watching.endings import Endings
-from p2p_dtfm.testbed.virtual.seeds.watching.kept_out import KeptOut
+from p2p_dtfm.testbed.virtual.seeds.watching.kept_out import ALONE_S, OUTSIDE_S, KeptOut
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import PATIENCE_S as MOMENT_S
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import Moments
 from p2p_dtfm.testbed.virtual.seeds.watching.nudges import Nudges
 from p2p_dtfm.testbed.virtual.seeds.watching.suspicions import Suspicions
 from p2p_dtfm.testbed.virtual.seeds.watching.together import Together
 from p2p_dtfm.testbed.virtual.seeds.watching.waits import Waits
+from p2p_dtfm.testbed.virtual.seeds.watching.wakers import Wakers
 from p2p_dtfm.testbed.virtual.seeds.watching.words import Blames
 from p2p_dtfm.testbed.virtual.swarm import HOURS, NeverHappened, Swarm, play
 
@@ -114,10 +115,12 @@ class Play:
         self.rarer: RarerWays | None = None
         self._nudges = Nudges(swarm.loop, self.honest)
         self._waits = Waits(schedule.liars)
-        together, kept_out = Together(self.honest), KeptOut(self.honest)
+        outside_s = ALONE_S if schedule.has_sleepers else OUTSIDE_S
+        together, kept_out = Together(self.honest), KeptOut(self.honest, outside_s)
         self._gathered = (kept_out, together) if schedule.is_slow else (together,)
         """What must be once all is mended."""
         self.told = Told(swarm, run, schedule.liars)
+        self.wakers = Wakers(swarm, self.deeds.parted_s)
         self._endings = Endings(self.honest, swarm.peers, self._steps)
         self.suspicions = Suspicions(swarm)
 
@@ -253,6 +256,8 @@ class Play:
             raise Broken(problem)
         if self.suspicions.problem:
             raise Broken(self.suspicions.problem)
+        if problem := self.wakers.look():
+            raise Broken(problem)
         if self._schedule.is_calm:
             self._require_steps()
         self._require_nobody_apart()
@@ -436,6 +441,8 @@ def play_seed(
                 rarely.live_by(one.rarer)
             elif schedule.has_only_crashes:
                 stack.enter_context(one.suspicions.heard())
+            if schedule.has_sleepers:
+                stack.enter_context(one.wakers.heard())
             await scene(swarm, one)
 
     with blames.heard():

@@ -9,6 +9,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
     ABSENCES,
     DUMB,
     LATE_WORDS,
+    LIDS,
     LIES,
     LIES_IN_STAGES,
     MOMENTS,
@@ -29,6 +30,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.liars import (
     quick_lies,
     rarer_lies,
 )
+from p2p_dtfm.testbed.virtual.seeds.schedules.lids import lids
 from p2p_dtfm.testbed.virtual.seeds.schedules.moments import moments
 from p2p_dtfm.testbed.virtual.seeds.schedules.ordinary import (
     dumb,
@@ -42,6 +44,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.routers import routers
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 
 FAMILIES: tuple[tuple[int, Callable[[int], Schedule]], ...] = (
+    (LIDS, lids),
     (PARTINGS, partings),
     (DUMB, dumb),
     (ABSENCES, absences),

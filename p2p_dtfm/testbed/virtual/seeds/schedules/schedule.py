@@ -40,6 +40,7 @@ KINDS = {
     "late word": 0,
     "dumb p2pd": 0,
     "dead relay": 0,
+    "lid": 0,
 }
 """How often each is drawn; each newcomer joins once, and some seeds have the last ten."""
 CRASHES = {
@@ -53,6 +54,7 @@ CRASHES = {
     "lost layer": 0,
     "life ahead": 0,
     "late word": 0,
+    "lid": 0,
 }
 """In every fourth seed only these: in it what is told to be safe is held to its word."""
 UNDISTURBED = frozenset({"lie", "join"})
@@ -159,8 +161,12 @@ class Schedule:
 
     @property
     def has_only_crashes(self) -> bool:
-        """Nobody is out of reach but who is dead."""
+        """Nobody is out of reach but who is dead or asleep."""
         return all(fault.kind in CRASHES for fault in self.faults)
+
+    @property
+    def has_sleepers(self) -> bool:
+        return any(fault.kind == "lid" for fault in self.faults)
 
     @property
     def lies(self) -> list[tuple[str, str]]:

@@ -1,0 +1,105 @@
+"""Who has just woken was the one that was away: it has nobody out who stayed, and says what it was.
+
+By its own clock no time has passed, and nobody answers in whose name it spoke a moment ago. If it
+takes that for the others' end, a swarm is in two parts for a while; mostly they meet again, and
+nothing of what becomes of the run shows it.
+"""
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.process import PROCESS
+from p2p_dtfm.testbed.virtual.swarm import Swarm
+
+JUST_S = 20.0
+"""So long what it agrees on may come of its sleep."""
+STAYED_S = 10.0
+"""Who is awake for so long was there before it, and is in a view again."""
+SAYS_WITHIN_S = 30.0
+"""Why others have gone on without it is half as long, then, as a daemon remembers that it slept."""
+REJOINS, STOOD_STILL = "rejoins: ", "stood still"
+
+
+class Wakers(logging.Handler):
+    """Of one seed, looked at now and then; and it hears what they say."""
+
+    def __init__(self, swarm: Swarm, parted_s: Mapping[str, float]) -> None:
+        """`parted_s`: until when something but a lid kept each out of reach."""
+        super().__init__(logging.WARNING)
+        self._swarm = swarm
+        self._parted_s = parted_s
+        self._heard: dict[str, int] = {}
+        """So many events of each were looked at."""
+        self._problem = ""
+
+    def look(self) -> str:
+        """What somebody has made of its sleep, if that is wrong."""
+        peers = [it for it in self._swarm.peers if it.is_running and it.process is not None]
+        slept = [it for it in peers if it.process is not None and it.process.behind_ns]
+        return self._problem or next(filter(None, map(self._puts_out, slept)), "")
+
+    def _has_woken_within(self, peer: Peer, limit_s: float, at_s: float) -> bool:
+        assert peer.process is not None
+        woke_s = peer.process.woke_ns / 1e9
+        return not peer.is_asleep and woke_s <= at_s <= woke_s + limit_s
+
+    def _puts_out(self, peer: Peer) -> str:
+        events = peer.events()
+        first, self._heard[peer.name] = self._heard.get(peer.name, 0), len(events)
+        views = [event for event in events if event["event"] == "view"]
+        for view in [it for it in events[first:] if it["event"] == "view"]:
+            before = [it for it in views if it["at_s"] < view["at_s"]]
+            if not before or not self._has_woken_within(peer, JUST_S, view["at_s"]):
+                continue
+            if out := ", ".join(self._stayed(peer, before[-1], view)):
+                when = f"woke at {peer.awake_since_s:.2f} s, and at {view['at_s']:.2f} s"
+                return f"{peer.name} {when} it is in view {view['view']}, which has {out} out"
+        return ""
+
+    def _stayed(self, peer: Peer, before: dict[str, Any], view: dict[str, Any]) -> list[str]:
+        """Who was with it before, is not now, and was there all the time; nobody unless these are
+        more than are left, or as many that have come further: else the others' part may count."""
+        out = set(before["members"]) - set(view["members"])
+        found = [
+            other
+            for other in self._swarm.peers
+            if other.peer_id in out
+            and view["at_s"] - other.awake_since_s > STAYED_S
+            and other.is_in_a_view
+            and self._is_reached(peer, other, view["at_s"])
+        ]
+        theirs = len(found), max((other.told_step() for other in found), default=0)
+        counts = theirs > (len(view["members"]), peer.told_step())
+        return [other.name for other in found] if found and counts else []
+
+    def _is_reached(self, peer: Peer, other: Peer, at_s: float) -> bool:
+        links, ways = self._swarm.network.links, (peer.peer_id, other.peer_id)
+        parted_s = max(self._parted_s.get(it.name, 0.0) for it in (peer, other))
+        if at_s - parted_s <= STAYED_S:
+            return False
+        return not any(links.of(*way).is_cut for way in (ways, ways[::-1]))
+
+    # what it says --------------------------------------------------------------------------------
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Its user reads why the others have gone on without it."""
+        process, said = PROCESS.get(), record.getMessage()
+        if process is None or not process.behind_ns or not said.startswith(REJOINS):
+            return
+        awake_s = self._swarm.now_s - process.woke_ns / 1e9
+        if awake_s <= SAYS_WITHIN_S and STOOD_STILL not in said:
+            text = f"{process.name} woke {awake_s:.2f} s ago, and does not say so: {said}"
+            self._problem = self._problem or text
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        """Where somebody hears warnings already."""
+        log = logging.getLogger("p2p_dtfm")
+        log.addHandler(self)
+        try:
+            yield
+        finally:
+            log.removeHandler(self)

@@ -33,6 +33,9 @@ FOUND_SINCE = {
 LOST = "(?s)they go on.*no member holds layers"
 SCENES = {
     "early-prepared": Scene(steps.prepared_comes_before_the_view_that_it_is_of, "the step commits"),
+    "prepared-gives-nothing": Scene(
+        steps.who_takes_a_place_asks_late_for_its_states, "they go on"
+    ),
     "over-not-looked-at": Scene(steps.a_view_ends_while_data_come, "they go on"),
     "own-gradients-hidden": Scene(steps.who_has_committed_alone_needs_the_others_gradients, LOST),
     "guardian-ahead": Scene(steps.a_guardian_hears_late_what_its_holder_knows, LOST),

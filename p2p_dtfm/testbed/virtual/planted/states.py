@@ -135,6 +135,17 @@ def _whole_cuts_are_dropped(patches: Patches) -> None:
     right = patches.put(CutStore, "keep_from", keep_from)
 
 
+def _cuts_end_with_their_view(patches: Patches) -> None:
+    """What is on its way to a guardian as another view takes over, in which all stay where they
+    are: the next cut waits for this one."""
+
+    def go_on(cuts: Any, view: Any, clock: Any, every_steps: int) -> None:
+        cuts._view, clock.every_steps = view, every_steps
+        cuts._stop_sending()
+
+    patches.put(Cuts, "_go_on", go_on)
+
+
 def _commits_without_one(patches: Patches) -> None:
     def outcome(transaction: Any) -> Any:
         missing = transaction.missing
@@ -191,6 +202,12 @@ STATES = (
         QUICK_STORMS,
     ),
     Planted("cuts-dropped", "whole cuts are dropped", _whole_cuts_are_dropped),
+    Planted(
+        "cuts-not-sent-on",
+        "a cut that is on its way is not sent on in the next view",
+        _cuts_end_with_their_view,
+        MOMENTS,
+    ),
     Planted("commits-without-one", "one Prepared too few is enough", _commits_without_one),
     Planted("payload-believed", "no checksum is looked at", _payload_is_believed),
 )

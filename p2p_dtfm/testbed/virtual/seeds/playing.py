@@ -20,7 +20,9 @@ from p2p_dtfm.testbed.virtual.seeds.run import layer_count_of, steps_of, with_na
 from p2p_dtfm.testbed.virtual.seeds.saved import has_saved_all
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.tight_rooms import tight_rooms
+from p2p_dtfm.testbed.virtual.seeds.watching.copies import Copies
 from p2p_dtfm.testbed.virtual.seeds.watching.endings import Endings
+from p2p_dtfm.testbed.virtual.seeds.watching.hours import Hours
 from p2p_dtfm.testbed.virtual.seeds.watching.kept_out import KeptOut
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import PATIENCE_S as MOMENT_S
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import Moments
@@ -105,7 +107,7 @@ class Play:
         """At the latest, until it is known."""
         self._was_mended = False
         self._nudges = Nudges(swarm.loop, self.honest)
-        self._waits = Waits(schedule.liars)
+        self._watches = (Waits(schedule.liars), Copies(self.honest), Hours(self.honest))
         together, kept_out = Together(self.honest), KeptOut(self.honest)
         self._gathered = (kept_out, together) if schedule.is_slow else (together,)
         """What must be once all is mended."""
@@ -218,8 +220,9 @@ class Play:
     def _look(self) -> None:
         """Now and then: what must hold at any time. Raises `Broken`."""
         judge.require_bounds(self._swarm, self._schedule.liars)
-        if problem := self._waits.look(self._swarm.now_s):
-            raise Broken(problem)
+        for watch in self._watches:
+            if problem := watch.look(self._swarm.now_s):
+                raise Broken(problem)
         self._told_of_end = {
             it.name for it in self.honest() if not it.has_run and SHOWS_END in it.standing()
         }

@@ -18,8 +18,10 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
     LATE_WORDS,
     MOMENTS,
     QUICK_STORMS,
+    RECIPES,
 )
 from p2p_dtfm.train.model import optimizer
+from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
 from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
 
 RARE = 11
@@ -146,6 +148,11 @@ def _cuts_end_with_their_view(patches: Patches) -> None:
     patches.put(Cuts, "_go_on", go_on)
 
 
+def _owed_is_not_kept(patches: Patches) -> None:
+    """What a replica owes to the sums of the next step, after what it has left out of this one."""
+    patches.put(ReplicaMemory, "commit", lambda memory, step: memory.moments.commit(step))
+
+
 def _commits_without_one(patches: Patches) -> None:
     def outcome(transaction: Any) -> Any:
         missing = transaction.missing
@@ -207,6 +214,12 @@ STATES = (
         "a cut that is on its way is not sent on in the next view",
         _cuts_end_with_their_view,
         MOMENTS,
+    ),
+    Planted(
+        "owed-not-kept",
+        "what a replica has left out of a sum it owes to nobody",
+        _owed_is_not_kept,
+        RECIPES,
     ),
     Planted("commits-without-one", "one Prepared too few is enough", _commits_without_one),
     Planted("payload-believed", "no checksum is looked at", _payload_is_believed),

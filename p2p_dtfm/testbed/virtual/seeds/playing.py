@@ -16,7 +16,12 @@ from p2p_dtfm.testbed.virtual.seeds import judge, verdict
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
 from p2p_dtfm.testbed.virtual.seeds.invited import by_invitation, line_of
 from p2p_dtfm.testbed.virtual.seeds.judge import Broken, Reference
-from p2p_dtfm.testbed.virtual.seeds.run import layer_count_of, steps_of, with_named_ends
+from p2p_dtfm.testbed.virtual.seeds.run import (
+    RECIPES,
+    layer_count_of,
+    steps_of,
+    with_named_ends,
+)
 from p2p_dtfm.testbed.virtual.seeds.saved import has_saved_all
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.tight_rooms import tight_rooms
@@ -27,6 +32,7 @@ from p2p_dtfm.testbed.virtual.seeds.watching.kept_out import KeptOut
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import PATIENCE_S as MOMENT_S
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import Moments
 from p2p_dtfm.testbed.virtual.seeds.watching.nudges import Nudges
+from p2p_dtfm.testbed.virtual.seeds.watching.owed import Owed
 from p2p_dtfm.testbed.virtual.seeds.watching.suspicions import Suspicions
 from p2p_dtfm.testbed.virtual.seeds.watching.together import Together
 from p2p_dtfm.testbed.virtual.seeds.watching.waits import Waits
@@ -107,7 +113,9 @@ class Play:
         """At the latest, until it is known."""
         self._was_mended = False
         self._nudges = Nudges(swarm.loop, self.honest)
-        self._watches = (Waits(schedule.liars), Copies(self.honest), Hours(self.honest))
+        self.owed = Owed()
+        of_peers = Copies(self.honest), Hours(self.honest)
+        self._watches = (Waits(schedule.liars), self.owed, *of_peers)
         together, kept_out = Together(self.honest), KeptOut(self.honest)
         self._gathered = (kept_out, together) if schedule.is_slow else (together,)
         """What must be once all is mended."""
@@ -406,6 +414,8 @@ def play_seed(
                 stack.enter_context(tight_rooms())
             if schedule.has_only_crashes:
                 stack.enter_context(one.suspicions.heard())
+            if schedule.model in RECIPES:
+                stack.enter_context(one.owed.heard())
             await scene(swarm, one)
 
     with blames.heard():

@@ -213,7 +213,7 @@ STATES = (
         "cuts-not-sent-on",
         "a cut that is on its way is not sent on in the next view",
         _cuts_end_with_their_view,
-        MOMENTS,
+        LATE_WORDS,
     ),
     Planted(
         "owed-not-kept",

@@ -3,8 +3,6 @@
 import asyncio
 from typing import Any
 
-import msgspec
-
 from p2p_dtfm.core.consensus.actions import Verdict, refused
 from p2p_dtfm.core.consensus.parts.meeting import Meeting
 from p2p_dtfm.daemon.machine.life import Life
@@ -15,7 +13,6 @@ from p2p_dtfm.daemon.step.pipeline.microbatches import Microbatches
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.place import PlaceInView
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
-from p2p_dtfm.daemon.trainer.step_waits import StepWaits
 from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.daemon.trainer.view_mail import ViewMail
@@ -120,16 +117,6 @@ def _last_kept_is_not_sent(patches: Patches) -> None:
     right = patches.put(Microbatches, "_send_kept", send_kept)
 
 
-def _fetching_is_not_said(patches: Patches) -> None:
-    """By who cannot begin a step before states or data are here."""
-
-    def work(waits: Any, not_active: Any) -> Any:
-        found = right(waits, not_active)
-        return None if found is None else msgspec.structs.replace(found, fetches=False)
-
-    right = patches.put(StepWaits, "work", work)
-
-
 def _stop_wakes_nobody(patches: Patches) -> None:
     def stop_step(trainer: Any) -> None:
         trainer._state.stopped = True
@@ -203,12 +190,6 @@ WAITING = (
         "last-kept-unsent",
         "of what is kept of a step, and a neighbour has lost, the last is not sent again",
         _last_kept_is_not_sent,
-        MOMENTS,
-    ),
-    Planted(
-        "fetching-unsaid",
-        "who fetches states does not say so",
-        _fetching_is_not_said,
         MOMENTS,
     ),
     Planted("stop-wakes-nobody", "a failure stops no step under way", _stop_wakes_nobody),

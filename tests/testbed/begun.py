@@ -9,11 +9,12 @@ from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 
-async def begun(swarm: Swarm, run: Path, names: str) -> list[Peer]:
+async def begun(swarm: Swarm, run: Path, names: str, **settings: object) -> list[Peer]:
     """The founder first; machines are equal, and near one another."""
     swarm.are_equal = swarm.network.links.are_near = True
-    first = swarm.peer(names[0], run=str(run), expect_peers=len(names))
-    others = [swarm.peer(it, initial_peers=(swarm.address(first),)) for it in names[1:]]
+    first = swarm.peer(names[0], run=str(run), expect_peers=len(names), **settings)
+    known = (swarm.address(first),)
+    others = [swarm.peer(it, initial_peers=known, **settings) for it in names[1:]]
     swarm.start(first)
     await swarm.until(lambda: first.has_run, "the run is founded", 60)
     for peer in others:

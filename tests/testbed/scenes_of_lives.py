@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from p2p_dtfm.core.consensus.parts.syncing import Syncing
 from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import Intent
-from p2p_dtfm.core.protocol.snapshot import Snapshot
+from p2p_dtfm.core.protocol.snapshot import Snapshot, ViewId
 from p2p_dtfm.core.recovery import view as views
 from p2p_dtfm.daemon.node.coming_and_going import departure
+from p2p_dtfm.daemon.peers.run_source import shows_end
 from p2p_dtfm.testbed.virtual import swarm as worlds
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
@@ -21,6 +23,7 @@ from p2p_dtfm.train.model.checkpoint import layer_path, list_checkpoints
 from tests.sim.test_fellows_that_accuse import WATCHED_NS, Fellows
 from tests.testbed.begun import agreement_of, are_in_views_of, begun, participant_of
 from tests.testbed.late import Late
+from tests.testbed.test_virtual_followed_states import replicas
 from tests.testbed.test_virtual_founders import SLOW
 from tests.testbed.test_virtual_safe_steps import LONG_NS
 
@@ -34,6 +37,8 @@ FOUNDS_S = 20.0
 """By then it has founded, and the others have not come."""
 DAY_S = 86_400.0
 WAITS_S = 60.0
+LAST = 12
+"""The step in which nothing is trained any more."""
 
 
 def a_clock_is_put_right(folder: Path, patches: pytest.MonkeyPatch) -> None:
@@ -173,6 +178,49 @@ def who_leaves_at_last_is_the_only_one_to_give(folder: Path, patches: pytest.Mon
         await swarm.until(lambda: b.step() > last, "the other goes on", 20)
 
     play(SEED, folder / "world", scene)
+
+
+def one_is_let_in_with_the_last_step(folder: Path, patches: pytest.MonkeyPatch) -> None:
+    """And stays: it has no word of that step which could show anybody that the run is complete. So
+    have those that one asks who was cut off from all."""
+    run = make_run(folder, LAST)
+    vouch = Syncing.vouch
+
+    def with_the_last(syncing: Syncing) -> ViewId | None:
+        return vouch(syncing) if syncing._state.step == LAST else None
+
+    async def scene(swarm: Swarm) -> None:
+        founder = swarm.identity_of("a").peer_id
+        patches.setattr(worlds, "compute_plan", _replicas_beside(founder))
+        patches.setattr(worlds, "FLOPS_PER_S", SLOW)
+        patches.setattr(Syncing, "vouch", with_the_last)
+        a, b, d = await begun(swarm, run, "abd", exit_when_done=False)
+        c = swarm.peer("c", initial_peers=(swarm.address(a),), exit_when_done=False)
+        await swarm.until(lambda: min(it.step() for it in (a, b, d)) >= 1, "steps", 60)
+        for peer in (a, b, c):
+            swarm.cut(peer, d)
+        await swarm.until(are_in_views_of([a, b], 2), "they go on", 30)
+        swarm.start(c)
+        await swarm.until(are_in_views_of([a, b], 3), "it is let in", 60)
+        await swarm.until(lambda: min(it.told_step() for it in (a, b, c)) == LAST, "the end", 20)
+        spec = participant_of(c).membership.run.spec
+        for peer in (a, b, c):
+            end = agreement_of(peer).proof_of_end
+            assert end is not None and shows_end(peer.peer_id, end, spec) == (peer is not c)
+            swarm.mend(peer, d)
+        await swarm.until(lambda: not d.is_running, "it hears of the end", 60)
+
+    play(SEED, folder / "world", scene)
+
+
+def _replicas_beside(founder: str) -> Any:
+    """Where it is; nobody else has room."""
+
+    def plan(snapshot: Snapshot) -> Any:
+        here = {record.peer_id for record in snapshot.records}
+        return replicas(snapshot) if founder in here else NoPlan("nobody here has room")
+
+    return plan
 
 
 def _at_the_first_that_stays(*holders: str) -> Any:

@@ -31,6 +31,7 @@ LATE_S = 2.0
 """More than it takes to find out that somebody has died."""
 LATER_S = 3.0
 """Others agree without that word, and who lacks it hears of that half a second later."""
+ASKS_S = 1.0
 COMPUTES_S = 0.3
 """As long as the other holder may take longer to compute the same step."""
 
@@ -64,25 +65,31 @@ def a_view_ends_while_data_come(folder: Path, patches: pytest.MonkeyPatch) -> No
 
 
 def _guarded_by(*guardians: str) -> Any:
-    """By the first that is here: all layers that another one holds alone."""
+    """What one holds alone: by the first of the others that is here."""
 
     def guards_in(snapshot: Snapshot, plan: Any) -> dict[int, str]:
         here = {record.peer_id for record in snapshot.records}
-        guardian = next((it for it in guardians if it in here), "")
-        if not guardian or not isinstance(plan, Plan):
+        if not isinstance(plan, Plan):
             return {}
-        holders = {layer: plan.holders(layer) for layer in range(snapshot.workload.layer_count)}
-        return {n: guardian for n, its in holders.items() if len(its) == 1 and guardian not in its}
+        guards = {}
+        for layer in range(snapshot.workload.layer_count):
+            holders = plan.holders(layer)
+            others = (it for it in guardians if it in here and it not in holders)
+            if len(holders) == 1 and (guardian := next(others, "")):
+                guards[layer] = guardian
+        return guards
 
     return guards_in
 
 
-def _halves_and_spares(first: str, second: str) -> Any:
+def _halves_and_spares(first: str, *seconds: str) -> Any:
+    """The second half is that of the first of these who is here."""
+
     def plan(snapshot: Snapshot) -> Any:
         if (standing := standing_plan(snapshot)) is not None:
             return standing
         workload, here = snapshot.workload, {record.peer_id for record in snapshot.records}
-        count = workload.layer_count
+        count, second = workload.layer_count, next(it for it in seconds if it in here)
         halves = (Stage(first, 0, count // 2, 1), Stage(second, count // 2, count, 1))
         pipeline = Pipeline(halves, 0, workload.microbatch_count)
         return Plan((pipeline,), tuple(sorted(here - {first, second})), STEP_NS)
@@ -203,6 +210,35 @@ def prepared_comes_before_the_view_that_it_is_of(folder: Path, patches: pytest.M
         # by then nobody has passed it on to who lacks it
         await swarm.until(lambda: min(b.step(), c.step()) >= step, "the step commits", 1)
         assert kept == [c.peer_id], "its Prepared came early"
+
+    play(SEED, folder / "world", scene)
+
+
+def who_takes_a_place_asks_late_for_its_states(folder: Path, patches: pytest.MonkeyPatch) -> None:
+    """One has sent all that the other half needs of a step when it dies, and the other half is its
+    guardian: that has nothing left to do in the next view but to wait for the newcomer there, who
+    asks it for its states by then."""
+    run = _without_evaluations(make_run(folder, 2000, saves_every_steps=1000))
+    receipts, asks = Late(patches, "receipt", LOST_S), Late(patches, "follow", ASKS_S)
+
+    async def scene(swarm: Swarm) -> None:
+        ids = {name: swarm.identity_of(name).peer_id for name in "abcd"}
+        patches.setattr(worlds, "compute_plan", _halves_and_spares(ids["b"], ids["c"], ids["a"]))
+        patches.setattr(views, "guards_in", _guarded_by(ids["b"], ids["d"]))
+        a, b, c, d = await begun(swarm, run, "abcd")
+        await swarm.until(lambda: min(it.step() for it in (a, b, c, d)) >= 5, "steps", 60)
+        status = participant_of(b).local.status
+        receipts.begin(b.peer_id, c.peer_id)
+        waits_for_c = [c.peer_id]
+        await swarm.until(lambda: status.facts["waits_for"] == waits_for_c, "it waits", 20)
+        await asyncio.sleep(COMPUTES_S)
+        step, before = agreement_of(b).step, view_of(b)
+        asks.begin(a.peer_id, b.peer_id)
+        swarm.kill(c)
+        await swarm.until(lambda: agreement_of(b).view is not before, "a view", 10)
+        await swarm.until(lambda: status.facts["waits_for"] == [a.peer_id], "it waits again", 2)
+        assert asks.count, "nobody has asked it yet"
+        await swarm.until(lambda: min(a.step(), b.step()) >= step + 2, "they go on", 8)
 
     play(SEED, folder / "world", scene)
 

@@ -8,6 +8,7 @@ from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.view_history import ViewHistory
 from p2p_dtfm.daemon.peers import home_memory
 from p2p_dtfm.daemon.state_transfer.checkpoints.layer_writes import LayerWrites
+from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
 from p2p_dtfm.ports import disk, now
 from p2p_dtfm.testbed.virtual.patches import Patches
@@ -87,6 +88,17 @@ def _fetched_files_stay(patches: Patches) -> None:
     right = patches.put(layer_fetches, "add_layer_file", add_layer_file)
 
 
+def _offers_stay(patches: Patches) -> None:
+    """Of whoever has all, or has gone, nothing is left but what was written for it."""
+
+    def drop(donor: Any, key: Any) -> None:
+        if (subscription := donor._subscriptions.get(key)) is not None:
+            subscription.blobs = set()
+        right(donor, key)
+
+    right = patches.put(Donor, "_drop", drop)
+
+
 DISKS = (
     Planted("believed", "files of checkpoints are not looked at", _checkpoints_are_believed),
     Planted("full-ends-training", "a full disk ends training", _a_full_disk_ends_training),
@@ -96,5 +108,6 @@ DISKS = (
     ),
     Planted("views-forgotten", "who comes back knows no view", _views_are_forgotten, QUICK_LIES),
     Planted("torn-memory", "half a file of its memory ends a daemon", _half_a_memory_ends_it),
+    Planted("offers-stay", "states that were offered stay on the disk", _offers_stay),
     Planted("files-stay", "fetched files are left behind", _fetched_files_stay),
 )

@@ -7,6 +7,7 @@ from p2p_dtfm.core.liveness.liveness import Liveness
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.node.background.heartbeats import Heartbeats
 from p2p_dtfm.daemon.node.coming_and_going.entry import Entry
+from p2p_dtfm.daemon.node.resident import Resident
 from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.state_transfer.offers import Offers
@@ -52,6 +53,15 @@ def _home_stays_locked(patches: Patches) -> None:
 
 
 _KEPT: list[Any] = []
+
+
+def _hours_do_not_end(patches: Patches) -> None:
+    """For who takes part; who begins outside of them waits for them."""
+
+    async def watch_hours(resident: Any, daemon: Any) -> None:
+        """Nothing."""
+
+    patches.put(Resident, "_watch_hours", watch_hours)
 
 
 def _nobody_is_missed(patches: Patches) -> None:
@@ -118,6 +128,7 @@ LIVES = (
     ),
     Planted("looks-for-nobody", "who knows nobody any more does not look", _looks_for_nobody, DUMB),
     Planted("home-stays-locked", "a daemon that has ended keeps its home", _home_stays_locked),
+    Planted("hours-do-not-end", "who takes part does so outside its hours", _hours_do_not_end),
     Planted("nobody-is-missed", "silence makes nobody suspect", _nobody_is_missed, LATE_WORDS),
     Planted("no-heartbeats", "nobody says that it lives", _heart_does_not_beat),
     Planted("in-pieces", "nobody fetches the layers of others", _models_stay_in_pieces),

@@ -20,8 +20,10 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
     MOMENTS,
     QUICK_STORMS,
     RARER,
+    RECIPES,
 )
 from p2p_dtfm.train.model import optimizer
+from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
 from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
 
 RARE = 11
@@ -147,6 +149,22 @@ def _whole_cuts_are_dropped(patches: Patches) -> None:
     right = patches.put(CutStore, "keep_from", keep_from)
 
 
+def _cuts_end_with_their_view(patches: Patches) -> None:
+    """What is on its way to a guardian as another view takes over, in which all stay where they
+    are: the next cut waits for this one."""
+
+    def go_on(cuts: Any, view: Any, clock: Any, every_steps: int) -> None:
+        cuts._view, clock.every_steps = view, every_steps
+        cuts._stop_sending()
+
+    patches.put(Cuts, "_go_on", go_on)
+
+
+def _owed_is_not_kept(patches: Patches) -> None:
+    """What a replica owes to the sums of the next step, after what it has left out of this one."""
+    patches.put(ReplicaMemory, "commit", lambda memory, step: memory.moments.commit(step))
+
+
 def _commits_without_one(patches: Patches) -> None:
     def outcome(transaction: Any) -> Any:
         missing = transaction.missing
@@ -203,6 +221,18 @@ STATES = (
         QUICK_STORMS,
     ),
     Planted("cuts-dropped", "whole cuts are dropped", _whole_cuts_are_dropped),
+    Planted(
+        "cuts-not-sent-on",
+        "a cut that is on its way is not sent on in the next view",
+        _cuts_end_with_their_view,
+        LATE_WORDS,
+    ),
+    Planted(
+        "owed-not-kept",
+        "what a replica has left out of a sum it owes to nobody",
+        _owed_is_not_kept,
+        RECIPES,
+    ),
     Planted("commits-without-one", "one Prepared too few is enough", _commits_without_one),
     Planted(
         "not-kept-counts",

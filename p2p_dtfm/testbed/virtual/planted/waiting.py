@@ -9,6 +9,7 @@ from p2p_dtfm.daemon.machine.life import Life
 from p2p_dtfm.daemon.node.coming_and_going.departure import Departure
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.state_transfer.following.replaying import Replaying
+from p2p_dtfm.daemon.step.pipeline.microbatches import Microbatches
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.place import PlaceInView
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
@@ -100,6 +101,22 @@ def _early_prepared_is_lost(patches: Patches) -> None:
     patches.nothing(ViewMail, "keep_early")
 
 
+def _last_kept_is_not_sent(patches: Patches) -> None:
+    """Of what a stage that stays has done of a step that is repeated, and a neighbour has lost."""
+
+    async def send_kept(microbatches: Any, step: int, replay: Any) -> None:
+        send, waiting = microbatches._boundary.send, list[Any]()
+        microbatches._boundary.send = lambda *frame: waiting.append(frame)
+        try:
+            await right(microbatches, step, replay)
+        finally:
+            microbatches._boundary.send = send
+        for frame in waiting[:-1]:
+            send(*frame)
+
+    right = patches.put(Microbatches, "_send_kept", send_kept)
+
+
 def _stop_wakes_nobody(patches: Patches) -> None:
     def stop_step(trainer: Any) -> None:
         trainer._state.stopped = True
@@ -168,6 +185,12 @@ WAITING = (
         "Prepared before the takeover is lost",
         _early_prepared_is_lost,
         LATE_WORDS,
+    ),
+    Planted(
+        "last-kept-unsent",
+        "of what is kept of a step, and a neighbour has lost, the last is not sent again",
+        _last_kept_is_not_sent,
+        MOMENTS,
     ),
     Planted("stop-wakes-nobody", "a failure stops no step under way", _stop_wakes_nobody),
     Planted("tasks-stay", "tasks outlive their daemon", _tasks_outlive_the_daemon),

@@ -24,6 +24,7 @@ UNNOTICED_S = 2.0
 """Whose word of a step comes so late may have died before the step is told of."""
 LEAVES_WITHIN_S = 60.0
 LEFTOVERS = ("*.partial*", ".tmp-*", ".fetched-*")
+OFFERS = "runs/*/offers/*"
 
 
 class Broken(AssertionError):
@@ -331,9 +332,17 @@ async def require_clean_ends(swarm: Swarm, peers: Sequence[Peer]) -> None:
         _require_no_failure(peer)
         if left := _tasks_left(peer):
             raise Broken(f"{peer.name} has ended, and these of its tasks have not: {left}")
-        files = [path for kind in LEFTOVERS for path in peer.home.rglob(kind)]
-        if files and not peer.was_ever_killed:
+        if files := _files_left(peer):
             raise Broken(f"{peer.name} has left behind {[path.name for path in files]}")
+
+
+def _files_left(peer: Peer) -> list[Path]:
+    """By who was not killed. States that were offered also by who was before: whoever takes part
+    again removes them first."""
+    kinds = () if peer.was_ever_killed else LEFTOVERS
+    files = [path for kind in kinds for path in peer.home.rglob(kind)]
+    took_part = peer.takes_part and not peer.was_killed
+    return [*files, *(peer.home.glob(OFFERS) if took_part else ())]
 
 
 def _tasks_left(peer: Peer) -> list[str]:

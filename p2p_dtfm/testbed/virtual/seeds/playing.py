@@ -20,16 +20,24 @@ from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
 from p2p_dtfm.testbed.virtual.seeds.invited import by_invitation, line_of
 from p2p_dtfm.testbed.virtual.seeds.judge import Broken, Reference
 from p2p_dtfm.testbed.virtual.seeds.rarer import OF_DISKS_THAT_LOSE, RarerWays
-from p2p_dtfm.testbed.virtual.seeds.run import layer_count_of, steps_of, with_named_ends
+from p2p_dtfm.testbed.virtual.seeds.run import (
+    RECIPES,
+    layer_count_of,
+    steps_of,
+    with_named_ends,
+)
 from p2p_dtfm.testbed.virtual.seeds.saved import has_saved_all
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.tight_rooms import tight_rooms
 from p2p_dtfm.testbed.virtual.seeds.told.told import Told
+from p2p_dtfm.testbed.virtual.seeds.watching.copies import Copies
 from p2p_dtfm.testbed.virtual.seeds.watching.endings import Endings
+from p2p_dtfm.testbed.virtual.seeds.watching.hours import Hours
 from p2p_dtfm.testbed.virtual.seeds.watching.kept_out import ALONE_S, OUTSIDE_S, KeptOut
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import PATIENCE_S as MOMENT_S
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import Moments
 from p2p_dtfm.testbed.virtual.seeds.watching.nudges import Nudges
+from p2p_dtfm.testbed.virtual.seeds.watching.owed import Owed
 from p2p_dtfm.testbed.virtual.seeds.watching.suspicions import Suspicions
 from p2p_dtfm.testbed.virtual.seeds.watching.together import Together
 from p2p_dtfm.testbed.virtual.seeds.watching.waits import Waits
@@ -114,7 +122,9 @@ class Play:
         self._was_mended = False
         self.rarer: RarerWays | None = None
         self._nudges = Nudges(swarm.loop, self.honest)
-        self._waits = Waits(schedule.liars)
+        self.owed = Owed()
+        of_peers = Copies(self.honest), Hours(self.honest)
+        self._watches = (Waits(schedule.liars), self.owed, *of_peers)
         outside_s = ALONE_S if schedule.has_sleepers else OUTSIDE_S
         together, kept_out = Together(self.honest), KeptOut(self.honest, outside_s)
         self._gathered = (kept_out, together) if schedule.is_slow else (together,)
@@ -242,8 +252,9 @@ class Play:
     def _look(self) -> None:
         """Now and then: what must hold at any time. Raises `Broken`."""
         judge.require_bounds(self._swarm, self._schedule.liars)
-        if problem := self._waits.look(self._swarm.now_s):
-            raise Broken(problem)
+        for watch in self._watches:
+            if problem := watch.look(self._swarm.now_s):
+                raise Broken(problem)
         self._told_of_end = {
             it.name for it in self.honest() if not it.has_run and SHOWS_END in it.standing()
         }
@@ -443,6 +454,8 @@ def play_seed(
                 stack.enter_context(one.suspicions.heard())
             if schedule.has_sleepers:
                 stack.enter_context(one.wakers.heard())
+            if schedule.model in RECIPES:
+                stack.enter_context(one.owed.heard())
             await scene(swarm, one)
 
     with blames.heard():

@@ -1,0 +1,45 @@
+"""Who takes part outside of the hours that its owner gives.
+
+All else of such a daemon is as it should be: no other invariant asks when it works.
+"""
+
+from collections.abc import Callable, Sequence
+
+from p2p_dtfm.testbed.virtual.peer import Peer
+
+SEES_WITHIN_S = 3.0
+"""It looks at the clock each second, and so is it looked at here."""
+
+
+class Hours:
+    """Of one seed, looked at now and then. `peers`: those of whom it is asked."""
+
+    def __init__(self, peers: Callable[[], Sequence[Peer]]) -> None:
+        self._peers = peers
+        self._within: dict[str, object] = {}
+        """By name: the daemon that took part there while its hours lasted. One that somebody has
+        called back outside of them goes on until they end next."""
+        self._since_s: dict[str, float] = {}
+        """By name: when they were first seen to be over for such a one, which goes on."""
+
+    def look(self, now_s: float) -> str:
+        """Who goes on for too long, if somebody does."""
+        for peer in self._peers():
+            if not _takes_part(peer):
+                self._since_s.pop(peer.name, None)
+            elif not peer.is_outside_hours:
+                self._within[peer.name] = peer.daemon
+                self._since_s.pop(peer.name, None)
+            elif self._within.get(peer.name) is peer.daemon:
+                since_s = self._since_s.setdefault(peer.name, now_s)
+                if now_s - since_s > SEES_WITHIN_S:
+                    return f"{peer.name} takes part though its hours are over"
+        return ""
+
+
+def _takes_part(peer: Peer) -> bool:
+    """Of its own accord: nobody has told it to leave, and its machine stands still for nothing."""
+    is_here = peer.is_running and not peer.is_away and peer.takes_part
+    is_here &= peer.process is not None and peer.process.takes_turns
+    daemon = peer.daemon
+    return is_here and daemon is not None and not daemon.is_to_leave and daemon.pause_reason is None

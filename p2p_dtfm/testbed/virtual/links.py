@@ -178,12 +178,16 @@ class Links:
             comes = (link, origin, goal, what, size_bytes, arrive)
             link.held.append(partial(self._there, *comes))
             return
+        self.note_arrival(origin, goal, what, size_bytes)
+        self.carried_bytes[origin] += size_bytes
+        arrive()
+
+    def note_arrival(self, origin: str, goal: str, what: str, size_bytes: int) -> None:
+        """By whichever way."""
         self.trace.note(self._now_ns(), origin, goal, what, size_bytes)
         self.arrived_s[origin, goal] = self._now_ns() / 1e9
         if what.startswith(CALL):
             self.called_s[origin, goal] = self._now_ns() / 1e9
-        self.carried_bytes[origin] += size_bytes
-        arrive()
 
     def is_doubled(self, origin: str, goal: str) -> bool:
         """Of a call that arrives now."""

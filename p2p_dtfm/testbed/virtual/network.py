@@ -63,7 +63,7 @@ class VirtualNetwork:
 
     def note(self, origin: str, goal: str, what: str, size_bytes: int) -> None:
         """Something has arrived through a relay."""
-        self.links.trace.note(self._loop.now_ns, origin, goal, what, size_bytes)
+        self.links.note_arrival(origin, goal, what, size_bytes)
 
     def join(self, process: Process, identity: Identity) -> VirtualHost:
         host = VirtualHost(self, process, identity)

@@ -27,7 +27,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.tight_rooms import tight_rooms
 from p2p_dtfm.testbed.virtual.seeds.watching.copies import Copies
 from p2p_dtfm.testbed.virtual.seeds.watching.endings import Endings
-from p2p_dtfm.testbed.virtual.seeds.watching.hours import Hours
+from p2p_dtfm.testbed.virtual.seeds.watching.hours import OutsideHours
 from p2p_dtfm.testbed.virtual.seeds.watching.kept_out import KeptOut
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import PATIENCE_S as MOMENT_S
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import Moments
@@ -114,7 +114,7 @@ class Play:
         self._was_mended = False
         self._nudges = Nudges(swarm.loop, self.honest)
         self.owed = Owed()
-        of_peers = Copies(self.honest), Hours(self.honest)
+        of_peers = Copies(self.honest), OutsideHours(self.honest)
         self._watches = (Waits(schedule.liars), self.owed, *of_peers)
         together, kept_out = Together(self.honest), KeptOut(self.honest)
         self._gathered = (kept_out, together) if schedule.is_slow else (together,)

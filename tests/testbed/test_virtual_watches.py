@@ -11,7 +11,7 @@ import torch
 from p2p_dtfm.testbed.virtual.process import PROCESS
 from p2p_dtfm.testbed.virtual.seeds import judge
 from p2p_dtfm.testbed.virtual.seeds.watching.copies import Copies
-from p2p_dtfm.testbed.virtual.seeds.watching.hours import SEES_WITHIN_S, Hours
+from p2p_dtfm.testbed.virtual.seeds.watching.hours import SEES_WITHIN_S, OutsideHours
 from p2p_dtfm.testbed.virtual.seeds.watching.owed import Owed
 from p2p_dtfm.train.stage.private_memory import PrivateMemory
 from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
@@ -59,7 +59,7 @@ def one_that_takes_part() -> Any:
 
 def test_who_takes_part_outside_its_hours_is_seen() -> None:
     peer = one_that_takes_part()
-    hours, late_s = Hours(lambda: [peer]), SEES_WITHIN_S + 0.1
+    hours, late_s = OutsideHours(lambda: [peer]), SEES_WITHIN_S + 0.1
     assert not hours.look(1.0)
     peer.is_outside_hours = True
     assert not hours.look(2.0) and not hours.look(2.0 + SEES_WITHIN_S)

@@ -32,7 +32,7 @@ from p2p_dtfm.testbed.virtual.seeds.tight_rooms import tight_rooms
 from p2p_dtfm.testbed.virtual.seeds.told.told import Told
 from p2p_dtfm.testbed.virtual.seeds.watching.copies import Copies
 from p2p_dtfm.testbed.virtual.seeds.watching.endings import Endings
-from p2p_dtfm.testbed.virtual.seeds.watching.hours import Hours
+from p2p_dtfm.testbed.virtual.seeds.watching.hours import OutsideHours
 from p2p_dtfm.testbed.virtual.seeds.watching.kept_out import ALONE_S, OUTSIDE_S, KeptOut
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import PATIENCE_S as MOMENT_S
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import Moments
@@ -126,7 +126,7 @@ class Play:
         self.rarer: RarerWays | None = None
         self._nudges = Nudges(swarm.loop, self.honest)
         self.owed = Owed()
-        of_peers = Copies(self.honest), Hours(self.honest)
+        of_peers = Copies(self.honest), OutsideHours(self.honest)
         self._watches = (Waits(schedule.liars), self.owed, *of_peers)
         outside_s = ALONE_S if schedule.has_sleepers else OUTSIDE_S
         together, kept_out = Together(self.honest), KeptOut(self.honest, outside_s)

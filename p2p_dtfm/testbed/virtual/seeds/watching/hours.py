@@ -11,7 +11,7 @@ SEES_WITHIN_S = 3.0
 """It looks at the clock each second, and so is it looked at here."""
 
 
-class Hours:
+class OutsideHours:
     """Of one seed, looked at now and then. `peers`: those of whom it is asked."""
 
     def __init__(self, peers: Callable[[], Sequence[Peer]]) -> None:

@@ -19,7 +19,8 @@ from p2p_dtfm.testbed.virtual.seeds.judge import Broken, Reference
 from p2p_dtfm.testbed.virtual.seeds.run import layer_count_of, steps_of, with_named_ends
 from p2p_dtfm.testbed.virtual.seeds.saved import has_saved_all
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
-from p2p_dtfm.testbed.virtual.seeds.tight_rooms import tight_rooms
+from p2p_dtfm.testbed.virtual.seeds.tight_rooms import small_probes, tight_rooms
+from p2p_dtfm.testbed.virtual.seeds.watching.crowd import Crowd
 from p2p_dtfm.testbed.virtual.seeds.watching.endings import Endings
 from p2p_dtfm.testbed.virtual.seeds.watching.kept_out import KeptOut
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import PATIENCE_S as MOMENT_S
@@ -29,7 +30,7 @@ from p2p_dtfm.testbed.virtual.seeds.watching.suspicions import Suspicions
 from p2p_dtfm.testbed.virtual.seeds.watching.together import Together
 from p2p_dtfm.testbed.virtual.seeds.watching.waits import Waits
 from p2p_dtfm.testbed.virtual.seeds.watching.words import Blames
-from p2p_dtfm.testbed.virtual.swarm import HOURS, NeverHappened, Swarm, play
+from p2p_dtfm.testbed.virtual.swarm import HOURS, MEMORY_GIB, NeverHappened, Swarm, play
 
 PATIENCE_S = 300.0
 """Of virtual time, once all is mended: then nobody waits any more."""
@@ -106,15 +107,19 @@ class Play:
         self._was_mended = False
         self._nudges = Nudges(swarm.loop, self.honest)
         self._waits = Waits(schedule.liars)
-        together, kept_out = Together(self.honest), KeptOut(self.honest)
+        together, kept_out = Together(self._staying), KeptOut(self._staying)
         self._gathered = (kept_out, together) if schedule.is_slow else (together,)
         """What must be once all is mended."""
+        self._crowd = Crowd(self.honest, self.deeds.gone_home_s.keys())
         self._endings = Endings(self.honest, swarm.peers, self._steps)
         self.suspicions = Suspicions(swarm)
 
     def honest(self) -> list[Peer]:
         """Those of whom anything is asked."""
         return [peer for peer in self._swarm.peers if peer.name not in self.lying.ids]
+
+    def _staying(self) -> list[Peer]:
+        return [peer for peer in self.honest() if not self.deeds.has_gone_home(peer)]
 
     async def play(self) -> None:
         swarm, schedule = self._swarm, self._schedule
@@ -124,6 +129,7 @@ class Play:
             swarm.memory_gib, swarm.network.links.are_near = SMALL_GIB, True
         swarm.network.links.are_narrow = schedule.is_narrow
         swarm.network.links.are_soon_measured = schedule.is_quick
+        swarm.network.links.are_thin = schedule.is_crowd
         swarm.network.links.are_apart = schedule.lanes_are_apart
         if schedule.liars:
             swarm.are_equal = swarm.network.links.are_near = True
@@ -137,7 +143,10 @@ class Play:
             named = [swarm.identity_of(name).peer_id for name in schedule.begun[:-1]]
             run = with_named_ends(run, named, swarm.folder)
         expected = len(schedule.begun)
-        founder = swarm.peer(schedule.begun[0], run=str(run), expect_peers=expected, **stays)
+        room = self._room_of(schedule.begun[0])
+        founder = swarm.peer(
+            schedule.begun[0], run=str(run), expect_peers=expected, **stays, **room
+        )
         known = [swarm.address(founder)]
         swarm.start(founder)
         await swarm.until(lambda: founder.has_run, "the run is founded", 60)
@@ -146,7 +155,7 @@ class Play:
         if schedule.is_invited:
             stays |= line_of(founder, swarm.identity_of(founder.name), known[0])
         for name in schedule.begun[1:] + schedule.joiners:  # each is given all that begin before it
-            peer = swarm.peer(name, initial_peers=tuple(known), **stays)
+            peer = swarm.peer(name, initial_peers=tuple(known), **stays, **self._room_of(name))
             if name in schedule.begun:
                 known.append(swarm.address(peer))
         for name in schedule.begun[1:]:
@@ -154,6 +163,10 @@ class Play:
         self.begin_at(swarm.now_s)
         limit_s = self.mended_s - swarm.now_s + PATIENCE_S
         await swarm.until(self._is_over, "all have come to the end of the run", limit_s)
+
+    def _room_of(self, name: str) -> dict[str, float]:
+        """Of its memory, where that is not as of most."""
+        return {"memory_gib": MEMORY_GIB} if name in self._schedule.roomy else {}
 
     def begin_at(self, began_s: float) -> None:
         """When all that begin the run were started."""
@@ -201,7 +214,7 @@ class Play:
         self.do_what_is_due()
         self.deeds.end_lies_that_were_told()
         for peer in swarm.peers:
-            if judge.starts_again(peer):
+            if judge.starts_again(peer) and not self.deeds.has_gone_home(peer):
                 due_s = self._starts_s.setdefault(peer.name, swarm.now_s + STARTS_AGAIN_S)
                 if swarm.now_s >= due_s:
                     del self._starts_s[peer.name]
@@ -232,6 +245,9 @@ class Play:
             raise Broken(self.suspicions.problem)
         if self._schedule.is_calm:
             self._require_steps()
+        is_asked = self._schedule.is_crowd and not self._is_complete()
+        if is_asked and (problem := self._crowd.look(self._swarm.now_s)):
+            raise Broken(problem)
         self._require_nobody_apart()
 
     def _hasten(self) -> None:
@@ -347,7 +363,7 @@ class Play:
     def _is_done(self, peer: Peer) -> bool:
         """It has all steps, or was told that there are none to come, if only by one that it never
         met, or has failed: `check` sees; or was never to begin, since its joining was left out."""
-        if peer.process is None:
+        if peer.process is None or (not peer.is_running and self.deeds.has_gone_home(peer)):
             return True
         if peer.was_killed or judge.starts_again(peer) or peer.ended is None:
             return False
@@ -401,6 +417,8 @@ def play_seed(
                 stack.enter_context(put_in(one.lying, schedule.lies))
             if schedule.rooms_are_tight:
                 stack.enter_context(tight_rooms())
+            if schedule.is_crowd:
+                stack.enter_context(small_probes())
             if schedule.has_only_crashes:
                 stack.enter_context(one.suspicions.heard())
             await scene(swarm, one)

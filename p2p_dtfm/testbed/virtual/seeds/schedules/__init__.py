@@ -7,6 +7,7 @@ crashes         machines that only crash, one upon the other
 moments         faults that begin when something is said
 late_words      one word is late, and somebody dies meanwhile
 absences        somebody is away for long, on slow machines
+crowds          dozens come at once, and a part of them goes at once
 liars           some lie, in a run with audits
 draw            which of these a seed has
 """

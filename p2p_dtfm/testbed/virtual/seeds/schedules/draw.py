@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 from p2p_dtfm.testbed.virtual.seeds.schedules.absences import absences
 from p2p_dtfm.testbed.virtual.seeds.schedules.crashes import quick_storm, storm
+from p2p_dtfm.testbed.virtual.seeds.schedules.crowds import crowds
 from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
     ABSENCES,
+    CROWDS,
     DUMB,
     LATE_WORDS,
     LIES,
@@ -28,6 +30,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 FAMILIES: tuple[tuple[int, Callable[[int], Schedule]], ...] = (
     (PARTINGS, partings),
     (DUMB, dumb),
+    (CROWDS, crowds),
     (ABSENCES, absences),
     (LATE_WORDS, late_words),
     (MOMENTS, moments),

@@ -39,8 +39,9 @@ KINDS = {
     "life ahead": 0,
     "late word": 0,
     "dumb p2pd": 0,
+    "go home": 0,
 }
-"""How often each is drawn; each newcomer joins once, and some seeds have the last nine."""
+"""How often each is drawn; each newcomer joins once, and some seeds have the last ten."""
 CRASHES = {
     "kill": 6,
     "power cut": 3,
@@ -109,6 +110,10 @@ class Schedule:
     is_small: bool = False
     """The machines are near one another and have little memory: no one of them has room for the
     whole model, few layers are held twice, and guardians keep up with each step."""
+    is_crowd: bool = False
+    """So many join that all are on lines that are soon measured."""
+    roomy: tuple[str, ...] = ()
+    """But these have room for all of it."""
     is_quick: bool = False
     """The run is short,"""
     is_long: bool = False

@@ -6,6 +6,7 @@ suspicions   who is held to be stuck
 words        what nobody may log, and the last words of each
 moments      what is said, at which faults begin
 kept_out     who is in no view while others are
+crowd        who of many is not let in, says not why it is spare, or does not go
 together     whether all are in one view
 endings      who ends though nobody has told it to
 """

@@ -26,6 +26,8 @@ BYTES_PER_S = (10_000_000, 120_000_000)
 SOON_MEASURED_BYTES_PER_S = (10_000_000, 20_000_000)
 """With these the first probe of a line takes long enough to be the last one: what probes send is
 else nearly half of all that happens."""
+THIN_BYTES_PER_S = (600_000, 1_250_000)
+"""With these a probe of two reports is long enough."""
 LINES_AT_ONCE = 256
 HELD_UP = 0.02
 HELD_UP_NS = (50 * MILLISECOND_NS, 1500 * MILLISECOND_NS)
@@ -101,6 +103,8 @@ class Links:
         """Models are large for them."""
         self.are_soon_measured = False
         """None is so fast that its probes would have to be large, in one room neither."""
+        self.are_thin = False
+        """As lines of homes are, up."""
         self.are_apart = False
         """Lanes, and calls, have no order among each other."""
         self._links: dict[tuple[str, str], VirtualLink] = {}
@@ -117,6 +121,7 @@ class Links:
         if link is None:
             latency_ns = self._draws.randrange(MILLISECOND_NS // 5, 10 * MILLISECOND_NS)
             rates = SOON_MEASURED_BYTES_PER_S if self.are_soon_measured else BYTES_PER_S
+            rates = THIN_BYTES_PER_S if self.are_thin else rates
             bytes_per_s = self._draws.randrange(*rates)
             if self.are_near:
                 latency_ns //= NEARER

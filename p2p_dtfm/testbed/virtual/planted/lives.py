@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.liveness.liveness import Liveness
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.node.background.heartbeats import Heartbeats
@@ -12,11 +13,20 @@ from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.step.mailbox import Mailbox
+from p2p_dtfm.daemon.trainer import trainer
 from p2p_dtfm.testbed.virtual.patches import Patches
 from p2p_dtfm.testbed.virtual.planted.bug import Planted
-from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import ABSENCES, DUMB, LATE_WORDS, MOMENTS
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
+    ABSENCES,
+    CROWDS,
+    DUMB,
+    LATE_WORDS,
+    MOMENTS,
+)
 
 FOR_EVER_S = 1e9
+FULL_FROM = 20
+"""Members: more than there are in any seed but those of crowds."""
 
 
 def _who_cannot_show_the_end_is_asked(patches: Patches) -> None:
@@ -117,6 +127,21 @@ def _each_beat_leaves_a_task(patches: Patches) -> None:
     right = patches.put(Heartbeats, "_beat", beat)
 
 
+def _no_more_are_let_in(patches: Patches) -> None:
+    """By members of a view in which some are already."""
+
+    def named_newcomers(state: Any, planned: bool) -> tuple[Any, ...]:
+        room = max(0, FULL_FROM - len(state.members)) if state.members else None
+        named: tuple[Any, ...] = right(state, planned)
+        return named[:room]
+
+    right = patches.put(AgreementState, "named_newcomers", named_newcomers)
+
+
+def _spares_do_not_say_why(patches: Patches) -> None:
+    patches.put(trainer, "spare_in_short", lambda *args: "")
+
+
 LIVES = (
     Planted(
         "end-not-shown",
@@ -142,4 +167,6 @@ LIVES = (
     ),
     Planted("arrivals-unheard", "an activation wakes nobody", _arrivals_wake_nobody),
     Planted("task-a-beat", "each beat leaves a task behind", _each_beat_leaves_a_task),
+    Planted("house-full", "of a crowd some are never let in", _no_more_are_let_in, CROWDS),
+    Planted("spare-untold", "spares do not say why they are", _spares_do_not_say_why, CROWDS),
 )

@@ -51,6 +51,8 @@ class Deeds:
         """When somebody lost what it had in memory."""
         self.disturbed_s = math.inf
         """When the first fault began that is no lie, and nobody's coming."""
+        self.gone_home_s: dict[str, float] = {}
+        """Who was told to go for good, and when."""
         self._swarm = swarm
         self._copies: dict[str, Path] = {}
         """Of homes, from which an old disk comes back."""
@@ -74,6 +76,7 @@ class Deeds:
             "pause": self._pause,
             "lid": self._close_lid,
             "leave": self._leave,
+            "go home": self._go_home,
             "join": lambda fault: self._start(self._one(fault)),
             "cut": lambda fault: self._cut(fault, both_ways=True),
             "one-way cut": lambda fault: self._cut(fault, both_ways=False),
@@ -105,6 +108,7 @@ class Deeds:
             "pause": self._resume,
             "lid": self._open_lid,
             "leave": self._come_back,
+            "go home": lambda fault: None,
             "join": lambda fault: None,
             "cut": self._mend,
             "one-way cut": self._mend,
@@ -159,17 +163,23 @@ class Deeds:
         for peer in self._swarm.peers:
             if peer.process is not None and peer.process.is_paused:
                 self._swarm.resume(peer)
+            if self.has_gone_home(peer):
+                continue
             if peer.is_outside_hours:
                 self._swarm.set_hours(peer, are_over=False)
             if peer.is_away or peer.is_leaving_for_a_pause:
                 self._swarm.come_back(peer)
-            elif peer.was_killed or _has_left(peer):
+            elif peer.was_killed or self._has_left(peer):
                 self._swarm.start(peer)
+
+    def has_gone_home(self, peer: Peer) -> bool:
+        """Or is on its way: nobody starts it again."""
+        return peer.name in self.gone_home_s
 
     def call_back(self) -> None:
         """Whose leave took longer than all faults."""
         for peer in self._swarm.peers:
-            if _has_left(peer):
+            if self._has_left(peer):
                 self._swarm.start(peer)
 
     def _tell(self, what: str) -> None:
@@ -262,7 +272,7 @@ class Deeds:
             self._start(self._swarm.named(name))
 
     def _start(self, peer: Peer) -> bool:
-        may = not peer.is_running
+        may = not peer.is_running and not self.has_gone_home(peer)
         if may:
             if (lid := self._closed.pop(peer.name, None)) is not None:
                 self._mend(lid)
@@ -320,6 +330,21 @@ class Deeds:
             is_short = peer.resident is not None and fault.draw >= FOR_A_WHILE
             self._swarm.leave(peer, fault.lasts_s if is_short else None)
         return may
+
+    def _go_home(self, fault: Fault) -> bool:
+        """For good, and also before it is let in."""
+        peer = self._one(fault)
+        may = self._may_go(peer) and peer.daemon is not None
+        if may:
+            self.gone_home_s[peer.name] = self._swarm.now_s
+            self._swarm.end(peer)
+        return may
+
+    def _has_left(self, peer: Peer) -> bool:
+        """It was paused by its owner, who wants it to come back."""
+        is_over = peer.ended is not None and peer.ended.done() and not peer.was_killed
+        has_left = is_over and peer.daemon is not None and peer.daemon.pause_reason is not None
+        return has_left and not self.has_gone_home(peer)
 
     def _come_back(self, fault: Fault) -> None:
         peer = self._one(fault)
@@ -452,12 +477,6 @@ class Deeds:
             copy.rename(peer.home)
             peer.disk.was_replaced()
             self._swarm.start(peer)
-
-
-def _has_left(peer: Peer) -> bool:
-    """It was paused by its owner, who wants it to come back."""
-    is_over = peer.ended is not None and peer.ended.done() and not peer.was_killed
-    return is_over and peer.daemon is not None and peer.daemon.pause_reason is not None
 
 
 def _not_of_the_living(folder: str, names: list[str]) -> set[str]:

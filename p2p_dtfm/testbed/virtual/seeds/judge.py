@@ -19,7 +19,7 @@ TOLERANCE = 1e-4
 STATE_TOLERANCE = 2e-3
 """Of a parameter after the last step: sums are made in other orders, and small moments divide."""
 TASKS_LIMIT = 600
-"""Of one daemon of at most eight."""
+"""Of one daemon; of fifty in one view each has some hundred."""
 UNNOTICED_S = 2.0
 """Whose word of a step comes so late may have died before the step is told of."""
 LEAVES_WITHIN_S = 60.0

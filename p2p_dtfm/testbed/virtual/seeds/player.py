@@ -24,7 +24,8 @@ from p2p_dtfm.testbed.virtual.swarm import set_aside_for_good
 COLLECTED_AFTER = 50_000
 """New objects."""
 SHORT_STEPS = 24
-"""Where some lie audits are half of a seed: such runs are short."""
+"""Where some lie audits are half of a seed, and of a crowd each second costs: such runs are short,
+and a crowd's long enough for it to be let in, and for a part of it to go."""
 FOLLOW_STEPS = 5
 """Where some lie: so that who comes gets states, and a stage, within the run."""
 
@@ -45,7 +46,8 @@ class Player:
         steps = self._steps
         if (schedule.liars or schedule.is_quick) and not schedule.is_long:
             quick = CALM_STEPS if schedule.is_calm else QUICK_STEPS
-            steps = min(steps, SHORT_STEPS if schedule.liars else quick)
+            is_short = schedule.liars or schedule.is_crowd
+            steps = min(steps, SHORT_STEPS if is_short else quick)
         run, reference = self._run_of(schedule.model, steps)
         if schedule.liars:
             run = with_audits(run, schedule.audit_rate, FOLLOW_STEPS)

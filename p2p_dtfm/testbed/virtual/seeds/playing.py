@@ -28,9 +28,10 @@ from p2p_dtfm.testbed.virtual.seeds.run import (
 )
 from p2p_dtfm.testbed.virtual.seeds.saved import has_saved_all
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
-from p2p_dtfm.testbed.virtual.seeds.tight_rooms import tight_rooms
+from p2p_dtfm.testbed.virtual.seeds.tight_rooms import small_probes, tight_rooms
 from p2p_dtfm.testbed.virtual.seeds.told.told import Told
 from p2p_dtfm.testbed.virtual.seeds.watching.copies import Copies
+from p2p_dtfm.testbed.virtual.seeds.watching.crowd import Crowd
 from p2p_dtfm.testbed.virtual.seeds.watching.endings import Endings
 from p2p_dtfm.testbed.virtual.seeds.watching.hours import OutsideHours
 from p2p_dtfm.testbed.virtual.seeds.watching.kept_out import ALONE_S, OUTSIDE_S, KeptOut
@@ -43,7 +44,7 @@ from p2p_dtfm.testbed.virtual.seeds.watching.together import Together
 from p2p_dtfm.testbed.virtual.seeds.watching.waits import Waits
 from p2p_dtfm.testbed.virtual.seeds.watching.wakers import Wakers
 from p2p_dtfm.testbed.virtual.seeds.watching.words import Blames
-from p2p_dtfm.testbed.virtual.swarm import HOURS, NeverHappened, Swarm, play
+from p2p_dtfm.testbed.virtual.swarm import HOURS, MEMORY_GIB, NeverHappened, Swarm, play
 
 PATIENCE_S = 300.0
 """Of virtual time, once all is mended: then nobody waits any more."""
@@ -129,17 +130,21 @@ class Play:
         of_peers = Copies(self.honest), OutsideHours(self.honest)
         self._watches = (Waits(schedule.liars), self.owed, *of_peers)
         outside_s = ALONE_S if schedule.has_sleepers else OUTSIDE_S
-        together, kept_out = Together(self.honest), KeptOut(self.honest, outside_s)
+        together, kept_out = Together(self._staying), KeptOut(self._staying, outside_s)
         self._gathered = (kept_out, together) if schedule.is_slow else (together,)
         """What must be once all is mended."""
         self.told = Told(swarm, run, schedule.liars)
         self.wakers = Wakers(swarm, self.deeds.parted_s)
+        self._crowd = Crowd(self.honest, self.deeds.gone_home_s.keys())
         self._endings = Endings(self.honest, swarm.peers, self._steps)
         self.suspicions = Suspicions(swarm)
 
     def honest(self) -> list[Peer]:
         """Those of whom anything is asked."""
         return [peer for peer in self._swarm.peers if peer.name not in self.lying.ids]
+
+    def _staying(self) -> list[Peer]:
+        return [peer for peer in self.honest() if not self.deeds.has_gone_home(peer)]
 
     async def play(self) -> None:
         swarm, schedule = self._swarm, self._schedule
@@ -149,6 +154,7 @@ class Play:
             swarm.memory_gib, swarm.network.links.are_near = SMALL_GIB, True
         swarm.network.links.are_narrow = schedule.is_narrow
         swarm.network.links.are_soon_measured = schedule.is_quick
+        swarm.network.links.are_thin = schedule.is_crowd
         swarm.network.links.are_apart = schedule.lanes_are_apart
         if schedule.liars:
             swarm.are_equal = swarm.network.links.are_near = True
@@ -165,6 +171,7 @@ class Play:
             named = [swarm.identity_of(name).peer_id for name in schedule.begun[:-1]]
             run = with_named_ends(run, named, swarm.folder)
         expected = len(schedule.begun)
+        room = self._room_of(schedule.begun[0])
         met = [] if swarm.meeting_point is None else [swarm.meeting_point.address]
         founder = swarm.peer(
             schedule.begun[0],
@@ -172,6 +179,7 @@ class Play:
             expect_peers=expected,
             initial_peers=tuple(met),
             **stays,
+            **room,
         )
         known = met or [swarm.address(founder)]
         swarm.start(founder)
@@ -183,7 +191,7 @@ class Play:
         if schedule.is_invited:
             stays |= line_of(founder, swarm.identity_of(founder.name), known[0])
         for name in schedule.begun[1:] + schedule.joiners:  # each is given all that begin before it
-            peer = swarm.peer(name, initial_peers=tuple(known), **stays)
+            peer = swarm.peer(name, initial_peers=tuple(known), **stays, **self._room_of(name))
             if name in schedule.begun and name not in schedule.behind:
                 known.append(swarm.address(peer))
         for name in schedule.begun[1:]:
@@ -192,6 +200,10 @@ class Play:
         patience_s = LONG_PATIENCE_S if schedule.has_sleepers else PATIENCE_S
         limit_s = self.mended_s - swarm.now_s + patience_s
         await swarm.until(self._is_over, "all have come to the end of the run", limit_s)
+
+    def _room_of(self, name: str) -> dict[str, float]:
+        """Of its memory, where that is not as of most."""
+        return {"memory_gib": MEMORY_GIB} if name in self._schedule.roomy else {}
 
     def begin_at(self, began_s: float) -> None:
         """When all that begin the run were started."""
@@ -239,7 +251,7 @@ class Play:
         self.do_what_is_due()
         self.deeds.end_lies_that_were_told()
         for peer in swarm.peers:
-            if judge.starts_again(peer):
+            if judge.starts_again(peer) and not self.deeds.has_gone_home(peer):
                 due_s = self._starts_s.setdefault(peer.name, swarm.now_s + STARTS_AGAIN_S)
                 if swarm.now_s >= due_s:
                     del self._starts_s[peer.name]
@@ -275,6 +287,9 @@ class Play:
             raise Broken(problem)
         if self._schedule.is_calm:
             self._require_steps()
+        is_asked = self._schedule.is_crowd and not self._is_complete()
+        if is_asked and (problem := self._crowd.look(self._swarm.now_s)):
+            raise Broken(problem)
         self._require_nobody_apart()
 
     def _hasten(self) -> None:
@@ -392,7 +407,7 @@ class Play:
     def _is_done(self, peer: Peer) -> bool:
         """It has all steps, or was told that there are none to come, if only by one that it never
         met, or has failed: `check` sees; or was never to begin, since its joining was left out."""
-        if peer.process is None:
+        if peer.process is None or (not peer.is_running and self.deeds.has_gone_home(peer)):
             return True
         if peer.was_killed or judge.starts_again(peer) or peer.ended is None:
             return False
@@ -448,6 +463,8 @@ def play_seed(
                 stack.enter_context(put_in(one.lying, schedule.lies))
             if schedule.rooms_are_tight:
                 stack.enter_context(tight_rooms())
+            if schedule.is_crowd:
+                stack.enter_context(small_probes())
             if schedule.behind:
                 stack.enter_context(no_sockets_of_this_machine())
             if schedule.goes_rarer_ways:  # whom a daemon does not hear it may well suspect

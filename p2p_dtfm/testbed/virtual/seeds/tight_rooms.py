@@ -11,11 +11,13 @@ from p2p_dtfm.daemon.state_transfer import donor
 from p2p_dtfm.daemon.state_transfer.following import arriving_gradients, follower, replaying
 from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.trainer import view_mail
+from p2p_dtfm.net.streams import probing
 from p2p_dtfm.testbed.virtual.patches import Patches
 
 QUEUED_MESSAGES = 32
 COMMITTED_STEPS = 4
 EARLY_BYTES = 256
+FIRST_PROBE_BYTES = 1 << 17
 
 
 @contextlib.contextmanager
@@ -34,6 +36,23 @@ def tight_rooms() -> Iterator[None]:
             make(offers, directory, memory_limit_bytes=0)
 
         make = patches.put(Offers, "__init__", made)
+        yield
+    finally:
+        patches.undo()
+
+
+@contextlib.contextmanager
+def small_probes() -> Iterator[None]:
+    """Of lines as thin as `links.THIN_BYTES_PER_S`: of dozens that come at once each measures its
+    line to each, and what these send is else most of all that happens."""
+    patches = Patches()
+    try:
+
+        async def probe_bandwidth(probes: Any, peer_id: str) -> int:
+            rate: int = await probe(probes, peer_id, FIRST_PROBE_BYTES)
+            return rate
+
+        probe = patches.put(probing.Probes, "probe_bandwidth", probe_bandwidth)
         yield
     finally:
         patches.undo()

@@ -38,6 +38,7 @@ class Flooding:
     def tell_news(self, attempt: Attempt, now_ns: int, own: bool) -> Actions:
         """This peer knows more: its `own` evidence goes to all, and everything to those that were
         told nothing so far."""
+        self._spreading.widen(attempt)
         if attempt.wide is not None:
             self._spreading.place(attempt, attempt.wide)  # by that, who is still waited for
         attempt.next_round()

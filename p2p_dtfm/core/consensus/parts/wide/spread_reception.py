@@ -82,8 +82,9 @@ class SpreadReception:
         return actions
 
     def _may_be_of_many(self, message: Spread) -> bool:
-        """Whoever has been in a view with this peer may know of more. Nobody else makes the members
-        of a small view speak along an overlay, nor keep what it names."""
+        """Whoever has been in a view with this peer may know of more. No word of anybody else makes
+        the members of a small view speak along an overlay, nor keep what it names: so many would
+        have to ask to be let in."""
         state, sender = self._state, message.sender
         if state.is_newcomer or len(state.members) > state.timing.wide_above:
             return True

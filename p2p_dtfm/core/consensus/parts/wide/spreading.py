@@ -59,10 +59,18 @@ class Spreading:
 
     def is_wide(self, number: int) -> bool:
         """Whether an attempt that begins is: by how many there are, or by what it was heard of."""
-        state = self._state
-        count = len(state.members) or 1 + state.others.newcomers.count
+        state, newcomers = self._state, self._state.others.newcomers
+        count = len(state.members) or 1 + newcomers.count
+        if state.members and number % 2 == 0:  # a planned one, which lets them in
+            count += newcomers.count
         heard = state.attempts.spread_number == number
         return heard or count > state.timing.wide_above
+
+    def widen(self, attempt: Attempt) -> None:
+        """A few let in a crowd, of which each knows a part at first."""
+        is_crowd = len(attempt.universe) > self._state.timing.wide_above
+        if is_crowd and attempt.planned and attempt.wide is None:
+            attempt.passed_on.wide = Wide(hasty=False)
 
     def begin(self, attempt: Attempt, mine: Contribution) -> None:
         """With this peer's own contribution."""

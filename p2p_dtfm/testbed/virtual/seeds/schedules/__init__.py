@@ -8,6 +8,7 @@ moments         faults that begin when something is said
 late_words      one word is late, and somebody dies meanwhile
 absences        somebody is away for long, on slow machines
 routers         some machines are behind routers, and relays die
+crowds          dozens come at once, and a part of them goes at once
 liars           some lie, in a run with audits
 draw            which of these a seed has
 """

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 from p2p_dtfm.testbed.virtual.seeds.schedules.absences import absences
 from p2p_dtfm.testbed.virtual.seeds.schedules.crashes import quick_storm, storm
+from p2p_dtfm.testbed.virtual.seeds.schedules.crowds import crowds
 from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
     ABSENCES,
+    CROWDS,
     DUMB,
     LATE_WORDS,
     LIDS,
@@ -47,6 +49,7 @@ FAMILIES: tuple[tuple[int, Callable[[int], Schedule]], ...] = (
     (LIDS, lids),
     (PARTINGS, partings),
     (DUMB, dumb),
+    (CROWDS, crowds),
     (ABSENCES, absences),
     (ROUTERS, routers),
     (RARER_LIES, rarer_lies),

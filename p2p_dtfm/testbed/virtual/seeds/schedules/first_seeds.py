@@ -34,6 +34,11 @@ ROUTERS = 940_000
 ABSENCES = 950_000
 """From this seed on: somebody is away for long, or lives by a clock that is ahead, on slow
 machines."""
+CROWDS = 960_000
+"""From this seed on: while a few train dozens of others join within two seconds, and later a part
+of all goes at once;"""
+LARGE_CROWDS = 969_000
+"""from this one on two hundred."""
 DUMB = 970_000
 """From this seed on: the schedules of those from 500000 on, and p2pd that do not answer, some
 of them as a daemon begins."""

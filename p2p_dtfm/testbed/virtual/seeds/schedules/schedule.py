@@ -41,6 +41,7 @@ KINDS = {
     "dumb p2pd": 0,
     "dead relay": 0,
     "lid": 0,
+    "go home": 0,
 }
 """How often each is drawn; each newcomer joins once, and some seeds have the last ten."""
 CRASHES = {
@@ -112,6 +113,10 @@ class Schedule:
     is_small: bool = False
     """The machines are near one another and have little memory: no one of them has room for the
     whole model, few layers are held twice, and guardians keep up with each step."""
+    is_crowd: bool = False
+    """So many join that all are on lines that are soon measured."""
+    roomy: tuple[str, ...] = ()
+    """But these have room for all of it."""
     is_quick: bool = False
     """The run is short,"""
     is_long: bool = False

@@ -1,0 +1,67 @@
+"""Of a crowd, while faults go on: whoever comes is let in, who has no stage says so and why, and
+who goes home is soon gone.
+
+Once all is mended `together` and `kept_out` ask for more. But a crowd holds itself up: an attempt
+at a view that waits for each of fifty ends as late as the slowest of them lets it.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.testbed.virtual.peer import Peer
+
+LET_IN_WITHIN_S = 45.0
+"""Of coming, or of having lost its place: fifty that come at once are in after some twenty."""
+GONE_WITHIN_S = 60.0
+TOLD_WITHIN_S = 10.0
+"""Of being in a view without a stage."""
+TRAINS = "training"
+
+
+class Crowd:
+    """Of one seed, looked at each second. `peers`: of whom it is asked; `leaving`: the names of
+    those that were told to go home."""
+
+    def __init__(self, peers: Callable[[], Sequence[Peer]], leaving: Collection[str]) -> None:
+        self._peers = peers
+        self._leaving = leaving
+        self._since_s: dict[tuple[str, str], float] = {}
+        """Since when it is so of whom, by name."""
+
+    def look(self, now_s: float) -> str:
+        """What has been so for too long, if anything has."""
+        running = [it for it in self._peers() if it.is_running and _takes_turns(it)]
+        is_somebody = any(peer.is_in_a_view for peer in running)
+        found = dict[tuple[str, str], float]()
+        for peer in running:
+            for what, limit_s in self._wrong_of(peer, is_somebody):
+                key = peer.name, what
+                since_s = found[key] = self._since_s.get(key, now_s)
+                if now_s - since_s > limit_s:
+                    return f"{peer.name} {what} for {limit_s:.0f} s: {peer.standing()}"
+        self._since_s = found
+        return ""
+
+    def _wrong_of(self, peer: Peer, is_somebody: bool) -> list[tuple[str, float]]:
+        """As long as it does not last."""
+        if peer.name in self._leaving:
+            return [("is on its way home", GONE_WITHIN_S)]
+        if not peer.is_in_a_view:
+            return [("is let in by nobody", LET_IN_WITHIN_S)] if is_somebody else []
+        if not _is_spare(peer):
+            return []
+        told = peer.daemon.status_json() if peer.daemon is not None else {}
+        says_why = told.get("reason") and told.get("state") != TRAINS
+        return [] if says_why else [("has no stage, and does not say so", TOLD_WITHIN_S)]
+
+
+def _takes_turns(peer: Peer) -> bool:
+    return peer.process is not None and peer.process.takes_turns
+
+
+def _is_spare(peer: Peer) -> bool:
+    """By the plan of the view that it is in."""
+    api = peer.daemon.status_api if peer.daemon is not None else None
+    view = api.participant.membership.agreement.view if api and api.participant else None
+    plan = view.plan if view is not None else None
+    return isinstance(plan, Plan) and plan.stage_of(peer.peer_id) is None

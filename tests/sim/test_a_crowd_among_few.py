@@ -1,0 +1,42 @@
+"""A few members let in many at once, and no longer does each speak with all."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from p2p_dtfm.core.consensus.actions import SECOND_NS, WIDE_ABOVE
+from p2p_dtfm.sim.faults.agreement_seeds import TIMING
+from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
+from tests.core.liars import are_together, swarm
+
+MEMBERS = list("abcd")
+AGREE = ("Gather", "Ready", "Spread")
+SAID_LIMIT = 60
+"""By each, on an average, until all are in. Where each spoke with all these were 81 of 28 peers,
+and 117 of forty."""
+
+
+@pytest.mark.parametrize(
+    ("count", "asked"), [(24, MEMBERS[:1]), (36, MEMBERS)], ids=["at one door", "at each door"]
+)
+def test_nobody_speaks_with_all_as_a_crowd_is_let_in(
+    count: int, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where each member knows of a part of them alone, at first."""
+    timing = replace(TIMING, wide_above=WIDE_ABOVE, join_window_ns=SECOND_NS // 2)
+    world = swarm(MEMBERS, timing=timing)
+    said, send = Counter[str](), AgreementWorld.send
+
+    def counted(world: AgreementWorld, sender: str, goal: str, message: Any) -> None:
+        said[type(message).__name__] += 1
+        send(world, sender, goal, message)
+
+    monkeypatch.setattr(AgreementWorld, "send", counted)
+    crowd = [f"n{number:02}" for number in range(count)]
+    for number, name in enumerate(crowd):
+        world.add_peer(name)
+        world.ask_to_join(name, asked[number % len(asked)])
+    world.run_until(lambda: are_together(world, [*MEMBERS, *crowd]), limit_s=60)
+    assert sum(said[kind] for kind in AGREE) <= SAID_LIMIT * len([*MEMBERS, *crowd]), said

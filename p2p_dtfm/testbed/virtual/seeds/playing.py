@@ -20,7 +20,7 @@ from p2p_dtfm.testbed.virtual.seeds.run import layer_count_of, steps_of, with_na
 from p2p_dtfm.testbed.virtual.seeds.saved import has_saved_all
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.tight_rooms import tight_rooms
-from p2p_dtfm.testbed.virtual.seeds.told.told import Told
+from p2p_dtfm.testbed.virtual.seeds.told.told import Comparison
 from p2p_dtfm.testbed.virtual.seeds.watching.endings import Endings
 from p2p_dtfm.testbed.virtual.seeds.watching.kept_out import KeptOut
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import PATIENCE_S as MOMENT_S
@@ -110,7 +110,7 @@ class Play:
         together, kept_out = Together(self.honest), KeptOut(self.honest)
         self._gathered = (kept_out, together) if schedule.is_slow else (together,)
         """What must be once all is mended."""
-        self.told = Told(swarm, run, schedule.liars)
+        self.told = Comparison(swarm, self._steps, schedule.liars)
         self._endings = Endings(self.honest, swarm.peers, self._steps)
         self.suspicions = Suspicions(swarm)
 

@@ -14,7 +14,7 @@ from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.judge import Reference
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.seeds.told.figures import marks_s
-from p2p_dtfm.testbed.virtual.seeds.told.told import Told
+from p2p_dtfm.testbed.virtual.seeds.told.told import Comparison
 from p2p_dtfm.testbed.virtual.seeds.told.whom import _has_prepared
 from p2p_dtfm.testbed.virtual.seeds.told.world import Word
 from p2p_dtfm.testbed.virtual.seeds.told.wrong import STANDS_S
@@ -109,7 +109,7 @@ def others(word: Word) -> list[str]:
     return [it for it in word.status["members"] if it != word.me]
 
 
-class Falsified(Told):
+class Falsified(Comparison):
     """Of the first peer something else is heard than it tells."""
 
     change: Change | None = None
@@ -148,7 +148,7 @@ async def two_that_train(swarm: Swarm, run: Path) -> Falsified:
     peers = await begun(swarm, run, "ab")
     await swarm.until(lambda: all(it.takes_part for it in peers), "both take part", 60)
     await swarm.until(are_in_views_of(peers, 2), "both are in a view", 60)
-    told = Falsified(swarm, run)
+    told = Falsified(swarm, STEPS)
     while min(peer.told_step() for peer in peers) < 5:
         now_s = swarm.now_s
         await swarm.until(lambda: swarm.now_s >= now_s + 1.0, "a second", 2)  # noqa: B023
@@ -237,7 +237,7 @@ def test_who_is_away_says_that_it_is_paused(tmp_path: Path) -> None:
         await swarm.until(lambda: one.told_step() >= 2, "steps", 60)
         swarm.leave(one)
         await swarm.until(lambda: one.is_away, "it is paused", 60)
-        told = Told(swarm, run)
+        told = Comparison(swarm, STEPS)
         assert not told.look(swarm.now_s)
         assert one.resident is not None
         shown = one.resident.state()

@@ -40,7 +40,7 @@ from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
 from p2p_dtfm.net.directory.port import DirectoryPort
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.port import HostPort
-from p2p_dtfm.testbed.virtual.counted_runner import CountedStageRunner
+from p2p_dtfm.testbed.virtual.counted_runner import counted_runner
 from p2p_dtfm.testbed.virtual.directory import VirtualDirectory
 from p2p_dtfm.testbed.virtual.disk import VirtualDisk
 from p2p_dtfm.testbed.virtual.host import VirtualHost
@@ -360,7 +360,7 @@ class _WorldOf:
         return emulated_device(spec, self._peer.flops_per_s, memory_limit_bytes)
 
     def stage_runner(self, device: Device, setting: str) -> MakeStageRunner:
-        return partial(CountedStageRunner, self._swarm.taken, self._peer.peer_id, device)
+        return partial(counted_runner, self._swarm.taken, self._peer.peer_id, device)
 
     def plan(self, snapshot: Snapshot) -> Plan | NoPlan:
         """Each snapshot is planned once for all: it has one plan."""

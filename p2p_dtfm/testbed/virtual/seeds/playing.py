@@ -29,7 +29,7 @@ from p2p_dtfm.testbed.virtual.seeds.run import (
 from p2p_dtfm.testbed.virtual.seeds.saved import has_saved_all
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.tight_rooms import small_probes, tight_rooms
-from p2p_dtfm.testbed.virtual.seeds.told.told import Told
+from p2p_dtfm.testbed.virtual.seeds.told.told import Comparison
 from p2p_dtfm.testbed.virtual.seeds.watching.copies import Copies
 from p2p_dtfm.testbed.virtual.seeds.watching.crowd import Crowd
 from p2p_dtfm.testbed.virtual.seeds.watching.endings import Endings
@@ -133,7 +133,7 @@ class Play:
         together, kept_out = Together(self._staying), KeptOut(self._staying, outside_s)
         self._gathered = (kept_out, together) if schedule.is_slow else (together,)
         """What must be once all is mended."""
-        self.told = Told(swarm, run, schedule.liars)
+        self.told = Comparison(swarm, self._steps, schedule.liars)
         self.wakers = Wakers(swarm, self.deeds.parted_s)
         self._crowd = Crowd(self.honest, self.deeds.gone_home_s.keys())
         self._endings = Endings(self.honest, swarm.peers, self._steps)

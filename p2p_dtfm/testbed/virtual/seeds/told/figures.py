@@ -6,7 +6,7 @@ from typing import Any
 
 from p2p_dtfm.testbed.virtual.seeds.judge import TOLERANCE
 from p2p_dtfm.testbed.virtual.seeds.saved import has_saved_all
-from p2p_dtfm.testbed.virtual.seeds.told.world import Falsehood, Word, World
+from p2p_dtfm.testbed.virtual.seeds.told.world import Falsehood, Truth, Word
 from p2p_dtfm.web.state import ContributionBoard
 
 BOUND_S = 4.0
@@ -22,7 +22,7 @@ HEARD_S = 1.5
 """What came is dealt with by then."""
 
 
-def figures(word: Word, world: World) -> Iterator[Falsehood]:
+def figures(word: Word, world: Truth) -> Iterator[Falsehood]:
     """Those that are not so."""
     yield from _steps(word, world)
     yield from _losses(word, world)
@@ -34,7 +34,7 @@ def figures(word: Word, world: World) -> Iterator[Falsehood]:
     yield from _whole(word)
 
 
-def _steps(word: Word, world: World) -> Iterator[Falsehood]:
+def _steps(word: Word, world: Truth) -> Iterator[Falsehood]:
     told, total = word.status["step"], world.total_steps
     trainer = word.trainer
     known = max(world.steps, *(it.told_step() for it in world.swarm.peers), 0)
@@ -45,7 +45,7 @@ def _steps(word: Word, world: World) -> Iterator[Falsehood]:
         yield Falsehood("own step", what, BOUND_S)
 
 
-def _losses(word: Word, world: World) -> Iterator[Falsehood]:
+def _losses(word: Word, world: Truth) -> Iterator[Falsehood]:
     """The newest loss is that of the step before the one that comes; of who has not seen that
     commit, of one before."""
     reference, loss = world.reference, word.status.get("loss")
@@ -83,7 +83,7 @@ def marks_s(events: list[dict[str, Any]], number: int) -> list[float]:
     return marks
 
 
-def _rate(word: Word, world: World) -> Iterator[Falsehood]:
+def _rate(word: Word, world: Truth) -> Iterator[Falsehood]:
     told, left_s = word.status.get("tokens_per_s"), word.status.get("eta_s")
     view, participant = word.view, word.participant
     if participant is None:
@@ -114,7 +114,7 @@ def _rate(word: Word, world: World) -> Iterator[Falsehood]:
         yield Falsehood("eta", what, 0.0)
 
 
-def _members(word: Word, world: World) -> Iterator[Falsehood]:
+def _members(word: Word, world: Truth) -> Iterator[Falsehood]:
     for peer_id in word.status["members"]:
         if (gone_s := world.gone_for_s(peer_id)) > GONE_S:
             what = f"names {world.name(peer_id)} as a member, which is gone for {gone_s:.0f} s"
@@ -129,7 +129,7 @@ def _members(word: Word, world: World) -> Iterator[Falsehood]:
         yield Falsehood("shown members", what, BOUND_S)
 
 
-def _heard(word: Word, world: World) -> Iterator[Falsehood]:
+def _heard(word: Word, world: Truth) -> Iterator[Falsehood]:
     """How long ago each member was heard of: nobody is heard without that anything came."""
     awake_s = world.awake_s.get(word.me, word.now_s)
     for told in word.members:
@@ -148,7 +148,7 @@ def _heard(word: Word, world: World) -> Iterator[Falsehood]:
             yield Falsehood(f"unheard {peer_id}", what, BOUND_S)
 
 
-def _given(word: Word, world: World) -> Iterator[Falsehood]:
+def _given(word: Word, world: Truth) -> Iterator[Falsehood]:
     """What it says to have given in all."""
     if word.participant is None:
         return
@@ -169,7 +169,7 @@ def _given(word: Word, world: World) -> Iterator[Falsehood]:
     yield from _tokens(word, world, board)
 
 
-def _tokens(word: Word, world: World, board: ContributionBoard) -> Iterator[Falsehood]:
+def _tokens(word: Word, world: Truth, board: ContributionBoard) -> Iterator[Falsehood]:
     """Through as many layers as the model has: what it has computed, kept or done again."""
     assert word.participant is not None
     layers = word.participant.membership.workload.layer_count

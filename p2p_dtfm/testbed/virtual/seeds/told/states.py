@@ -4,14 +4,14 @@ import re
 from collections.abc import Callable, Iterator
 
 from p2p_dtfm.daemon.telemetry.status import State
-from p2p_dtfm.testbed.virtual.seeds.told.world import Falsehood, Word, World
+from p2p_dtfm.testbed.virtual.seeds.told.world import Falsehood, Truth, Word
 
 BOUND_S = 4.0
 """A state is told by whoever comes to it, in its next turn; an update of the states, a file or a
 plan may come before that."""
 
 
-def states(word: Word, world: World) -> Iterator[Falsehood]:
+def states(word: Word, world: Truth) -> Iterator[Falsehood]:
     """What is not so of state and reason."""
     is_so = _MEANS.get(word.state)
     if is_so is not None and not is_so(word, world):
@@ -21,7 +21,7 @@ def states(word: Word, world: World) -> Iterator[Falsehood]:
     yield from _reasons(word, world)
 
 
-def _reasons(word: Word, world: World) -> Iterator[Falsehood]:
+def _reasons(word: Word, world: Truth) -> Iterator[Falsehood]:
     if word.state == State.TRAINING:
         yield from _training(word)
     if word.state == State.SYNCING:
@@ -61,23 +61,23 @@ def _has_stage(word: Word) -> bool:
     return word.plan is not None and word.plan.stage_of(word.me) is not None
 
 
-def _is_training(word: Word, world: World) -> bool:
+def _is_training(word: Word, world: Truth) -> bool:
     """It has a stage in a view whose steps go on."""
     trainer = word.trainer
     is_left = trainer is not None and trainer.step <= world.total_steps
     return _has_stage(word) and is_left and not word.is_stopped
 
 
-def _is_spare(word: Word, world: World) -> bool:
+def _is_spare(word: Word, world: Truth) -> bool:
     return word.plan is not None and not _has_stage(word)
 
 
-def _is_outside(word: Word, world: World) -> bool:
+def _is_outside(word: Word, world: Truth) -> bool:
     """In no view, nor about to be in one that was agreed on with it."""
     return word.view is None
 
 
-def _syncs(word: Word, world: World) -> bool:
+def _syncs(word: Word, world: Truth) -> bool:
     """It is in a view, or is to be."""
     agreement = word.agreement
     if agreement is None:
@@ -86,12 +86,12 @@ def _syncs(word: Word, world: World) -> bool:
     return any(it is not None for it in coming)
 
 
-def _is_told_to_leave(word: Word, world: World) -> bool:
+def _is_told_to_leave(word: Word, world: Truth) -> bool:
     daemon = word.peer.daemon
     return daemon is not None and (daemon.is_to_leave or daemon.pause_reason is not None)
 
 
-_MEANS: dict[str, Callable[[Word, World], bool]] = {
+_MEANS: dict[str, Callable[[Word, Truth], bool]] = {
     State.STARTING: _is_outside,
     State.MEASURING: _is_outside,
     State.JOINING: _is_outside,

@@ -1,23 +1,20 @@
 """Asks each daemon what it tells, and remembers for how long each falsehood lasts."""
 
-from pathlib import Path
-
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.testbed.virtual.peer import Peer
-from p2p_dtfm.testbed.virtual.seeds.run import steps_of
 from p2p_dtfm.testbed.virtual.seeds.told.figures import figures
 from p2p_dtfm.testbed.virtual.seeds.told.states import states
 from p2p_dtfm.testbed.virtual.seeds.told.whom import TrueWaits, waits, whom
-from p2p_dtfm.testbed.virtual.seeds.told.world import Falsehood, Word, World
+from p2p_dtfm.testbed.virtual.seeds.told.world import Falsehood, Truth, Word
 from p2p_dtfm.testbed.virtual.seeds.told.wrong import STANDS_S, stands_still, wrong
 from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 
-class Told:
+class Comparison:
     """Of one seed; nothing is asked of `liars`."""
 
-    def __init__(self, swarm: Swarm, run: Path, liars: tuple[str, ...] = ()) -> None:
-        self.world = World(swarm, steps_of(run))
+    def __init__(self, swarm: Swarm, total_steps: int, liars: tuple[str, ...] = ()) -> None:
+        self.world = Truth(swarm, total_steps)
         self._swarm = swarm
         self._liars = liars
         self._since_s: dict[tuple[str, str], float] = {}

@@ -7,7 +7,7 @@ from p2p_dtfm.daemon.dashboard.waits import LOOKS_EVERY_S, TOLD_FROM_S, TOLD_LIM
 from p2p_dtfm.daemon.telemetry.names import PEER_ID
 from p2p_dtfm.testbed.virtual.loop import VirtualTask
 from p2p_dtfm.testbed.virtual.process import Process
-from p2p_dtfm.testbed.virtual.seeds.told.world import Falsehood, Word, World, names_in
+from p2p_dtfm.testbed.virtual.seeds.told.world import Falsehood, Truth, Word, names_in
 
 SAID_S = 8.0
 """A word that was said is here by then: some are 2.4 s late, lanes 1.5 s, and it may have been said
@@ -21,7 +21,7 @@ ASKED_S = 15.0
 """Whoever asks somebody that is gone hears nothing for ten seconds."""
 
 
-def whom(word: Word, world: World) -> Iterator[Falsehood]:
+def whom(word: Word, world: Truth) -> Iterator[Falsehood]:
     """Who is named and is not who is waited for."""
     yield from _of_the_step(word, world)
     yield from _of_the_agreement(word, world)
@@ -30,7 +30,7 @@ def whom(word: Word, world: World) -> Iterator[Falsehood]:
             yield from _none_of_the_dead(word, world, peer_id, ASKED_S, word.reason)
 
 
-def _of_the_step(word: Word, world: World) -> Iterator[Falsehood]:
+def _of_the_step(word: Word, world: Truth) -> Iterator[Falsehood]:
     """Whose Prepared, or claim, is missing. Where no step is under way nobody's is."""
     if word.status.get("waits_for") and (word.is_stopped or word.plan is None):
         who = names_in(world, word.status["waits_for"])
@@ -42,7 +42,7 @@ def _of_the_step(word: Word, world: World) -> Iterator[Falsehood]:
             yield Falsehood(f"waits for {peer_id}", what, SAID_S)
 
 
-def _has_prepared(word: Word, world: World, peer_id: str) -> bool:
+def _has_prepared(word: Word, world: Truth, peer_id: str) -> bool:
     """It has said all that is due in the step that this daemon is at, and could be heard."""
     other, mine = world.participant_of(peer_id), word.trainer
     if other is None or mine is None or not world.is_clear(peer_id, word.me):
@@ -53,7 +53,7 @@ def _has_prepared(word: Word, world: World, peer_id: str) -> bool:
     return there.step > here.step or (there.step == here.step and peer_id not in there.missing)
 
 
-def _of_the_agreement(word: Word, world: World) -> Iterator[Falsehood]:
+def _of_the_agreement(word: Word, world: Truth) -> Iterator[Falsehood]:
     told = word.status.get("agreement")
     if told is None or not (named := PEER_ID.findall(told["reason"])):
         return
@@ -109,7 +109,7 @@ _SAYS: dict[str, Callable[[Word, str, AgreementState], bool]] = {
 
 
 def _none_of_the_dead(
-    word: Word, world: World, peer_id: str, bound_s: float, where: str
+    word: Word, world: Truth, peer_id: str, bound_s: float, where: str
 ) -> Iterator[Falsehood]:
     if peer_id == word.me and where == "waits_for" and not _owes_itself(word):
         yield Falsehood("itself", f"says in {where} that it waits for itself", SAID_S)

@@ -81,7 +81,7 @@ class Word:
         return self.participant is not None and self.participant.membership.agreement.frozen
 
 
-class World:
+class Truth:
     """Of one seed; `look` before anything is compared."""
 
     def __init__(self, swarm: Swarm, total_steps: int) -> None:
@@ -165,5 +165,5 @@ class World:
         return peer.name if peer is not None else peer_id
 
 
-def names_in(world: World, told: Sequence[str]) -> str:
+def names_in(world: Truth, told: Sequence[str]) -> str:
     return ", ".join(map(world.name, told))

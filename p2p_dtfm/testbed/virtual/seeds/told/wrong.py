@@ -12,7 +12,7 @@ from p2p_dtfm.daemon.telemetry.problems import (
     UNHEARD_S,
 )
 from p2p_dtfm.daemon.telemetry.status import State
-from p2p_dtfm.testbed.virtual.seeds.told.world import Falsehood, Word, World
+from p2p_dtfm.testbed.virtual.seeds.told.world import Falsehood, Truth, Word
 
 BOUND_S = 4.0
 QUIET_S = 0.4
@@ -27,7 +27,7 @@ STANDS_S = 60.0
 OF_DISKS = ("history", "checkpoint", "life", "initial")
 
 
-def wrong(word: Word, world: World) -> Iterator[Falsehood]:
+def wrong(word: Word, world: Truth) -> Iterator[Falsehood]:
     """What is told and is not so, and what is so and is not told."""
     for problem in word.live.problems:
         if problem.name == NO_STEPS:
@@ -43,7 +43,7 @@ def wrong(word: Word, world: World) -> Iterator[Falsehood]:
     yield from _untold(word)
 
 
-def _no_steps(word: Word, world: World, what: str) -> Iterator[Falsehood]:
+def _no_steps(word: Word, world: Truth, what: str) -> Iterator[Falsehood]:
     steps = [it["at_s"] for it in word.peer.events() if it["event"] == "step"]
     if "no step was committed" in what and steps and word.now_s - steps[-1] < UNHEARD_S - 1:
         told = f"says {what}, and committed one {word.now_s - steps[-1]:.1f} s ago"
@@ -52,7 +52,7 @@ def _no_steps(word: Word, world: World, what: str) -> Iterator[Falsehood]:
         yield from _fell_silent(word, world, what)
 
 
-def _fell_silent(word: Word, world: World, what: str) -> Iterator[Falsehood]:
+def _fell_silent(word: Word, world: Truth, what: str) -> Iterator[Falsehood]:
     """Each that is named is gone, or somebody has not heard it for a while."""
     assert word.participant is not None
     for peer_id in word.participant.membership.agreement.suspected:
@@ -63,7 +63,7 @@ def _fell_silent(word: Word, world: World, what: str) -> Iterator[Falsehood]:
             yield Falsehood(f"silent {peer_id}", told, BOUND_S)
 
 
-def _of_disks(word: Word, world: World, name: str, what: str) -> Iterator[Falsehood]:
+def _of_disks(word: Word, world: Truth, name: str, what: str) -> Iterator[Falsehood]:
     """Something was refused, and is until another file of that kind is written."""
     disk = word.peer.disk
     if disk.refused == 0:
@@ -106,7 +106,7 @@ def _untold(word: Word) -> Iterator[Falsehood]:
         yield Falsehood("untold for long", f"{said}; no step for {since_s:.0f} s", 0.0)
 
 
-def stands_still(words: list[Word], world: World) -> str:
+def stands_still(words: list[Word], world: Truth) -> str:
     """No step is committed anywhere for long, and nobody says what is wrong, or what it waits for:
     what it says; empty otherwise."""
     if not words or world.is_complete:

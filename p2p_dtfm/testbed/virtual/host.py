@@ -65,6 +65,8 @@ class VirtualHost:
         self.is_dumb = False
         """What is asked of p2pd itself is not answered, as on a machine that swaps."""
         self.linked: dict[str, None] = {}
+        self.given_up: set[str] = set()
+        """Those of these whose end of the connection is gone, as this machine slept too long."""
         self.calls: dict[str, UnaryHandler] = {}
         self.streams: dict[str, tuple[StreamHandler, str]] = {}
         self.open: dict[str, list[VirtualWriter]] = {}

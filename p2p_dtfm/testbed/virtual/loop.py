@@ -122,6 +122,9 @@ class LoopTurn(asyncio.TimerHandle):
         self._callback, self._args = None, ()
 
 
+_Later = tuple[float, int, LoopTurn]
+
+
 @dataclass
 class _Job:
     future: asyncio.Future[Any]
@@ -155,7 +158,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Since time has moved."""
         self._lanes: dict[Executor, collections.deque[_Job]] = {}
         self._ready: collections.deque[LoopTurn]
-        self._later: list[tuple[float, int, LoopTurn]] = []
+        self._later: list[_Later] = []
         """By when they are due, and then in the order in which they were asked for."""
         self._tasks: list[weakref.ref[VirtualTask]] = []
         """Those that were under way at the last look, and all that began since. Nothing is kept:
@@ -169,8 +172,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._numbers += 1
         return self._numbers
 
-    def time(self) -> float:
+    @property
+    def now_s(self) -> float:
         return self.now_ns / 1e9
+
+    def time(self) -> float:
+        """Of whoever asks: its clock stands still while its machine sleeps."""
+        process = PROCESS.get()
+        behind_ns = 0 if process is None else process.behind_ns
+        return (self.now_ns - behind_ns) / 1e9
 
     def create_future(self) -> asyncio.Future[Any]:
         future = VirtualFuture(loop=self)
@@ -195,14 +205,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         found = [task for task in known if not task.done()]
         self._tasks = list(map(weakref.ref, found))
         raised = [task for task in (*self._raised, *known) if task.is_untaken]
-        self._raised = {task: self._raised.get(task, self.time()) for task in raised}
+        self._raised = {task: self._raised.get(task, self.now_s) for task in raised}
         return found
 
     def untaken(self) -> list[str]:
         """What tasks of those that live have raised, and nobody has taken for a while: most are in
         a circle with their own frames, and nobody collects them while a world lasts."""
         self.tasks()
-        late = [task for task, at_s in self._raised.items() if self.time() - at_s > TAKEN_WITHIN_S]
+        late = [task for task, at_s in self._raised.items() if self.now_s - at_s > TAKEN_WITHIN_S]
         living = [it for it in late if it.process is None or not it.process.is_dead]
         return [f"{it.get_name()}: {it.exception()!r}" for it in living]
 
@@ -229,14 +239,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        if self._closed:  # type: ignore[attr-defined]
-            raise RuntimeError(_IS_OVER)
-        if context is None:
-            context = contextvars.copy_context()
-        turn = LoopTurn(when, callback, args, context)
-        self._numbers = number = self._numbers + 1
-        heapq.heappush(self._later, (when, number, turn))
-        return turn
+        """`when`: by the clock of whoever asks; what comes of it says when by the world's."""
+        process = PROCESS.get()
+        if process is not None and process.behind_ns:
+            when += process.behind_ns / 1e9
+        return self._at(when, callback, args, context)
 
     def call_later(  # type: ignore[override]
         self,
@@ -245,7 +252,35 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        return self.call_at(self.now_ns / 1e9 + delay, callback, *args, context=context)
+        return self._at(self.now_ns / 1e9 + delay, callback, args, context)
+
+    def _at(
+        self,
+        when_s: float,
+        callback: Callable[..., Any],
+        args: tuple[Any, ...],
+        context: contextvars.Context | None,
+    ) -> asyncio.TimerHandle:
+        if self._closed:  # type: ignore[attr-defined]
+            raise RuntimeError(_IS_OVER)
+        if context is None:
+            context = contextvars.copy_context()
+        turn = LoopTurn(when_s, callback, args, context)
+        self._numbers = number = self._numbers + 1
+        heapq.heappush(self._later, (when_s, number, turn))
+        return turn
+
+    def set_aside(self, process: Process) -> list[_Later]:
+        """What is to come of one process."""
+        mine = [it for it in self._later if it[2].process is process]
+        self._later[:] = [it for it in self._later if it[2].process is not process]
+        heapq.heapify(self._later)
+        return mine
+
+    def put_back(self, later: list[_Later], duration_ns: int) -> None:
+        """It comes after all, so much later, in the order in which it was asked for."""
+        for when_s, number, turn in later:
+            heapq.heappush(self._later, (when_s + duration_ns / 1e9, number, turn))
 
     def call_soon_threadsafe(  # type: ignore[override]
         self,

@@ -101,17 +101,28 @@ class VirtualNetwork:
             self.links.carry(there, here, "reset", 0, _breaking(host, there))
 
     def give_up_if_still_cut(self, one: str, other: str) -> None:
-        """A while after a cut."""
+        """A while after a cut. Who sleeps then finds out when its lines are back."""
 
         def give_up() -> None:
             if not (self.links.of(one, other).is_cut or self.links.of(other, one).is_cut):
                 return
             for here, there in ((one, other), (other, one)):
                 self.links.forget(here, there)
-                if (host := self.hosts.get(here)) is not None:
+                if (host := self.hosts.get(here)) is None:
+                    continue
+                if host.process.is_asleep:
+                    host.given_up.add(there)
+                else:
                     _breaking(host, there)()
 
         self._loop.call_later(PATIENCE_S, give_up)
+
+    def find_out_what_was_given_up(self, one: str, other: str) -> None:
+        """By whoever was awake: what either sends over a line that is back is answered so."""
+        for here, there in ((one, other), (other, one)):
+            host = self.hosts.get(here)
+            if host is not None and there in host.given_up:
+                _breaking(host, there)()
 
     # calls ---------------------------------------------------------------------------------------
 
@@ -155,7 +166,7 @@ class VirtualNetwork:
 
         def forget(is_over: bool) -> None:
             asked.pop(number, None)
-            if held and held[0].when() > self._loop.time():
+            if held and held[0].when() > self._loop.now_s:
                 held[0].cancel()
             elif not is_over:
                 self.links.carry(host.peer_id, peer_id, "cancel", HEAD_BYTES, cancel, lane)
@@ -225,6 +236,7 @@ class VirtualNetwork:
 def _breaking(host: VirtualHost, there: str) -> Callable[[], None]:
     def break_off() -> None:
         host.linked.pop(there, None)
+        host.given_up.discard(there)
         for writer in host.open.pop(there, []):
             writer.reset()
         for reply in list(host.asked.pop(there, {}).values()):

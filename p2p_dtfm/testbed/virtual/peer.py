@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +61,17 @@ class Peer:
     @property
     def is_running(self) -> bool:
         return self.ended is not None and not self.ended.done() and self._lives()
+
+    @property
+    def is_asleep(self) -> bool:
+        return self.is_running and self.process is not None and self.process.is_asleep
+
+    @property
+    def awake_since_s(self) -> float:
+        """Since when it runs and its machine does not sleep: for ever not, if one of them does."""
+        if not self.is_running or self.process is None or self.process.is_asleep:
+            return math.inf
+        return max(self.started_s, self.process.woke_ns / 1e9)
 
     @property
     def has_run(self) -> bool:

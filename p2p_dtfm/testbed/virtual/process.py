@@ -2,7 +2,8 @@
 
 Everything that a daemon does is a turn of the event loop in a context that names its process: so a
 killed process gets no turn any more, not even for what stands in its `finally`, and a paused one
-gets those that it has missed when it goes on.
+gets those that it has missed when it goes on. One whose machine sleeps is late by that in all that
+it waits for, and its monotonic clock has not gone on meanwhile.
 """
 
 import asyncio
@@ -35,6 +36,12 @@ class Turns(Protocol):
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> object: ...
 
+    def set_aside(self, process: Any) -> list[Any]:
+        """Its timers, and the ends of its jobs: none of these comes any more."""
+
+    def put_back(self, later: list[Any], duration_ns: int) -> None:
+        """What was set aside comes after all, so much later."""
+
 
 class Process:
     """Has a clock of its own, which is the world's as long as nobody sets it."""
@@ -50,6 +57,14 @@ class Process:
         self.is_paused = False
         self.is_busy = False
         """Its machine does other things, too: jobs take longer."""
+        self.asleep_since_ns: int | None = None
+        """By the world's time: its machine sleeps."""
+        self._later: list[Any] = []
+        """What was to come when it fell asleep."""
+        self.behind_ns = 0
+        """So much of the world's time it has slept, up to when it last woke,"""
+        self.woke_ns = 0
+        """and when that was."""
         self.failures: list[str] = []
         """What its event loop was told and nobody caught."""
         self._loop = loop
@@ -75,14 +90,14 @@ class Process:
     # its clock -----------------------------------------------------------------------------------
 
     def monotonic_ns(self) -> int:
-        return self._loop.now_ns + self._loop.job_ns
+        """As Linux has it: it stands still while the machine sleeps."""
+        return self.awake_or_asleep_ns() - self.behind_ns
 
     def wall_ns(self) -> int:
-        return _EPOCH_NS + self.wall_ahead_ns + self.monotonic_ns()
+        return _EPOCH_NS + self.wall_ahead_ns + self.awake_or_asleep_ns()
 
     def awake_or_asleep_ns(self) -> int:
-        """Of this world no machine sleeps: those whose time passes without them are paused."""
-        return self.monotonic_ns()
+        return self._loop.now_ns + self._loop.job_ns
 
     def block_ns(self, duration_ns: int) -> None:
         assert self._loop.in_job, "only a job of an executor may wait"
@@ -90,7 +105,7 @@ class Process:
 
     @property
     def takes_turns(self) -> bool:
-        """It is neither dead nor paused, and no disk holds it up."""
+        """It is neither dead nor paused, its machine is awake, and no disk holds it up."""
         return self._loop.now_ns >= self.no_turn_until_ns
 
     # what it does --------------------------------------------------------------------------------
@@ -108,6 +123,7 @@ class Process:
         self.is_dead = True
         self.no_turn_until_ns = _NEVER_NS
         self._missed.clear()
+        self._later.clear()
 
     def pause(self) -> None:
         self.is_paused = True
@@ -115,7 +131,33 @@ class Process:
 
     def resume(self) -> None:
         self.is_paused = False
-        if not self.is_dead:
+        self._take_turns_again()
+
+    @property
+    def is_asleep(self) -> bool:
+        return self.asleep_since_ns is not None
+
+    def fall_asleep(self) -> None:
+        """With its machine: what it waits for waits as well, be it a timer, a job or its disk."""
+        self.asleep_since_ns = self._loop.now_ns
+        self.no_turn_until_ns = _NEVER_NS
+        self._later = self._loop.set_aside(self)
+
+    def wake(self) -> None:
+        assert self.asleep_since_ns is not None
+        slept_ns = self._loop.now_ns - self.asleep_since_ns
+        if self._stalled_until_ns > self.asleep_since_ns:
+            self._stalled_until_ns += slept_ns
+            self._go_on_after_the_disk()
+        self.asleep_since_ns, self.woke_ns = None, self._loop.now_ns
+        self.behind_ns += slept_ns
+        self._loop.put_back(self._later, slept_ns)
+        self._later = []
+        self._take_turns_again()
+
+    def _take_turns_again(self) -> None:
+        """Unless something else holds it up."""
+        if not (self.is_dead or self.is_paused or self.is_asleep):
             self.no_turn_until_ns = self._stalled_until_ns
             self._go_on()
 
@@ -124,6 +166,9 @@ class Process:
         begins_ns = max(self._stalled_until_ns, self._loop.now_ns)
         self._stalled_until_ns = begins_ns + duration_ns
         self.no_turn_until_ns = max(self.no_turn_until_ns, self._stalled_until_ns)
+        self._go_on_after_the_disk()
+
+    def _go_on_after_the_disk(self) -> None:
         ends_s = (self._stalled_until_ns - self._loop.now_ns) / 1e9 + ROUNDING_S
         contextvars.Context().run(self._loop.call_later, ends_s, self._go_on)  # not a turn of it
 

@@ -211,7 +211,7 @@ def _accusations() -> Iterator[list[HeardAccusation]]:
         def emit(self, record: logging.LogRecord) -> None:
             process, text = PROCESS.get(), record.getMessage()
             if process is not None and (found := re.search(r"cannot reach (\S+): (.*)", text)):
-                at_s = process.monotonic_ns() / 1e9
+                at_s = process.awake_or_asleep_ns() / 1e9
                 text = f"{at_s:.2f} {process.name}: {found[2]}"
                 said.append(HeardAccusation(process.peer_name, found[1], text))
 

@@ -229,6 +229,17 @@ class Swarm:
         self.trace.note(self.loop.now_ns, "resume", peer.name)
         peer.process.resume()
 
+    def fall_asleep(self, peer: Peer) -> None:
+        """As with a lid that is closed. Its lines are cut by who closes it."""
+        assert peer.process is not None
+        self.trace.note(self.loop.now_ns, "asleep", peer.name)
+        peer.process.fall_asleep()
+
+    def wake(self, peer: Peer) -> None:
+        assert peer.process is not None
+        self.trace.note(self.loop.now_ns, "awake", peer.name)
+        peer.process.wake()
+
     def cut(self, one: Peer, other: Peer, both_ways: bool = True) -> None:
         self.network.links.cut(one.peer_id, other.peer_id)
         if both_ways:
@@ -238,6 +249,7 @@ class Swarm:
     def mend(self, one: Peer, other: Peer, both_ways: bool = True) -> None:
         for here, there in ((one, other), (other, one)) if both_ways else ((one, other),):
             if self.network.links.of(here.peer_id, there.peer_id).is_cut:
+                self.network.find_out_what_was_given_up(here.peer_id, there.peer_id)
                 self.network.links.mend(here.peer_id, there.peer_id)
 
     def forget(self) -> None:
@@ -250,7 +262,7 @@ class Swarm:
 
     @property
     def now_s(self) -> float:
-        return self.loop.time()
+        return self.loop.now_s
 
     async def until(self, condition: Callable[[], bool], what: str, limit_s: float) -> None:
         """Raises `NeverHappened` with how all stand."""

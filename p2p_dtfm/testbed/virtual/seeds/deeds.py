@@ -52,6 +52,10 @@ class Deeds:
         """Who had the layer."""
         self._holding: dict[tuple[str, str], set[Fault]] = {}
         """What keeps each way cut, from one to another one by name: it opens with the last."""
+        self._closed: dict[str, Fault] = {}
+        """Lids, by whose they are."""
+        self.parted_s: dict[str, float] = {}
+        """Until when by something else than a lid somebody was last out of reach of others."""
         self._ending: list[Fault] = []
         """Lies that are to end once they were told."""
         self._begin: dict[str, Callable[[Fault], bool]] = {
@@ -60,6 +64,7 @@ class Deeds:
             "lying disk": lambda fault: self._disk(fault, "lies", is_so=True),
             "old disk": self._copy_home,
             "pause": self._pause,
+            "lid": self._close_lid,
             "leave": self._leave,
             "join": lambda fault: self._start(self._one(fault)),
             "cut": lambda fault: self._cut(fault, both_ways=True),
@@ -88,6 +93,7 @@ class Deeds:
             "lying disk": self._end_of_lies,
             "old disk": self._come_back_old,
             "pause": self._resume,
+            "lid": self._open_lid,
             "leave": self._come_back,
             "join": lambda fault: None,
             "cut": self._mend,
@@ -237,6 +243,8 @@ class Deeds:
     def _start(self, peer: Peer) -> bool:
         may = not peer.is_running
         if may:
+            if (lid := self._closed.pop(peer.name, None)) is not None:
+                self._mend(lid)
             self._swarm.start(peer)
         elif peer.is_away or peer.is_leaving_for_a_pause:
             self._swarm.come_back(peer)
@@ -253,6 +261,34 @@ class Deeds:
         process = self._one(fault).process
         if process is not None and process.is_paused and not process.is_dead:
             self._swarm.resume(self._one(fault))
+
+    def _close_lid(self, fault: Fault) -> bool:
+        """Its machine sleeps, whatever else is done to it, and nobody reaches it."""
+        peer, process = self._one(fault), self._one(fault).process
+        may = peer.is_running and process is not None and not process.is_asleep
+        if may:
+            self.crashes_s.append(self._swarm.now_s)  # what it has is out of reach as if it had
+            for other in self._others(peer):
+                self._hold(fault, peer, other)
+            self._closed[peer.name] = fault
+            self._swarm.fall_asleep(peer)
+        return may
+
+    def _open_lid(self, fault: Fault) -> None:
+        """Unless it has died in its sleep, and was started again since: that has opened it."""
+        peer, links = self._one(fault), self._swarm.network.links
+        if self._closed.get(peer.name) is not fault:
+            return
+        del self._closed[peer.name]
+        if peer.is_asleep:
+            self._swarm.wake(peer)
+        self._mend(fault)
+        for other in self._others(peer):
+            if links.of(peer.peer_id, other.peer_id).is_cut:  # by its own clock it began just now
+                self._swarm.network.give_up_if_still_cut(peer.peer_id, other.peer_id)
+
+    def _others(self, peer: Peer) -> list[Peer]:
+        return [other for other in self._swarm.peers if other is not peer]
 
     def _leave(self, fault: Fault) -> bool:
         peer = self._one(fault)
@@ -314,6 +350,8 @@ class Deeds:
     def _mend(self, fault: Fault) -> None:
         """What nothing else keeps cut: of those that are cut off in turns, not the way to others
         who still are."""
+        if fault.kind != "lid":
+            self.parted_s |= dict.fromkeys(fault.whom, self._swarm.now_s)
         for way, faults in self._holding.items():
             if fault in faults:
                 faults.discard(fault)
@@ -331,9 +369,8 @@ class Deeds:
     def _damage(self, fault: Fault, share: float) -> bool:
         """Of what it sends to anybody."""
         here, links = self._one(fault), self._swarm.network.links
-        for peer in self._swarm.peers:
-            if peer is not here:
-                links.of(here.peer_id, peer.peer_id).damaged = share
+        for peer in self._others(here):
+            links.of(here.peer_id, peer.peer_id).damaged = share
         return True
 
     def _sides(self, fault: Fault) -> list[tuple[Peer, Peer]]:

@@ -28,6 +28,7 @@ from p2p_dtfm.testbed.virtual.seeds.watching.nudges import Nudges
 from p2p_dtfm.testbed.virtual.seeds.watching.suspicions import Suspicions
 from p2p_dtfm.testbed.virtual.seeds.watching.together import Together
 from p2p_dtfm.testbed.virtual.seeds.watching.waits import Waits
+from p2p_dtfm.testbed.virtual.seeds.watching.wakers import Wakers
 from p2p_dtfm.testbed.virtual.seeds.watching.words import Blames
 from p2p_dtfm.testbed.virtual.swarm import HOURS, NeverHappened, Swarm, play
 
@@ -109,6 +110,7 @@ class Play:
         together, kept_out = Together(self.honest), KeptOut(self.honest)
         self._gathered = (kept_out, together) if schedule.is_slow else (together,)
         """What must be once all is mended."""
+        self._wakers = Wakers(swarm, self.deeds.parted_s)
         self._endings = Endings(self.honest, swarm.peers, self._steps)
         self.suspicions = Suspicions(swarm)
 
@@ -230,6 +232,8 @@ class Play:
             self._ask_all()
         if self.suspicions.problem:
             raise Broken(self.suspicions.problem)
+        if problem := self._wakers.look():
+            raise Broken(problem)
         if self._schedule.is_calm:
             self._require_steps()
         self._require_nobody_apart()

@@ -8,6 +8,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
     ABSENCES,
     DUMB,
     LATE_WORDS,
+    LIDS,
     LIES,
     LIES_IN_STAGES,
     MOMENTS,
@@ -20,12 +21,14 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
 )
 from p2p_dtfm.testbed.virtual.seeds.schedules.late_words import late_words
 from p2p_dtfm.testbed.virtual.seeds.schedules.liars import lies, lies_in_stages, quick_lies
+from p2p_dtfm.testbed.virtual.seeds.schedules.lids import lids
 from p2p_dtfm.testbed.virtual.seeds.schedules.moments import moments
 from p2p_dtfm.testbed.virtual.seeds.schedules.ordinary import dumb, ordinary, otherwise, quick
 from p2p_dtfm.testbed.virtual.seeds.schedules.partings import partings
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 
 FAMILIES: tuple[tuple[int, Callable[[int], Schedule]], ...] = (
+    (LIDS, lids),
     (PARTINGS, partings),
     (DUMB, dumb),
     (ABSENCES, absences),

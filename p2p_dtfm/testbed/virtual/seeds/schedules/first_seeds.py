@@ -33,3 +33,5 @@ of them as a daemon begins."""
 PARTINGS = 980_000
 """From this seed on: a swarm of slow machines is divided, and most of the run is left when its
 sides meet again."""
+LIDS = 990_000
+"""From this seed on: slow machines sleep, some at once, or all, and some die meanwhile."""

@@ -49,9 +49,9 @@ class Nudges:
 
     def look(self) -> None:
         """Wake those that sleep since the last look, at the latest."""
-        if self._loop.time() < self._due_s:
+        if self._loop.now_s < self._due_s:
             return
-        self._due_s = self._loop.time() + EVERY_S
+        self._due_s = self._loop.now_s + EVERY_S
         sleepers = [it for it in self._sleepers() if not it.state.wake.is_set()]
         woken = [it for it in sleepers if self._slept.get(it.task) is it.future]
         self._slept = {it.task: it.future for it in sleepers}
@@ -70,7 +70,7 @@ class Nudges:
         for sleeper in woken:
             if not sleeper.waits_on():
                 self.problem = (
-                    f"{sleeper.name} waited at {sleeper.place} at {self._loop.time():.2f} s, and "
+                    f"{sleeper.name} waited at {sleeper.place} at {self._loop.now_s:.2f} s, and "
                     f"went on when it was woken: nobody had (now {sleeper.task.waits_at()})"
                 )
 

@@ -1,4 +1,4 @@
-"""Who works is not held to be stuck: where machines only crash, nobody else is.
+"""Who works is not held to be stuck: where machines only crash, or sleep, nobody else is.
 
 Whoever waits for ever is mostly thrown out in the end, and comes back: the run goes on, and nothing
 of what became of it shows that somebody waited.
@@ -14,8 +14,8 @@ from p2p_dtfm.testbed.virtual.process import PROCESS
 from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 SETTLED_S = 10.0
-"""Who began or came back later may be meant as it was before. Nor is anybody meant before the run's
-first step: who is given none of the data, as their founder has died, cannot begin it."""
+"""Who began, woke or came back later may be meant as it was before. Nor is anybody meant before the
+run's first step: who is given none of the data, as their founder has died, cannot begin it."""
 
 
 class Suspicions:
@@ -46,7 +46,7 @@ class Suspicions:
     def _hear(self, peer_id: str, reason: str) -> None:
         now_s, process = self._swarm.now_s, PROCESS.get()
         peer = next((it for it in self._swarm.peers if it.peer_id == peer_id), None)
-        works = peer is not None and peer.is_running and now_s - peer.started_s >= SETTLED_S
+        works = peer is not None and now_s - peer.awake_since_s >= SETTLED_S
         works &= any(it.told_step() for it in self._swarm.peers if it.is_running)
         if works and not self.problem and peer is not None and process is not None:
             said = f"{now_s:.2f} s: {process.name} says of {peer.name} that it {reason}"

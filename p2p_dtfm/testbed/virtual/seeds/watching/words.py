@@ -74,7 +74,7 @@ class Story(logging.Formatter):
         process = PROCESS.get()
         if process is None:
             return record.getMessage()
-        return f"{process.monotonic_ns() / 1e9:9.3f} {process.name} {record.getMessage()}"
+        return f"{process.awake_or_asleep_ns() / 1e9:9.3f} {process.name} {record.getMessage()}"
 
 
 @contextmanager

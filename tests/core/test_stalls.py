@@ -595,17 +595,19 @@ class TestDrips:
         news: bool = True,
         b_lacks: Lack | None = None,
         watched_too: tuple[str, ...] = (),
+        me: str = A,
     ) -> int | None:
         """In which step A suspects C, of which it lacks something for so long in each."""
-        stalls, pace = Stalls(A, 2 * SECOND_NS), Pace(self.view, SPEC, 0)
-        stalls.watch([*[C, B][: members - 1], *watched_too])
+        stalls, pace = Stalls(me, 2 * SECOND_NS), Pace(self.view, SPEC, 0)
+        fellow = B if me == A else A
+        stalls.watch([*[C, fellow][: members - 1], *watched_too])
         possible = PossibleWaits(self.view)
         for now_ns in range(0, steps * self.step_ns, TICK_NS):
             step, into_ns = divmod(now_ns, self.step_ns)
             waits = into_ns >= self.step_ns - waits_s * SECOND_NS
             mine = self.work(step, lack) if waits else self.work(step, computes=True)
             theirs = mine if b_lacks is None else self.work(step, b_lacks)
-            stalls.heard(B, step, theirs if news else self.work(step - 1, lack))
+            stalls.heard(fellow, step, theirs if news else self.work(step - 1, lack))
             stalls.heard(C, step, said(step))
             for found in stalls.tick(mine, possible, lambda *_: has_given, pace.patience, now_ns):
                 assert found.peer_id == C and "only its word" in found.reason
@@ -620,6 +622,23 @@ class TestDrips:
         """Whether or not it says that it computes: what it has to compute first is here."""
         found = self.suspected_in(Lack(C, kind), lambda step: self.work(step, computes=computes))
         assert found == STEPS
+
+    def test_who_shares_its_last_layers_alone_does_not_know_that_it_has_computed_the_others(
+        self,
+    ) -> None:
+        """Of six slow machines an honest one that held the whole model was out (virtual seed
+        990008): the holder of the head had all that it was owed of it two seconds before it had
+        come to its first layer."""
+        cut = TestDrips()
+        cut.view = view_of((2, 1))  # A and B hold halves, and C all
+
+        def computes(step: int) -> Work:
+            return cut.work(step, computes=True)
+
+        prepared = Lack(C, Kind.PREPARED)
+        assert cut.suspected_in(prepared, computes, me=B) is None
+        assert cut.suspected_in(prepared, cut.work, me=B) == STEPS, "who does nothing"
+        assert cut.suspected_in(prepared, computes, me=A) == STEPS, "who computes nothing any more"
 
     def test_what_takes_less_than_half_of_the_steps_is_none(self) -> None:
         assert self.suspected_in(Lack(C, Kind.CLAIM), self.work, waits_s=1.9) is None

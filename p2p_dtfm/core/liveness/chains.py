@@ -125,7 +125,7 @@ class Chains:
         elif work.computes or work.fetches:
             fetches = work.fetches and not work.computes
             is_given = fetches and self._is_given(peer_id)
-            is_done = owed.kind in WORDS and self._possible.are_fellows(self._me, peer_id)
+            is_done = owed.kind in WORDS and self._possible.sees_to_the_end(self._me, peer_id)
             is_done = is_done and not self._has_told_most(owed)
             self.found[peer_id] = ChainEnd(
                 peer_id, fetches=fetches, is_given=is_given, owes_word=is_done and not fetches

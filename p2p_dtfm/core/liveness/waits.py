@@ -53,6 +53,10 @@ class PossibleWaits:
         self._before: dict[str, set[str]] = defaultdict(set)
         self._after: dict[str, set[str]] = defaultdict(set)
         self._beside: dict[str, set[str]] = defaultdict(set)
+        self._layers: dict[str, range] = {}
+        self._firsts: dict[str, set[int]] = defaultdict(set)
+        """Of each of its stages the first layer: it computes the gradients of that one last."""
+        self._other_ends: dict[str, tuple[int, str]] = {}
         self._guards: dict[str, set[str]] = defaultdict(set)
         self._holders: frozenset[str] = frozenset()
         if isinstance(plan, Plan):
@@ -62,8 +66,11 @@ class PossibleWaits:
 
     def _read(self, plan: Plan, view: View) -> None:
         self._holders = frozenset(plan.stage_holders())
+        self._layers = {holder: plan.layers_of(holder) for holder in self._holders}
         for pipeline in plan.pipelines:
             peers = [stage.peer_id for stage in pipeline.stages]
+            for stage in pipeline.stages:
+                self._firsts[stage.peer_id].add(stage.first_layer)
             for one, other in pairwise(peers):
                 self._before[other].add(one)
                 self._after[one].add(other)
@@ -79,6 +86,7 @@ class PossibleWaits:
             lacked = other_end(plan, holder)
             if lacked is not None:
                 self._beside[holder].add(lacked[1])
+                self._other_ends[holder] = lacked
 
     def has_stage(self, peer_id: str) -> bool:
         return peer_id in self._holders
@@ -88,10 +96,13 @@ class PossibleWaits:
         """How many peers have one."""
         return len(self._holders)
 
-    def are_fellows(self, one: str, other: str) -> bool:
-        """They hold a layer together: who has got all that it is owed of the other's gradients
-        knows that it has computed them."""
-        return other in self._beside[one]
+    def sees_to_the_end(self, one: str, other: str) -> bool:
+        """It holds what the other computes last: who has got all that it is owed of the other's
+        gradients knows that it has computed them. Who shares later layers alone with it does not,
+        as the other goes from these to its first one."""
+        layers, end = self._layers.get(one, range(0)), self._other_ends.get(one)
+        shared = (first in layers or end == (first, other) for first in self._firsts[other])
+        return other in self._beside[one] and all(shared)
 
     def allow(self, owed: Kind, waiting: str, lack: Lack) -> bool:
         """Whether the plan lets `waiting`, which owes `owed`, lack this."""

@@ -176,6 +176,27 @@ def test_who_was_given_states_before_a_commit_gets_the_gradients_of_that_step(
     play(scenario)
 
 
+def test_who_lost_its_place_before_its_layers_came_brings_those_of_the_next_view(
+    play: Callable[..., None],
+) -> None:
+    """A machine that slept as it was let in (virtual seed 990009): let in again, it waited for the
+    view that it was not in any more to settle, and the others for its states, again and again."""
+
+    async def scenario(parts: Parts) -> None:
+        again = view_of(3, 2)
+        assert VIEW.snapshot.planned and again.snapshot.planned
+        parts.place.take_over(VIEW)
+        parts.place.agreed(again, False)
+        assert not parts.followers.brought_for(again), "not before the present one has started"
+        parts.state.view = None
+        parts.place.leave_views()
+        assert not parts.followers.brought_for(again)
+        parts.place.agreed(view_of(5, 2), False)
+        assert parts.followers.brought_for(view_of(5, 2)) == set(MINE)
+
+    play(scenario)
+
+
 def test_who_waits_for_data_gives_states_meanwhile(play: Callable[..., None]) -> None:
     class Thin(QuietOutlet):
         async def fetch_shards(self, digests: set[str]) -> None:

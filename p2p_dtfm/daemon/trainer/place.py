@@ -105,10 +105,12 @@ class PlaceInView:
         for layer in unwanted - self._followers.catching_up:
             self._cuts.outlives(self._state.states.pop(layer))
 
-    def drop_guarded(self) -> None:
-        """This peer is in no view any more: nobody moves on what it guards."""
+    def leave_views(self) -> None:
+        """This peer is in no view any more: nobody moves on what it guards, and the next view waits
+        for no layers of the last one."""
         for layer in self._followers.guarded:
             self._state.states.pop(layer, None)
+        self._has_settled, self._next_view = True, None
 
     async def have_states(self, view: View, plan: Plan) -> None:
         """Wait until every layer of this peer's stage is at the step that comes."""

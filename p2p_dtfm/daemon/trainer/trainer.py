@@ -152,7 +152,7 @@ class Trainer:
     def leave_views(self) -> None:
         """This peer is in no view any more; a step that has just committed is still applied."""
         self._followers.stop_following()
-        self._place.drop_guarded()
+        self._place.leave_views()
         self._followers.stop_guarding()
         self.cuts.stop()
         self._steps.forget_work()

@@ -21,7 +21,7 @@ from p2p_dtfm.testbed.virtual.seeds.saved import has_saved_all
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.seeds.tight_rooms import tight_rooms
 from p2p_dtfm.testbed.virtual.seeds.watching.endings import Endings
-from p2p_dtfm.testbed.virtual.seeds.watching.kept_out import KeptOut
+from p2p_dtfm.testbed.virtual.seeds.watching.kept_out import ALONE_S, OUTSIDE_S, KeptOut
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import PATIENCE_S as MOMENT_S
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import Moments
 from p2p_dtfm.testbed.virtual.seeds.watching.nudges import Nudges
@@ -107,7 +107,8 @@ class Play:
         self._was_mended = False
         self._nudges = Nudges(swarm.loop, self.honest)
         self._waits = Waits(schedule.liars)
-        together, kept_out = Together(self.honest), KeptOut(self.honest)
+        outside_s = ALONE_S if schedule.has_sleepers else OUTSIDE_S
+        together, kept_out = Together(self.honest), KeptOut(self.honest, outside_s)
         self._gathered = (kept_out, together) if schedule.is_slow else (together,)
         """What must be once all is mended."""
         self._wakers = Wakers(swarm, self.deeds.parted_s)

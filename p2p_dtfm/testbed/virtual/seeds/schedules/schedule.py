@@ -158,6 +158,10 @@ class Schedule:
         return all(fault.kind in CRASHES for fault in self.faults)
 
     @property
+    def has_sleepers(self) -> bool:
+        return any(fault.kind == "lid" for fault in self.faults)
+
+    @property
     def lies(self) -> list[tuple[str, str]]:
         """Who lies in what."""
         return [(name, fault.what) for fault in self.faults if fault.what for name in fault.whom]

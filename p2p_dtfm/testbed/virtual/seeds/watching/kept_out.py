@@ -9,13 +9,17 @@ from p2p_dtfm.testbed.virtual.peer import Peer
 
 OUTSIDE_S = 30.0
 """Who has died, and lost its place, is back after some twelve."""
+ALONE_S = 60.0
+"""Where most have slept one slow machine may be left: of it alone a step takes twenty, and then it
+gives the model to who comes."""
 
 
 class KeptOut:
     """Of one seed. `peers`: those of whom it is asked."""
 
-    def __init__(self, peers: Callable[[], Sequence[Peer]]) -> None:
+    def __init__(self, peers: Callable[[], Sequence[Peer]], limit_s: float = OUTSIDE_S) -> None:
         self._peers = peers
+        self._limit_s = limit_s
         self._since_s: dict[str, float] = {}
 
     def look(self, now_s: float) -> str:
@@ -24,10 +28,11 @@ class KeptOut:
         others = {peer.name for peer in peers if peer.is_in_a_view}
         outside = {peer.name for peer in peers} - others if others else set()
         self._since_s = {name: self._since_s.get(name, now_s) for name in outside}
-        late = [name for name, since_s in self._since_s.items() if now_s - since_s > OUTSIDE_S]
+        late = [name for name, since_s in self._since_s.items() if now_s - since_s > self._limit_s]
         if not late:
             return ""
-        return f"{min(late)} is in no view for {OUTSIDE_S:.0f} s, though nothing is done to anybody"
+        for_s = f"{self._limit_s:.0f} s"
+        return f"{min(late)} is in no view for {for_s}, though nothing is done to anybody"
 
     def disturb(self) -> None:
         """Something is done to somebody."""

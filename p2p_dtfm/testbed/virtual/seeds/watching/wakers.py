@@ -58,16 +58,20 @@ class Wakers:
         return ""
 
     def _stayed(self, peer: Peer, before: dict[str, Any], view: dict[str, Any]) -> list[str]:
-        """Who was with it before, is not now, and was there all the time."""
+        """Who was with it before, is not now, and was there all the time; nobody where these are
+        fewer than are left, or have come less far: then the others' part counts."""
         out = set(before["members"]) - set(view["members"])
-        return [
-            other.name
+        found = [
+            other
             for other in self._swarm.peers
             if other.peer_id in out
             and view["at_s"] - other.awake_since_s > STAYED_S
             and other.is_in_a_view
             and self._is_reached(peer, other, view["at_s"])
         ]
+        theirs = len(found), max((other.told_step() for other in found), default=0)
+        counts = theirs >= (len(view["members"]), peer.told_step())
+        return [other.name for other in found] if found and counts else []
 
     def _is_reached(self, peer: Peer, other: Peer, at_s: float) -> bool:
         links, ways = self._swarm.network.links, (peer.peer_id, other.peer_id)

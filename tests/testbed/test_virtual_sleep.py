@@ -1,15 +1,25 @@
 """Machines that sleep in virtual time: what stands still with them, and what goes on."""
 
 import asyncio
-from collections.abc import Callable
+import math
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from p2p_dtfm.ports import now
-from p2p_dtfm.testbed.virtual.links import SECOND_NS
+from p2p_dtfm.testbed.virtual.links import PATIENCE_S, SECOND_NS
 from p2p_dtfm.testbed.virtual.loop import JOB_NS, VirtualLoop
+from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.process import Process
+from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
+from p2p_dtfm.testbed.virtual.seeds.run import make_run
+from p2p_dtfm.testbed.virtual.seeds.schedules.draw import draw
+from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import LIDS
+from p2p_dtfm.testbed.virtual.seeds.schedules.lids import CLOSED_WITHIN_S
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import CRASHES, Fault
+from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from tests.testbed.test_virtual_loop import process_of, within
 
 
@@ -146,3 +156,89 @@ def test_who_dies_in_its_sleep_wakes_to_nothing() -> None:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
 
     within(scene)
+
+
+def test_from_990000_on_slow_machines_sleep_some_at_once_or_all_and_some_die_meanwhile() -> None:
+    schedules = [draw(seed) for seed in range(LIDS, LIDS + 60)]
+    assert all(it.is_slow and it.is_long and it.has_sleepers for it in schedules)
+    assert {len(it.begun) for it in schedules} == {3, 4, 5, 6}
+    lids = [[fault for fault in it.faults if fault.kind == "lid"] for it in schedules]
+    lasts_s = [fault.lasts_s for each in lids for fault in each]
+    assert 2.5 <= min(lasts_s) < 5.0 and 120.0 < max(lasts_s) < 180.0
+    assert {"a" in {fault.whom[0] for fault in each} for each in lids} == {True, False}
+    all_at_once = [
+        len({fault.whom for fault in each[:count]}) == count
+        and each[count - 1].at_s - each[0].at_s < CLOSED_WITHIN_S
+        for each, it in zip(lids, schedules, strict=True)
+        if len(each) >= (count := len(it.begun))
+    ]
+    assert sum(all_at_once) > 5
+    deaths = [it for it in schedules if {"kill", "power cut"} & {f.kind for f in it.faults}]
+    assert len(deaths) > 20
+    strict = [it for it in schedules if it.has_only_crashes]
+    assert 15 < len(strict) < 45, "in these what is told to be safe is held to it"
+    others = {fault.kind for it in schedules for fault in it.faults} - {"lid", *CRASHES}
+    assert others == {"pause", "cut", "one-way cut", "partition"}
+
+
+def _swarm_of_three(folder: Path, scene: Callable[[Swarm, Deeds], Awaitable[None]]) -> None:
+    """That trains in one view."""
+
+    async def whole(swarm: Swarm) -> None:
+        swarm.are_slow = True
+        run = make_run(folder, 40)
+        founder = swarm.peer("a", run=str(run), expect_peers=3)
+        swarm.start(founder)
+        await swarm.until(lambda: founder.has_run, "it is founded", 60)
+        for name in "bc":
+            swarm.start(swarm.peer(name, initial_peers=(swarm.address(founder),)))
+        await swarm.until(lambda: min(it.told_step() for it in swarm.peers) >= 1, "a step", 60)
+        await scene(swarm, Deeds(swarm))
+
+    play(3, folder / "world", whole)
+
+
+def _linked(one: Peer, other: Peer) -> tuple[bool, bool]:
+    """As either end sees it."""
+    assert one.host is not None and other.host is not None
+    return other.peer_id in one.host.linked, one.peer_id in other.host.linked
+
+
+def test_who_sleeps_is_left_and_comes_back_and_learns_then_which_lines_are_gone(
+    tmp_path: Path,
+) -> None:
+    async def scene(swarm: Swarm, deeds: Deeds) -> None:
+        a, b, c = swarm.peers
+        assert c.process is not None
+        lid = Fault(0.0, 0.0, "lid", ("c",), 0.0)
+        assert deeds.begin(lid) and not deeds.begin(lid), "it sleeps already"
+        assert c.is_asleep and c.awake_since_s == math.inf and deeds.crashes_s
+        before = c.view_id
+        await swarm.until(lambda: a.view_id == b.view_id != before, "they go on without it", 20)
+        assert _linked(a, c) == (True, True), "their kernels try for longer"
+        await asyncio.sleep(PATIENCE_S)
+        assert _linked(a, c) == (False, True), "who sleeps hears nothing"
+        assert c.view_id == before
+        deeds.end(lid)
+        assert c.awake_since_s == swarm.now_s
+        assert _linked(a, c) == (False, False)
+        await swarm.until(lambda: a.view_id == b.view_id == c.view_id, "it is back", 60)
+
+    _swarm_of_three(tmp_path, scene)
+
+
+def test_who_dies_in_its_sleep_and_is_started_again_has_its_lid_open(tmp_path: Path) -> None:
+    async def scene(swarm: Swarm, deeds: Deeds) -> None:
+        c = swarm.peers[2]
+        lid, kill = (Fault(0.0, 0.0, kind, ("c",), 0.0) for kind in ("lid", "kill"))
+        assert deeds.begin(lid) and deeds.begin(kill)
+        links = swarm.network.links
+        ways = [(c.peer_id, it.peer_id) for it in swarm.peers[:2]]
+        ways += [way[::-1] for way in ways]
+        assert all(links.of(*way).is_cut for way in ways)
+        deeds.end(kill)
+        assert c.is_running and not c.is_asleep and not any(links.of(*way).is_cut for way in ways)
+        deeds.end(lid)
+        assert c.is_running and not c.is_asleep
+
+    _swarm_of_three(tmp_path, scene)

@@ -6,4 +6,5 @@ states          gradients and states that are wrong, lost or doubled
 disks           what is written, and read again
 lives           who comes and goes, and what it owes the others meanwhile
 verdicts        who is believed, and whose work is looked at: with seeds in which some lie
+sleepers        what a machine that has slept makes of that
 """

@@ -17,6 +17,7 @@ from pathlib import Path
 from p2p_dtfm.testbed.virtual.planted.bug import Planted, planted
 from p2p_dtfm.testbed.virtual.planted.disks import DISKS
 from p2p_dtfm.testbed.virtual.planted.lives import LIVES
+from p2p_dtfm.testbed.virtual.planted.sleepers import SLEEPERS
 from p2p_dtfm.testbed.virtual.planted.states import STATES
 from p2p_dtfm.testbed.virtual.planted.verdicts import VERDICTS
 from p2p_dtfm.testbed.virtual.planted.waiting import WAITING
@@ -26,7 +27,7 @@ from p2p_dtfm.testbed.virtual.seeds.player import (
     memory_disk,
 )
 
-BUGS = (*WAITING, *STATES, *DISKS, *LIVES, *VERDICTS)
+BUGS = (*WAITING, *STATES, *DISKS, *LIVES, *VERDICTS, *SLEEPERS)
 
 
 class Search:

@@ -14,7 +14,8 @@ and from 600000 on of those from 200000 on. From 700000 on a few machines crash 
 after the last step as well, and lanes have no order among each other. From 800000 on faults begin
 when something is said, from 900000 on a word is late while somebody dies, and from 950000 on
 somebody is away for long on slow machines. From 970000 on are those from 500000 on, with p2pd that
-do not answer, and from 980000 on a swarm is divided in the middle of a long run.
+do not answer, from 980000 on a swarm is divided in the middle of a long run, and from 990000 on
+machines sleep.
 
 Then all is mended, and these must hold: all that run are in one view within a bound, if the run
 lasts so long; each daemon comes to the end of the run within a bound; loss, gradient norm and
@@ -22,8 +23,9 @@ held-out loss of each step are those of a single process on the same data, at al
 and the same at all of one view; so are the layers that are saved of the last step; each step was
 seen; what a peer tells to be safe nobody computes again, where nobody was out of reach and at most
 one was killed; nobody has failed, or ended by itself before the last step, nobody honest is blamed,
-and nothing was raised that nobody caught; nobody has more tasks or unread bytes than it may;
-whoever is asked to leaves then, and neither task nor file stays behind.
+nobody that has just woken has those out who stayed, and nothing was raised that nobody caught;
+nobody has more tasks or unread bytes than it may; whoever is asked to leaves then, and neither task
+nor file stays behind.
 """
 
 import argparse

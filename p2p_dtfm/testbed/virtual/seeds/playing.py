@@ -111,7 +111,7 @@ class Play:
         together, kept_out = Together(self.honest), KeptOut(self.honest, outside_s)
         self._gathered = (kept_out, together) if schedule.is_slow else (together,)
         """What must be once all is mended."""
-        self._wakers = Wakers(swarm, self.deeds.parted_s)
+        self.wakers = Wakers(swarm, self.deeds.parted_s)
         self._endings = Endings(self.honest, swarm.peers, self._steps)
         self.suspicions = Suspicions(swarm)
 
@@ -233,7 +233,7 @@ class Play:
             self._ask_all()
         if self.suspicions.problem:
             raise Broken(self.suspicions.problem)
-        if problem := self._wakers.look():
+        if problem := self.wakers.look():
             raise Broken(problem)
         if self._schedule.is_calm:
             self._require_steps()
@@ -408,6 +408,8 @@ def play_seed(
                 stack.enter_context(tight_rooms())
             if schedule.has_only_crashes:
                 stack.enter_context(one.suspicions.heard())
+            if schedule.has_sleepers:
+                stack.enter_context(one.wakers.heard())
             await scene(swarm, one)
 
     with blames.heard():

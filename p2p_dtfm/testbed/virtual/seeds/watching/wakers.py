@@ -5,10 +5,13 @@ takes that for the others' end, a swarm is in two parts for a while; mostly they
 nothing of what becomes of the run shows it.
 """
 
-from collections.abc import Mapping
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.process import PROCESS
 from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 JUST_S = 20.0
@@ -20,24 +23,23 @@ SAYS_WITHIN_S = 30.0
 REJOINS, STOOD_STILL = "rejoins: ", "stood still"
 
 
-class Wakers:
-    """Of one seed, looked at now and then."""
+class Wakers(logging.Handler):
+    """Of one seed, looked at now and then; and it hears what they say."""
 
     def __init__(self, swarm: Swarm, parted_s: Mapping[str, float]) -> None:
         """`parted_s`: until when something but a lid kept each out of reach."""
+        super().__init__(logging.WARNING)
         self._swarm = swarm
         self._parted_s = parted_s
         self._heard: dict[str, int] = {}
         """So many events of each were looked at."""
-        self._said: dict[str, str] = {}
-        """How each stood at the last look."""
+        self._problem = ""
 
     def look(self) -> str:
         """What somebody has made of its sleep, if that is wrong."""
         peers = [it for it in self._swarm.peers if it.is_running and it.process is not None]
         slept = [it for it in peers if it.process is not None and it.process.behind_ns]
-        problems = (self._puts_out(it) or self._is_silent(it) for it in slept)
-        return next(filter(None, problems), "")
+        return self._problem or next(filter(None, map(self._puts_out, slept)), "")
 
     def _has_woken_within(self, peer: Peer, limit_s: float, at_s: float) -> bool:
         assert peer.process is not None
@@ -58,8 +60,8 @@ class Wakers:
         return ""
 
     def _stayed(self, peer: Peer, before: dict[str, Any], view: dict[str, Any]) -> list[str]:
-        """Who was with it before, is not now, and was there all the time; nobody where these are
-        fewer than are left, or have come less far: then the others' part counts."""
+        """Who was with it before, is not now, and was there all the time; nobody unless these are
+        more than are left, or as many that have come further: else the others' part may count."""
         out = set(before["members"]) - set(view["members"])
         found = [
             other
@@ -70,7 +72,7 @@ class Wakers:
             and self._is_reached(peer, other, view["at_s"])
         ]
         theirs = len(found), max((other.told_step() for other in found), default=0)
-        counts = theirs >= (len(view["members"]), peer.told_step())
+        counts = theirs > (len(view["members"]), peer.told_step())
         return [other.name for other in found] if found and counts else []
 
     def _is_reached(self, peer: Peer, other: Peer, at_s: float) -> bool:
@@ -80,11 +82,24 @@ class Wakers:
             return False
         return not any(links.of(*way).is_cut for way in (ways, ways[::-1]))
 
-    def _is_silent(self, peer: Peer) -> str:
+    # what it says --------------------------------------------------------------------------------
+
+    def emit(self, record: logging.LogRecord) -> None:
         """Its user reads why the others have gone on without it."""
-        before, self._said[peer.name] = self._said.get(peer.name, ""), peer.standing()
-        said = self._said[peer.name]
-        is_new = said != before and REJOINS in said and STOOD_STILL not in said
-        if is_new and self._has_woken_within(peer, SAYS_WITHIN_S, self._swarm.now_s):
-            return f"{peer.name} woke at {peer.awake_since_s:.2f} s, and does not say so: {said}"
-        return ""
+        process, said = PROCESS.get(), record.getMessage()
+        if process is None or not process.behind_ns or not said.startswith(REJOINS):
+            return
+        awake_s = self._swarm.now_s - process.woke_ns / 1e9
+        if awake_s <= SAYS_WITHIN_S and STOOD_STILL not in said:
+            text = f"{process.name} woke {awake_s:.2f} s ago, and does not say so: {said}"
+            self._problem = self._problem or text
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        """Where somebody hears warnings already."""
+        log = logging.getLogger("p2p_dtfm")
+        log.addHandler(self)
+        try:
+            yield
+        finally:
+            log.removeHandler(self)

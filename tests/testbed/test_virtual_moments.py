@@ -1,5 +1,6 @@
 """Faults that begin when something is said, and seeds that leave each one time to show."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -191,7 +192,7 @@ def test_who_works_is_not_held_to_be_stuck(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Stalls, "tick", lambda stalls, *args: found)
     monkeypatch.setattr(Stalls, "join", lambda stalls, *args: found)
     peer = SimpleNamespace(
-        name="b", peer_id="id b", is_running=True, started_s=100.0, told_step=lambda: 1
+        name="b", peer_id="id b", is_running=True, awake_since_s=100.0, told_step=lambda: 1
     )
     swarm: Any = SimpleNamespace(peers=[peer], now_s=105.0)
     suspicions = Suspicions(swarm)
@@ -201,9 +202,9 @@ def test_who_works_is_not_held_to_be_stuck(monkeypatch: pytest.MonkeyPatch) -> N
         with suspicions.heard():
             stalls: Any = Stalls.__new__(Stalls)
             assert stalls.tick() == found and not suspicions.problem, "it began just now"
-            peer.is_running, swarm.now_s = False, 120.0
-            assert stalls.tick() == found and not suspicions.problem, "it is dead"
-            peer.is_running = True
+            peer.awake_since_s, swarm.now_s = math.inf, 120.0
+            assert stalls.tick() == found and not suspicions.problem, "it is dead, or sleeps"
+            peer.awake_since_s = 100.0
             assert stalls.join() == found and not suspicions.problem, "it has waited half as long"
             assert stalls.tick() == found
             assert "a.0 says of b that it is waited for" in suspicions.problem

@@ -148,7 +148,7 @@ def test_each_seed_draws_its_own_and_at_least_ten_faults_on_three_to_eight_daemo
         assert len(schedule.faults) >= 10
         assert 3 <= len(schedule.begun + schedule.joiners) <= 8
     drawn = {fault.kind for it in schedules for fault in it.faults}
-    others = {"lost layer", "life ahead", "late word", "dumb p2pd"}
+    others = {"lost layer", "life ahead", "late word", "dumb p2pd", "lid"}
     assert drawn | others == set(KINDS), "these are of other families"
 
 

@@ -5,9 +5,12 @@ import math
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.ports import now
 from p2p_dtfm.testbed.virtual.links import PATIENCE_S, SECOND_NS
 from p2p_dtfm.testbed.virtual.loop import JOB_NS, VirtualLoop
@@ -19,6 +22,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.draw import draw
 from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import LIDS
 from p2p_dtfm.testbed.virtual.seeds.schedules.lids import CLOSED_WITHIN_S
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import CRASHES, Fault
+from p2p_dtfm.testbed.virtual.seeds.watching.wakers import Wakers
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from tests.testbed.test_virtual_loop import process_of, within
 
@@ -242,3 +246,41 @@ def test_who_dies_in_its_sleep_and_is_started_again_has_its_lid_open(tmp_path: P
         assert c.is_running and not c.is_asleep
 
     _swarm_of_three(tmp_path, scene)
+
+
+def _out_of_view(
+    members: str = "a", stayed_since_s: float = 10.0, parted_s: float = 0.0, is_in: int = 3
+) -> str:
+    """What is said of `a`, which woke at 100 s and at 101 s was in view 3 with `members`, and of
+    whom is out of it: `b` and `c`, which have come further than it."""
+    views = [
+        {"event": "view", "view": number, "at_s": at_s, "members": [f"id {it}" for it in names]}
+        for number, at_s, names in ((1, 20.0, "abc"), (3, 101.0, members))
+    ]
+    process = SimpleNamespace(behind_ns=SECOND_NS, woke_ns=100 * SECOND_NS)
+    peers: Any = [
+        SimpleNamespace(
+            name=name,
+            peer_id=f"id {name}",
+            is_running=True,
+            is_asleep=False,
+            awake_since_s=100.0 if name == "a" else stayed_since_s,
+            is_in_a_view=True,
+            view_id=ViewId(is_in, "x"),
+            process=process if name == "a" else SimpleNamespace(behind_ns=0),
+            events=lambda: views,
+            told_step=lambda name=name: 4 if name == "a" else 5,
+        )
+        for name in "abc"
+    ]
+    links = SimpleNamespace(of=lambda *way: SimpleNamespace(is_cut=False))
+    swarm: Any = SimpleNamespace(peers=peers, now_s=102.0, network=SimpleNamespace(links=links))
+    return Wakers(swarm, {"b": parted_s, "c": parted_s}).look()
+
+
+def test_who_has_just_woken_may_not_go_on_without_more_that_stayed() -> None:
+    assert "it is in view 3, which has b, c out" in _out_of_view()
+    assert not _out_of_view("ab"), "c alone is fewer than they are"
+    assert not _out_of_view(stayed_since_s=95.0), "they have slept as well"
+    assert not _out_of_view(parted_s=95.0), "they were out of reach"
+    assert not _out_of_view(is_in=4), "it has gone over since"

@@ -18,6 +18,8 @@ JUST_S = 20.0
 """So long what it agrees on may come of its sleep."""
 STAYED_S = 10.0
 """Who is awake for so long was there before it, and is in a view again."""
+HEARS_S = 0.25
+"""Of a view that counts more, who is alone for a moment since it was one of two."""
 SAYS_WITHIN_S = 30.0
 """Why others have gone on without it is half as long, then, as a daemon remembers that it slept."""
 REJOINS, STOOD_STILL = "rejoins: ", "stood still"
@@ -47,12 +49,18 @@ class Wakers(logging.Handler):
         return not peer.is_asleep and woke_s <= at_s <= woke_s + limit_s
 
     def _puts_out(self, peer: Peer) -> str:
-        events = peer.events()
-        first, self._heard[peer.name] = self._heard.get(peer.name, 0), len(events)
+        """In a view in which it still is a while later: where it was one of two it may be alone
+        until it hears of the other's."""
+        events, last_s = peer.events(), self._swarm.now_s - HEARS_S
+        first = self._heard.get(peer.name, 0)
+        ripe = sum(event["at_s"] <= last_s for event in events)
+        self._heard[peer.name] = ripe
         views = [event for event in events if event["event"] == "view"]
-        for view in [it for it in events[first:] if it["event"] == "view"]:
+        for view in [it for it in events[first:ripe] if it["event"] == "view"]:
             before = [it for it in views if it["at_s"] < view["at_s"]]
-            if not before or not self._has_woken_within(peer, JUST_S, view["at_s"]):
+            is_in_it = peer.view_id is not None and peer.view_id.number == view["view"]
+            has_woken = self._has_woken_within(peer, JUST_S, view["at_s"])
+            if not (before and is_in_it and has_woken):
                 continue
             if out := ", ".join(self._stayed(peer, before[-1], view)):
                 when = f"woke at {peer.awake_since_s:.2f} s, and at {view['at_s']:.2f} s"

@@ -110,7 +110,8 @@ class Play:
         together, kept_out = Together(self._staying), KeptOut(self._staying)
         self._gathered = (kept_out, together) if schedule.is_slow else (together,)
         """What must be once all is mended."""
-        self._crowd = Crowd(self.honest, self.deeds.gone_home_s.keys())
+        of_deeds = self.deeds.gone_home_s.keys(), self.deeds.crashes_s
+        self._crowd = Crowd(self.honest, *of_deeds)
         self._endings = Endings(self.honest, swarm.peers, self._steps)
         self.suspicions = Suspicions(swarm)
 

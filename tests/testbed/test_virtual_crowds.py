@@ -87,6 +87,15 @@ def test_who_waits_for_a_view_that_nobody_has_or_stands_still_is_not_asked() -> 
     assert spare.look(0.0) == spare.look(100.0) == ""
 
 
+def test_who_was_held_up_by_a_crash_has_time_from_then_on() -> None:
+    crashes_s = [0.0]
+    watch = Crowd(lambda: [_member("a", VIEW), _member("b", None)], (), crashes_s)
+    assert watch.look(0.0) == watch.look(crowd.LET_IN_WITHIN_S) == ""
+    crashes_s.append(crowd.LET_IN_WITHIN_S)
+    assert watch.look(2 * crowd.LET_IN_WITHIN_S) == ""
+    assert watch.look(2 * crowd.LET_IN_WITHIN_S + 1).startswith("b is let in by nobody")
+
+
 def test_who_has_gone_home_nobody_starts_again(tmp_path: Any) -> None:
     async def scene(swarm: Swarm) -> tuple[bool, bool]:
         peer = swarm.peer("a")

@@ -135,7 +135,8 @@ class Play:
         """What must be once all is mended."""
         self.told = Comparison(swarm, self._steps, schedule.liars)
         self.wakers = Wakers(swarm, self.deeds.parted_s)
-        self._crowd = Crowd(self.honest, self.deeds.gone_home_s.keys())
+        of_deeds = self.deeds.gone_home_s.keys(), self.deeds.crashes_s
+        self._crowd = Crowd(self.honest, *of_deeds)
         self._endings = Endings(self.honest, swarm.peers, self._steps)
         self.suspicions = Suspicions(swarm)
 

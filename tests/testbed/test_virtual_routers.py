@@ -145,6 +145,22 @@ def one_way(where: tuple[str, ...]) -> list[str]:
     return [address for address in where if "/p2p-circuit" in address]
 
 
+def test_a_relay_out_of_reach_does_not_keep_from_the_other_one(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        one, another = world.hosts["one"], world.hosts["another"]
+        links, near = world.network.links, one_way(await another.addresses())[0]
+        relay = near.split("/")[6]
+        await one.disconnect(relay)
+        await asyncio.sleep(0.5)
+        links.cut(one.peer_id, relay)
+        links.cut(relay, one.peer_id)
+        began_s = world.loop.time()
+        assert await world.call("one", "another") == b"hello"
+        assert world.loop.time() - began_s < 1.0
+
+    played(tmp_path, scene)
+
+
 def test_a_relay_that_has_lost_who_is_called_says_so_at_once(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         one, another = world.hosts["one"], world.hosts["another"]

@@ -13,8 +13,9 @@ sooner one after the other, most of them with steps, in short runs: of these the
 and from 600000 on of those from 200000 on. From 700000 on a few machines crash in short runs, and
 after the last step as well, and lanes have no order among each other. From 800000 on faults begin
 when something is said, from 900000 on a word is late while somebody dies, from 930000 on daemons
-go the rarer of two ways again and again (`seeds.rarer`), and from 950000 on somebody is away for
-long on slow machines. From 970000 on are those from 500000 on, with p2pd that do not answer, and
+go the rarer of two ways again and again (`seeds.rarer`), from 940000 on some machines are behind
+routers, and those that relay for them go away, and from 950000 on somebody is away for long on slow
+machines. From 970000 on are those from 500000 on, with p2pd that do not answer, and
 from 980000 on a swarm is divided in the middle of a long run.
 
 Then all is mended, and these must hold: all that run are in one view within a bound, if the run

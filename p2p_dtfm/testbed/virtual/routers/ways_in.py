@@ -158,9 +158,7 @@ class WaysIn:
         pair = " ".join(sorted((one, other)))
         return random.Random(f"{self._chance} {pair}").random() < MET
 
-    async def _dial_relays(
-        self, host: VirtualHost, peer_id: str, ways: Sequence[str]
-    ) -> list[str]:
+    async def _dial_relays(self, host: VirtualHost, peer_id: str, ways: Sequence[str]) -> list[str]:
         """All at once, until one of them has led there: why the others have not."""
         causes = list[str]()
         calls = {_of_nobody(self._dial_relayed(host, peer_id, way)): way for way in ways}

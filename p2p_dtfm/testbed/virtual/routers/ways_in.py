@@ -194,6 +194,8 @@ class WaysIn:
             asked = RelayMessage(HopKind.CONNECT, peer=base58.b58decode(peer_id))
             end.write(encode_hop(asked))
             status = (await read_hop(end.reader)).status
+            if end.is_over:  # what was read came just before its end
+                raise ConnectionResetError("the stream was reset")
             if status is not RelayStatus.OK:
                 end.close()
                 return f"error opening relay circuit: {status.name} ({status.value})"
@@ -225,6 +227,8 @@ class WaysIn:
                 taken = RelayMessage(StopKind.STATUS, status=RelayStatus.OK)
                 end.write(encode_stop(taken))
                 hello = await end.reader.readexactly(FRAME_BYTES)
+                if end.is_over:
+                    return
         except GONE:
             end.close()
             return

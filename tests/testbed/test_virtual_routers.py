@@ -46,6 +46,7 @@ class World:
         """All serve, and those behind routers have found out."""
         for name, host in self.hosts.items():
             await host.serve_calls("echo", _echo)
+            await host.serve_calls("slow", _slow)
             await self._in(name, self._find(name, host))
 
     def _in(self, name: str, work: Any) -> Any:
@@ -84,6 +85,11 @@ class World:
 
     def ends(self, name: str, other: str) -> tuple[str, ...]:
         return self.hosts[name]._ends_at(self.hosts[other].peer_id)
+
+
+async def _slow(sender: str, body: bytes) -> bytes:
+    await asyncio.sleep(60.0)
+    return body
 
 
 async def _echo(sender: str, body: bytes) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from p2p_dtfm.core.protocol.records import Reachability
-from p2p_dtfm.daemon.peers.reachability import LOOK_S, ReachabilityService
+from p2p_dtfm.daemon.peers.reachability import LOOK_S, RENEW_S, ReachabilityService
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.errors import Unreachable, no_relay_has_it, nobody_listens
 from p2p_dtfm.testbed.virtual.host import VirtualHost
@@ -31,7 +31,8 @@ class World:
     """Two that can be called, and two that cannot."""
 
     def __init__(self, network: VirtualNetwork, loop: VirtualLoop, folder: Path) -> None:
-        self.network = network
+        self.network, self.loop = network, loop
+        self.lives: dict[str, int] = {}
         identities = {name: Identity.load_or_create(folder / name) for name in NAMES}
         ids = {name: identity.peer_id for name, identity in identities.items()}
         self.network.put_behind_routers([ids[name] for name in BEHIND], "chance")
@@ -45,6 +46,7 @@ class World:
         """All serve, and those behind routers have found out."""
         for name, host in self.hosts.items():
             await host.serve_calls("echo", _echo)
+            await host.serve_calls("slow", _slow)
             await self._in(name, self._find(name, host))
 
     def _in(self, name: str, work: Any) -> Any:
@@ -72,8 +74,22 @@ class World:
         self.processes[name].kill()
         self.network.leave(self.hosts[name])
 
+    async def start_again(self, name: str) -> None:
+        """In another process, at the same address."""
+        self.kill(name)
+        lives = self.lives[name] = self.lives.get(name, 0) + 1
+        process = self.processes[name] = Process(f"{name} {lives}", self.loop, random.Random(name))
+        host = self.hosts[name] = self.network.join(process, self.hosts[name].identity)
+        await host.serve_calls("echo", _echo)
+        await self._in(name, self._find(name, host))
+
     def ends(self, name: str, other: str) -> tuple[str, ...]:
         return self.hosts[name]._ends_at(self.hosts[other].peer_id)
+
+
+async def _slow(sender: str, body: bytes) -> bytes:
+    await asyncio.sleep(60.0)
+    return body
 
 
 async def _echo(sender: str, body: bytes) -> bytes:
@@ -135,6 +151,22 @@ def one_way(where: tuple[str, ...]) -> list[str]:
     return [address for address in where if "/p2p-circuit" in address]
 
 
+def test_a_relay_out_of_reach_does_not_keep_from_the_other_one(tmp_path: Path) -> None:
+    async def scene(world: World) -> None:
+        one, another = world.hosts["one"], world.hosts["another"]
+        links, near = world.network.links, one_way(await another.addresses())[0]
+        relay = near.split("/")[6]
+        await one.disconnect(relay)
+        await asyncio.sleep(0.5)
+        links.cut(one.peer_id, relay)
+        links.cut(relay, one.peer_id)
+        began_s = world.loop.time()
+        assert await world.call("one", "another") == b"hello"
+        assert world.loop.time() - began_s < 1.0
+
+    played(tmp_path, scene)
+
+
 def test_a_relay_that_has_lost_who_is_called_says_so_at_once(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         one, another = world.hosts["one"], world.hosts["another"]
@@ -149,6 +181,28 @@ def test_a_relay_that_has_lost_who_is_called_says_so_at_once(tmp_path: Path) -> 
             await one.connect(another.peer_id, one_way(where), 10.0)
         assert no_relay_has_it(refused.value.cause)
         assert loop.time() - began_s < 1.0, "they had looked for it one through the other"
+
+    played(tmp_path, scene)
+
+
+def test_a_relay_that_was_started_again_is_asked_again_though_its_connection_is_back(
+    tmp_path: Path,
+) -> None:
+    """Between two looks: it had forgotten who relied on it, for half an hour."""
+
+    async def scene(world: World) -> None:
+        one, another = world.hosts["one"], world.hosts["another"]
+        relay = world.hosts["relay"]
+        way = next(at for at in await another.addresses() if relay.peer_id in at)
+        await asyncio.sleep(2 * LOOK_S)  # both look a moment before and after
+        await world.start_again("relay")
+        for name in BEHIND:
+            await world.hosts[name].connect(relay.peer_id, [relay.address], 5.0)
+        with pytest.raises(Unreachable, match="NO_RESERVATION"):
+            await one.connect(another.peer_id, [way], 5.0)
+        await asyncio.sleep(RENEW_S + LOOK_S + 1.0)
+        assert relay.peer_id in world.services["another"].relays
+        await one.connect(another.peer_id, [way], 5.0)
 
     played(tmp_path, scene)
 

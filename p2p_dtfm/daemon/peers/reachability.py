@@ -37,6 +37,8 @@ RELAYS_WANTED = 2
 ASKED_LIMIT = 3
 LOOK_S = 3.0
 """How often it looks whether its relays are still there."""
+RENEW_S = 20.0
+"""A relay that was started again between two looks has forgotten who reserved, and says nothing."""
 ASK_AGAIN_S = 60.0
 UNANSWERED_AGAIN_S = 10.0
 """Who knows nothing of its way in takes no relay, and others may not reach it."""
@@ -300,7 +302,7 @@ class ReachabilityService:
                 self._reservations.pop(relay, None)
                 continue
             full = relayed_address(address, relay, self._host.peer_id)
-            self._reservations[relay] = _Reservation(full, now_s + granted_s / 2)
+            self._reservations[relay] = _Reservation(full, now_s + min(granted_s / 2, RENEW_S))
             if held is None:
                 log.info("others reach this peer through the relay %s", relay)
         self._settle()

@@ -23,6 +23,7 @@ from p2p_dtfm.testbed.virtual.streams import Carry, VirtualWriter
 
 HEAD_BYTES = 64
 STREAM_RESET = "stream reset"
+NOT_SERVED = "protocols not supported"
 
 
 class VirtualNetwork:
@@ -168,6 +169,10 @@ class VirtualNetwork:
             if not reply.done():
                 reply.set_result(content)
 
+        def refuse() -> None:
+            if not reply.done():
+                reply.set_exception(Unreachable(peer_id, NOT_SERVED))
+
         async def serve(other: VirtualHost) -> None:
             content = await other.calls[name](host.peer_id, body)
             what = f"reply {name} {zlib.crc32(content):08x}"
@@ -179,6 +184,8 @@ class VirtualNetwork:
             if other is None or other.is_gone or not other.is_linked(host.peer_id):
                 return  # whoever asks hears of the connection's end
             if name not in other.calls:
+                if self.ways_in is not None:  # who trains nothing answers few questions
+                    back("not served", HEAD_BYTES, refuse)
                 return
             serving.append(other.process.begin(serve(other)))
             if self.links.is_doubled(host.peer_id, peer_id):

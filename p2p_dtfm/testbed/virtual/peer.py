@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.daemon import Daemon
@@ -86,10 +87,20 @@ class Peer:
     @property
     def view_id(self) -> ViewId | None:
         """Of the view that it is in, as it sees it."""
+        agreement = self._agreement()
+        view = agreement.view if agreement is not None else None
+        return view.id if view is not None else None
+
+    @property
+    def is_let_in(self) -> bool:
+        """Agreed on for a view to come, for which it may have to fetch much."""
+        agreement = self._agreement()
+        return agreement is not None and agreement.next_view is not None
+
+    def _agreement(self) -> Agreement | None:
         api = self.daemon.status_api if self.daemon is not None else None
         participant = api.participant if api is not None else None
-        view = participant.membership.agreement.view if participant is not None else None
-        return view.id if view is not None else None
+        return participant.membership.agreement if participant is not None else None
 
     def was_in_a_view(self) -> bool:
         """Since it was started."""

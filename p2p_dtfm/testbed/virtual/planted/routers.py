@@ -1,11 +1,9 @@
 """What is lost of those that nobody can call."""
 
-import asyncio
 from typing import Any
 
 from p2p_dtfm.daemon.node.background.presence import PresenceKeeping
 from p2p_dtfm.daemon.peers.reachability import ReachabilityService
-from p2p_dtfm.net.nat import relay
 from p2p_dtfm.testbed.virtual.patches import Patches
 from p2p_dtfm.testbed.virtual.planted.bug import Planted
 from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import ROUTERS
@@ -23,18 +21,6 @@ def _others_are_not_told(patches: Patches) -> None:
     patches.put(PresenceKeeping, "keep_reachable", _nothing)
 
 
-def _relays_carry_one_way(patches: Patches) -> None:
-    """Once a circuit has carried something."""
-
-    async def until_one_ends(*ways: Any) -> None:
-        there, back = map(asyncio.ensure_future, ways)
-        await there
-        back.cancel()
-        await asyncio.gather(back, return_exceptions=True)
-
-    patches.put(relay, "until_one_ends", until_one_ends)
-
-
 WAYS = (
     Planted(
         "relays-kept",
@@ -46,12 +32,6 @@ WAYS = (
         "way-untold",
         "others do not hear that somebody is reached another way",
         _others_are_not_told,
-        ROUTERS,
-    ),
-    Planted(
-        "half-circuits",
-        "a relay does not end the half of a circuit whose other end is gone",
-        _relays_carry_one_way,
         ROUTERS,
     ),
 )

@@ -122,13 +122,16 @@ class WaysIn:
     async def _dial(self, host: VirtualHost, peer_id: str, ways: Sequence[str]) -> str:
         loop = asyncio.get_running_loop()
         began_s, causes = loop.time(), list[str]()
-        plain = [way.removesuffix(f"/p2p/{peer_id}") for way in ways]
-        for way in sorted(dict.fromkeys(plain), key=is_relayed):
-            how = self._dial_relayed if is_relayed(way) else self._dial_direct
-            cause = await how(host, peer_id, way)
+        plain = dict.fromkeys(way.removesuffix(f"/p2p/{peer_id}") for way in ways)
+        for way in [it for it in plain if not is_relayed(it)]:
+            cause = await self._dial_direct(host, peer_id, way)
             if not cause or host.is_linked(peer_id):
                 return ""
             causes.append(f"* [{way}] {cause}")
+        told = await self._dial_relays(host, peer_id, [it for it in plain if is_relayed(it)])
+        if host.is_linked(peer_id):
+            return ""
+        causes += told
         for cause, after_s in ((DROPPED, DIAL_S), (NO_ROUTE, NO_ROUTE_S)):
             if any(it.endswith(cause) for it in causes):
                 await asyncio.sleep(max(0.0, began_s + after_s - loop.time()))
@@ -155,6 +158,19 @@ class WaysIn:
         pair = " ".join(sorted((one, other)))
         return random.Random(f"{self._chance} {pair}").random() < MET
 
+    async def _dial_relays(self, host: VirtualHost, peer_id: str, ways: Sequence[str]) -> list[str]:
+        """All at once, until one of them has led there: why the others have not."""
+        causes = list[str]()
+        calls = {_of_nobody(self._dial_relayed(host, peer_id, way)): way for way in ways}
+        waiting = set(calls)
+        while waiting and not host.is_linked(peer_id):
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            causes += [f"* [{calls[it]}] {it.result()}" for it in calls if it in done]
+        for call in waiting:
+            call.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        return causes
+
     async def _dial_relayed(self, host: VirtualHost, peer_id: str, way: str) -> str:
         where, _, rest = way.partition("/p2p/")
         relay = rest.partition("/")[0]
@@ -178,6 +194,8 @@ class WaysIn:
             asked = RelayMessage(HopKind.CONNECT, peer=base58.b58decode(peer_id))
             end.write(encode_hop(asked))
             status = (await read_hop(end.reader)).status
+            if end.is_over:  # what was read came just before its end
+                raise ConnectionResetError("the stream was reset")
             if status is not RelayStatus.OK:
                 end.close()
                 return f"error opening relay circuit: {status.name} ({status.value})"
@@ -209,6 +227,8 @@ class WaysIn:
                 taken = RelayMessage(StopKind.STATUS, status=RelayStatus.OK)
                 end.write(encode_stop(taken))
                 hello = await end.reader.readexactly(FRAME_BYTES)
+                if end.is_over:
+                    return
         except GONE:
             end.close()
             return

@@ -14,10 +14,11 @@ and from 600000 on of those from 200000 on. From 700000 on a few machines crash 
 after the last step as well, and lanes have no order among each other. From 800000 on faults begin
 when something is said, from 900000 on a word is late while somebody dies, from 930000 on daemons
 go the rarer of two ways again and again (`seeds.rarer`), from 935000 on beside liars, from 940000
-on some are behind routers, and from 950000 on somebody is away for long on slow machines. From
-960000 on dozens join at once (from 969000 on two hundred), and a part of all goes at once. From
-970000 on are those from 500000 on, with p2pd that do not answer, from 980000 on a swarm is divided
-in the middle of a long run, and from 990000 on machines sleep.
+on some machines are behind routers, and those that relay for them go away, and from 950000 on
+somebody is away for long on slow machines. From 960000 on dozens join at once (from 969000 on two
+hundred), and a part of all goes at once. From 970000 on are those from 500000 on, with p2pd that do
+not answer, from 980000 on a swarm is divided in the middle of a long run, and from 990000 on
+machines sleep.
 
 Then all is mended, and these must hold: all that run are in one view within a bound, if the run
 lasts so long; each daemon comes to the end of the run within a bound; loss, gradient norm and

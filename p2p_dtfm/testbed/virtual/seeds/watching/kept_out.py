@@ -26,7 +26,8 @@ class KeptOut:
         """Who is out for too long, if somebody is."""
         peers = [peer for peer in self._peers() if peer.is_running]
         others = {peer.name for peer in peers if peer.is_in_a_view}
-        outside = {peer.name for peer in peers} - others if others else set()
+        waiting = {peer.name for peer in peers if not peer.is_let_in}
+        outside = waiting - others if others else set()
         self._since_s = {name: self._since_s.get(name, now_s) for name in outside}
         late = [name for name, since_s in self._since_s.items() if now_s - since_s > self._limit_s]
         if not late:

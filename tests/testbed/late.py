@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from p2p_dtfm.testbed.virtual.network import VirtualNetwork
 from p2p_dtfm.testbed.virtual.seeds.watching.moments import kind_of
+from p2p_dtfm.testbed.virtual.wires.network import VirtualNetwork
 
 LOST_S = 1e6
 """It does not come while a world lasts."""

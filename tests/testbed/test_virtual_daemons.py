@@ -17,7 +17,7 @@ from p2p_dtfm.daemon.telemetry.contribution import FILE, KeptTallies
 from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.judge import Reference, require_safe_steps_stay
-from p2p_dtfm.testbed.virtual.seeds.playing import play_seed
+from p2p_dtfm.testbed.virtual.seeds.one_seed import play_seed
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, reference_of
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Swarm, play
@@ -220,7 +220,7 @@ def test_the_same_seed_gives_the_same_trace_in_another_process(run: Path, tmp_pa
     program = (
         "import sys; from pathlib import Path; "
         "from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule; "
-        "from p2p_dtfm.testbed.virtual.seeds.playing import play_seed; "
+        "from p2p_dtfm.testbed.virtual.seeds.one_seed import play_seed; "
         "run, home = map(Path, sys.argv[1:]); "
         f"played = play_seed(1, {schedule!r}, run, home, None); "
         "print(played.digest)"

@@ -11,9 +11,9 @@ from google.protobuf.wrappers_pb2 import BytesValue
 
 from p2p_dtfm.daemon.peers.wire import LayersCommitted, Unreadable, unpack
 from p2p_dtfm.testbed.virtual import swarm as worlds
-from p2p_dtfm.testbed.virtual.network import VirtualNetwork
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from p2p_dtfm.testbed.virtual.wires.network import VirtualNetwork
 from tests.testbed.begun import begun
 from tests.testbed.test_virtual_safe_steps import SEED, all_at
 from tests.testbed.test_virtual_speed import view_of

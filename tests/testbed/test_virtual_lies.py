@@ -9,8 +9,8 @@ import pytest
 from p2p_dtfm.testbed.virtual.lies.lying import IN_WORDS, IN_WORK, KINDS
 from p2p_dtfm.testbed.virtual.planted.bug import Planted, planted
 from p2p_dtfm.testbed.virtual.planted.verdicts import VERDICTS
+from p2p_dtfm.testbed.virtual.seeds.one_seed import Played
 from p2p_dtfm.testbed.virtual.seeds.player import Player
-from p2p_dtfm.testbed.virtual.seeds.playing import Played
 from p2p_dtfm.testbed.virtual.seeds.schedules.draw import draw
 from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import LIES, LIES_IN_STAGES
 from p2p_dtfm.testbed.virtual.seeds.schedules.liars import BEGUN_IN_STAGES, KINDS_IN_STAGES

@@ -11,8 +11,8 @@ import pytest
 
 from p2p_dtfm.daemon.step import lent_parameters
 from p2p_dtfm.testbed.virtual.lies.putting import LieInTurn
+from p2p_dtfm.testbed.virtual.seeds.one_seed import Played
 from p2p_dtfm.testbed.virtual.seeds.player import Player
-from p2p_dtfm.testbed.virtual.seeds.playing import Played
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, with_audits
 from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import LIES
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule

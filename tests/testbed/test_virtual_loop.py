@@ -9,7 +9,6 @@ from typing import TypeVar
 import pytest
 
 from p2p_dtfm.ports import chance, now
-from p2p_dtfm.testbed.virtual.links import SECOND_NS, Links
 from p2p_dtfm.testbed.virtual.loop import (
     JOB_NS,
     TAKEN_WITHIN_S,
@@ -18,6 +17,7 @@ from p2p_dtfm.testbed.virtual.loop import (
     VirtualLoop,
 )
 from p2p_dtfm.testbed.virtual.process import Process
+from p2p_dtfm.testbed.virtual.wires.links import SECOND_NS, Links
 
 Result = TypeVar("Result")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.testbed.virtual.loop import VirtualLoop
-from p2p_dtfm.testbed.virtual.network import VirtualNetwork
 from p2p_dtfm.testbed.virtual.process import Process
+from p2p_dtfm.testbed.virtual.wires.network import VirtualNetwork
 
 
 def test_what_a_host_reads_ends_when_it_closes_also_where_nobody_is_left_at_the_other_end(

@@ -10,7 +10,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.testbed.virtual.planted.__main__ import BUGS, Search
 from p2p_dtfm.testbed.virtual.planted.bug import Planted, planted
-from p2p_dtfm.testbed.virtual.seeds.playing import Played
+from p2p_dtfm.testbed.virtual.seeds.one_seed import Played
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.seeds.saved import checkpoint_roots, is_whole, layer_of, list_at
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule

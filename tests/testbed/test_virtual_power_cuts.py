@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.seeds.beginning import SMALL_GIB
 from p2p_dtfm.testbed.virtual.seeds.judge import saved_at
-from p2p_dtfm.testbed.virtual.seeds.playing import SMALL_GIB
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from p2p_dtfm.train.model.checkpoint import complete

@@ -10,8 +10,8 @@ from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.trainer.followers import NOT_NAMED
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.seeds.beginning import SMALL_GIB
 from p2p_dtfm.testbed.virtual.seeds.judge import Reference
-from p2p_dtfm.testbed.virtual.seeds.playing import SMALL_GIB
 from p2p_dtfm.testbed.virtual.seeds.run import make_run, reference_of, with_named_ends
 from p2p_dtfm.testbed.virtual.seeds.watching.words import Blames
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from p2p_dtfm.ports.rarely import POINTS
-from p2p_dtfm.testbed.virtual.seeds.rarer import LINGERS_S, OFTEN, RarerWays
 from p2p_dtfm.testbed.virtual.seeds.schedules.draw import draw
 from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import QUICK, RARER, RARER_LIES
+from p2p_dtfm.testbed.virtual.seeds.surroundings.rarer import LINGERS_S, OFTEN, RarerWays
 
 TIMES = 2000
 

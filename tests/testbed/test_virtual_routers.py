@@ -12,9 +12,7 @@ from p2p_dtfm.core.protocol.records import Reachability
 from p2p_dtfm.daemon.peers.reachability import LOOK_S, RENEW_S, ReachabilityService
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.errors import Unreachable, no_relay_has_it, nobody_listens
-from p2p_dtfm.testbed.virtual.host import VirtualHost
 from p2p_dtfm.testbed.virtual.loop import VirtualLoop
-from p2p_dtfm.testbed.virtual.network import VirtualNetwork
 from p2p_dtfm.testbed.virtual.process import Process
 from p2p_dtfm.testbed.virtual.routers import ways_in
 from p2p_dtfm.testbed.virtual.routers.circuits import ANSWERS_WITHIN_S, KEEPS_ALIVE_S
@@ -22,6 +20,8 @@ from p2p_dtfm.testbed.virtual.routers.sockets import no_sockets_of_this_machine
 from p2p_dtfm.testbed.virtual.seeds.schedules.draw import draw
 from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import ROUTERS
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from p2p_dtfm.testbed.virtual.wires.host import VirtualHost
+from p2p_dtfm.testbed.virtual.wires.network import VirtualNetwork
 
 NAMES = ("relay", "other relay", "one", "another")
 OPEN, BEHIND = NAMES[:2], NAMES[2:]

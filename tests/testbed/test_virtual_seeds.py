@@ -19,7 +19,6 @@ from p2p_dtfm.daemon.trainer import step_loop
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.streams.probing import FIRST_PROBE_BYTES, LONG_ENOUGH_S
-from p2p_dtfm.testbed.virtual.links import ALL_LANES, Links
 from p2p_dtfm.testbed.virtual.loop import VirtualLoop
 from p2p_dtfm.testbed.virtual.patches import Patches
 from p2p_dtfm.testbed.virtual.planted import __main__ as planted_tool
@@ -30,8 +29,9 @@ from p2p_dtfm.testbed.virtual.seeds import __main__ as seeds_tool
 from p2p_dtfm.testbed.virtual.seeds import player as players
 from p2p_dtfm.testbed.virtual.seeds import playing
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
+from p2p_dtfm.testbed.virtual.seeds.one_seed import Played, play_seed
 from p2p_dtfm.testbed.virtual.seeds.player import Player
-from p2p_dtfm.testbed.virtual.seeds.playing import FIRST_STEP_WITHIN_S, Play, Played, play_seed
+from p2p_dtfm.testbed.virtual.seeds.playing import FIRST_STEP_WITHIN_S, Play
 from p2p_dtfm.testbed.virtual.seeds.reached import LinesReached
 from p2p_dtfm.testbed.virtual.seeds.run import RECIPES, make_run, steps_of
 from p2p_dtfm.testbed.virtual.seeds.schedules.draw import draw
@@ -60,6 +60,7 @@ from p2p_dtfm.testbed.virtual.seeds.shrink import shrunk
 from p2p_dtfm.testbed.virtual.seeds.watching.nudges import Nudges
 from p2p_dtfm.testbed.virtual.seeds.watching.waits import Waits
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from p2p_dtfm.testbed.virtual.wires.links import ALL_LANES, Links
 
 
 def test_some_seeds_play_small_machines_samples_and_residents() -> None:

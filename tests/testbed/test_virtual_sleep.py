@@ -12,7 +12,6 @@ import pytest
 
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.ports import now
-from p2p_dtfm.testbed.virtual.links import PATIENCE_S, SECOND_NS
 from p2p_dtfm.testbed.virtual.loop import JOB_NS, VirtualLoop
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.process import Process
@@ -24,6 +23,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.lids import CLOSED_WITHIN_S
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import CRASHES, Fault
 from p2p_dtfm.testbed.virtual.seeds.watching.wakers import Wakers
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from p2p_dtfm.testbed.virtual.wires.links import PATIENCE_S, SECOND_NS
 from tests.testbed.test_virtual_loop import process_of, within
 
 

@@ -423,20 +423,19 @@ class Resident:
     def _status_json(self, status: Status) -> dict[str, Any]:
         nothing: dict[str, Any] = dict.fromkeys(("view", "snapshot", "plan", "safe_step", "given"))
         nothing |= dict.fromkeys(("agreement", "weak_points", "tokens_per_s", "eta_s"))
-        nothing |= {"members": [], "addresses": [], "layers": [], "stage": [], "waits_for": []}
-        nothing |= {"names": {}, "tensors_over": {}, "problems": [], "waits": []}
+        lists = ("members", "addresses", "layers", "stage", "waits_for", "problems", "waits")
+        nothing |= {name: [] for name in lists} | {"names": {}, "tensors_over": {}}
         unknown = dict.fromkeys(("peer_id", "name", "run", "run_digest", "data", "checkpoints"))
         here = {"dashboard": self._dashboard.address, **status.as_json()}
         return {"version": __version__, **unknown, **self._last, **nothing, **here}
 
 
 async def _loaded(name: str) -> Any:
-    """That module. Beside the event loop, so that what is shown goes on: it takes seconds, and half
-    a minute on a machine that does much else. Raises `UserError` where it cannot be loaded."""
+    """That module, beside the event loop: it may take half a minute. Raises `UserError`."""
     try:
         with ends_at_once():
             return await asyncio.to_thread(importlib.import_module, name)
-    except (ImportError, OSError) as error:  # torch is missing, say, or a file of its own
+    except (ImportError, OSError) as error:
         raise not_loaded(error) from error
 
 

@@ -2,7 +2,7 @@
 
 For tests, and by hand: begin with `swarm`; `python -m p2p_dtfm.testbed.virtual.seeds` plays faults.
 Beneath: `loop` (time, threads, signals and sockets are an event loop's), `process` (what can be
-killed and paused), `links` (bytes between hosts), `host` and `streams` (in the place of libp2p),
-`directory` (in the place of the DHT), `disk` (slow, full, or one that lies), `routers` (before
-machines that nobody can call), `listening` (to what they log).
+killed, paused, and sleep), `wires` (in the place of libp2p and the DHT), `disk` (slow, full, or one
+that lies), `routers` (before machines that nobody can call), `worlds` (what a daemon takes from a
+swarm), `listening` (to what they log).
 """

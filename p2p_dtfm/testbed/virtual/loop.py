@@ -13,10 +13,10 @@ import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from p2p_dtfm.testbed.virtual.process import PROCESS, Process
+from p2p_dtfm.testbed.virtual.turns import Later, LoopTurn, VirtualFuture, VirtualTask
 
 JOB_NS = 100_000
 """What a job takes of itself."""
@@ -40,89 +40,6 @@ class StandsStill(Exception):
 
 TAKEN_WITHIN_S = 5.0
 """What a task has raised: whoever began it waits for it, or looks now and then."""
-
-
-class VirtualTask(asyncio.Task[Any]):
-    """Hashed by its number: what walks through a set of tasks does so alike in each run."""
-
-    seen_at: object = None
-    """What it waited for when `seeds.watching.nudges` has seen that this is none of its waits."""
-
-    def __init__(
-        self,
-        coro: Coroutine[Any, Any, Any],
-        *,
-        loop: "VirtualLoop",
-        name: str | None = None,
-        context: contextvars.Context | None = None,
-    ) -> None:
-        self.process: Process | None = PROCESS.get() if context is None else context.get(PROCESS)
-        self._number = loop.next_number()  # asyncio, too, keeps all tasks in a set
-        super().__init__(coro, loop=loop, name=name, context=context)
-
-    def __hash__(self) -> int:
-        return self._number
-
-    __eq__ = object.__eq__
-
-    @property
-    def is_untaken(self) -> bool:
-        """It has raised something that nobody has heard of."""
-        return bool(self._log_traceback)
-
-    def waits_at(self) -> str:
-        """Its innermost functions, the last one first."""
-        places = []
-        awaited: Any = self.get_coro()
-        while awaited is not None and (frame := getattr(awaited, "cr_frame", None)) is not None:
-            module = Path(frame.f_code.co_filename).stem
-            places.append(f"{module}.{frame.f_code.co_name}:{frame.f_lineno}")
-            awaited = awaited.cr_await
-        return " < ".join(reversed(places))
-
-
-class VirtualFuture(asyncio.Future[Any]):
-    """Hashed by its number, too. `process`: whose it is."""
-
-    _number = 0
-    process: Process | None = None
-
-    def __hash__(self) -> int:
-        if not self._number:  # it is asked for the first time: few futures ever are
-            loop = self.get_loop()
-            assert isinstance(loop, VirtualLoop)
-            self._number = loop.next_number()
-        return self._number
-
-    __eq__ = object.__eq__
-
-
-class LoopTurn(asyncio.TimerHandle):
-    """A callback in the process that has begun it, as asyncio keeps it: it may be cancelled."""
-
-    __slots__ = ("process",)
-
-    def __init__(
-        self,
-        when_s: float,
-        callback: Callable[..., Any],
-        args: tuple[Any, ...],
-        context: contextvars.Context,
-    ) -> None:
-        # in place of its parents': there are a hundred thousand turns in a seed
-        self._when = when_s
-        self._callback: Callable[..., Any] | None = callback
-        self._args = args
-        self._context = context
-        self._cancelled = False
-        self.process: Process | None = context.get(PROCESS)
-
-    def cancel(self) -> None:
-        self._cancelled = True
-        self._callback, self._args = None, ()
-
-
-_Later = tuple[float, int, LoopTurn]
 
 
 @dataclass
@@ -171,7 +88,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Since time has moved."""
         self._lanes: dict[Executor, collections.deque[_Job]] = {}
         self._ready: collections.deque[LoopTurn]
-        self._later: list[_Later] = []
+        self._later: list[Later] = []
         """By when they are due, and then in the order in which they were asked for."""
         self._tasks: list[weakref.ref[VirtualTask]] = []
         """Those that were under way at the last look, and all that began since. Nothing is kept:
@@ -285,14 +202,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         heapq.heappush(self._later, (when_s, number, turn))
         return turn
 
-    def set_aside(self, process: Process) -> list[_Later]:
+    def set_aside(self, process: Process) -> list[Later]:
         """What is to come of one process."""
         mine = [it for it in self._later if it[2].process is process]
         self._later[:] = [it for it in self._later if it[2].process is not process]
         heapq.heapify(self._later)
         return mine
 
-    def put_back(self, later: list[_Later], duration_ns: int) -> None:
+    def put_back(self, later: list[Later], duration_ns: int) -> None:
         """It comes after all, so much later, in the order in which it was asked for."""
         for when_s, number, turn in later:
             heapq.heappush(self._later, (when_s + duration_ns / 1e9, number, turn))

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import shutil
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +15,11 @@ from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.daemon import Daemon
 from p2p_dtfm.daemon.node.resident import Resident
 from p2p_dtfm.testbed.virtual.disk import VirtualDisk
-from p2p_dtfm.testbed.virtual.host import VirtualHost
 from p2p_dtfm.testbed.virtual.loop import tasks_here
 from p2p_dtfm.testbed.virtual.process import Process
+from p2p_dtfm.testbed.virtual.wires.host import VirtualHost
+
+HOME_OF_THE_LIVING = frozenset({"daemon.lock", "daemon.sock"})
 
 
 @dataclass(frozen=True)
@@ -179,3 +182,19 @@ class Peer:
     def failures(self) -> list[str]:
         processes = [*self.past, *([self.process] if self.process else [])]
         return [failure for process in processes for failure in process.failures]
+
+    def copy_home(self) -> Path:
+        """As it is, without what shows that somebody lives there."""
+        copy = self.home.with_name(f"{self.name}-before")
+        shutil.copytree(self.home, copy, ignore=_not_of_the_living, dirs_exist_ok=True)
+        return copy
+
+    def put_home_back(self, copy: Path) -> None:
+        """In the place of what is there; nobody runs in it."""
+        shutil.rmtree(self.home)
+        copy.rename(self.home)
+        self.disk.was_replaced()
+
+
+def _not_of_the_living(folder: str, names: list[str]) -> set[str]:
+    return {name for name in names if name in HOME_OF_THE_LIVING}

@@ -34,8 +34,8 @@ from p2p_dtfm.testbed.recovery.times import (
 from p2p_dtfm.testbed.virtual.listening import listening
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.process import PROCESS
+from p2p_dtfm.testbed.virtual.seeds.beginning import SMALL_GIB
 from p2p_dtfm.testbed.virtual.seeds.player import leave_alone_what_is_loaded, memory_disk
-from p2p_dtfm.testbed.virtual.seeds.playing import SMALL_GIB
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 

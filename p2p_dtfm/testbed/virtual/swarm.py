@@ -15,47 +15,31 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from p2p_dtfm.core.planner.planner import compute_plan
-from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
+from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
-from p2p_dtfm.core.protocol.records import Device
-from p2p_dtfm.core.protocol.run_spec import RunSpec
-from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.dashboard.observer import Observer
-from p2p_dtfm.daemon.dashboard.seen import Seen
 from p2p_dtfm.daemon.machine.settings import Settings
-from p2p_dtfm.daemon.machine.world import MakeStageRunner
 from p2p_dtfm.daemon.node.daemon import Daemon
-from p2p_dtfm.daemon.node.resident import Resident
 from p2p_dtfm.daemon.node.status_api import StatusApi
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
-from p2p_dtfm.net.directory.port import DirectoryPort
-from p2p_dtfm.net.libp2p.control import ControlPlane
-from p2p_dtfm.net.libp2p.port import HostPort
-from p2p_dtfm.testbed.virtual.counted_runner import counted_runner
-from p2p_dtfm.testbed.virtual.directory import VirtualDirectory
 from p2p_dtfm.testbed.virtual.disk import VirtualDisk
-from p2p_dtfm.testbed.virtual.host import VirtualHost
-from p2p_dtfm.testbed.virtual.loop import VirtualLoop, VirtualTask
-from p2p_dtfm.testbed.virtual.network import VirtualNetwork
+from p2p_dtfm.testbed.virtual.loop import VirtualLoop
 from p2p_dtfm.testbed.virtual.peer import Ending, Peer
 from p2p_dtfm.testbed.virtual.process import Process
 from p2p_dtfm.testbed.virtual.routers.meeting_point import NAME, MeetingPoint
-from p2p_dtfm.train.stage.emulated import emulated_device
+from p2p_dtfm.testbed.virtual.turns import VirtualTask
+from p2p_dtfm.testbed.virtual.wires.network import VirtualNetwork
+from p2p_dtfm.testbed.virtual.worlds import VirtualResident, WorldOf
 from p2p_dtfm.train.stage.timed import use_one_thread
 
 Result = TypeVar("Result")
 HOURS = "06-22"
-WITHIN, OUTSIDE = datetime(2026, 3, 2, 12), datetime(2026, 3, 2, 23)
-"""By clocks of local time that stand still in either until somebody puts them."""
 LOOK_S = 0.05
 MEMORY_GIB = 1.0
 FLOPS_PER_S = (20_000_000, 80_000_000)
@@ -153,9 +137,9 @@ class Swarm:
         peer.process.wall_ahead_ns = peer.wall_ahead_ns
         peer.started_s, peer.is_told_to_leave = self.now_s, False
         settings = peer.settings.model_copy(update=changes)
-        world = _WorldOf(self, peer)
+        world = WorldOf(self, peer)
         if self.stays_resident:
-            peer.resident = _VirtualResident(settings, peer, world)
+            peer.resident = VirtualResident(settings, peer, world)
             peer.ended = peer.process.begin(peer.resident.run())
         else:
             peer.daemon = Daemon(settings, DashboardHost(), world=world)
@@ -303,78 +287,6 @@ class NeverHappened(AssertionError):
             lines += [f"  {peer.name}: {peer.standing()}", *peer.waits()]
         failures = [f"  {peer.name}: {text}" for peer in peers for text in peer.failures()]
         super().__init__("\n".join([f"not within {limit_s:g} s: {what}", *lines, *failures]))
-
-
-class _VirtualResident(Resident):
-    """Its daemons are those of a peer of the swarm."""
-
-    def __init__(self, settings: Settings, peer: Peer, world: "_WorldOf") -> None:
-        super().__init__(settings, lambda: OUTSIDE if peer.is_outside_hours else WITHIN)
-        self._peer = peer
-        self._world = world
-
-    def make_daemon(self, settings: Settings, dashboard: DashboardHost, seen: Seen) -> Daemon:
-        self._peer.daemon = Daemon(settings, dashboard, seen, world=self._world)
-        return self._peer.daemon
-
-
-class _WorldOf:
-    """What the daemon of a peer takes from the swarm."""
-
-    def __init__(self, swarm: Swarm, peer: Peer) -> None:
-        self._swarm = swarm
-        self._peer = peer
-
-    @property
-    def lock_folder(self) -> Path:
-        return self._swarm.folder
-
-    async def start_host(
-        self, identity: Path, listen: Sequence[str], announce: Sequence[str], maps_port: bool
-    ) -> HostPort:
-        assert self._peer.process is not None
-        host = self._swarm.network.join(self._peer.process, Identity.load_or_create(identity))
-        self._peer.host, host.is_dumb = host, self._peer.has_dumb_p2pd
-        return host
-
-    async def start_directory(
-        self, host: HostPort, initial_peers: Sequence[str], serves: bool
-    ) -> DirectoryPort:
-        assert isinstance(host, VirtualHost)
-        return VirtualDirectory(self._swarm.network, host)
-
-    def direct_lines(
-        self, host: HostPort, run_digest: str, listen: Sequence[str], control: ControlPlane
-    ) -> None:
-        """All goes over the links of this world."""
-
-    def measure_device(
-        self,
-        spec: RunSpec,
-        device: str,
-        threads: int,
-        memory_limit_bytes: int | None,
-        progress: Callable[[int, int], None],
-    ) -> Device:
-        assert memory_limit_bytes is not None
-        return emulated_device(spec, self._peer.flops_per_s, memory_limit_bytes)
-
-    def stage_runner(self, device: Device, setting: str) -> MakeStageRunner:
-        return partial(counted_runner, self._swarm.taken, self._peer.peer_id, device)
-
-    def plan(self, snapshot: Snapshot) -> Plan | NoPlan:
-        """Each snapshot is planned once for all: it has one plan."""
-        key, plans = encode(snapshot), self._swarm.plans
-        if key not in plans:
-            plans[key] = compute_plan(snapshot)
-        return plans[key]
-
-    def share_the_interpreter(self) -> None:
-        """It is the world's."""
-
-    def tasks(self) -> set[asyncio.Task[Any]]:
-        mine = self._peer.process
-        return {task for task in self._swarm.loop.tasks() if task.process is mine}
 
 
 def play(seed: int, folder: Path, scene: Callable[[Swarm], Awaitable[Result]]) -> Result:

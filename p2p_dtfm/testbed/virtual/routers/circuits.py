@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from p2p_dtfm.testbed.virtual.host import VirtualHost
-from p2p_dtfm.testbed.virtual.streams import VirtualWriter
+from p2p_dtfm.testbed.virtual.wires.host import VirtualHost
+from p2p_dtfm.testbed.virtual.wires.streams import VirtualWriter
 
 FRAME_BYTES = 64
 KEEPS_ALIVE_S = 30.0

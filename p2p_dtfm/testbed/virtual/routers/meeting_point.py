@@ -9,10 +9,11 @@ from p2p_dtfm.daemon.peers.gate import GateKeeper
 from p2p_dtfm.daemon.peers.reachability import ReachabilityService
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.libp2p.control import ControlPlane
-from p2p_dtfm.testbed.virtual.host import VirtualHost
-from p2p_dtfm.testbed.virtual.loop import VirtualLoop, VirtualTask
-from p2p_dtfm.testbed.virtual.network import VirtualNetwork
+from p2p_dtfm.testbed.virtual.loop import VirtualLoop
 from p2p_dtfm.testbed.virtual.process import Process
+from p2p_dtfm.testbed.virtual.turns import VirtualTask
+from p2p_dtfm.testbed.virtual.wires.host import VirtualHost
+from p2p_dtfm.testbed.virtual.wires.network import VirtualNetwork
 
 NAME = "meeting point"
 

@@ -28,12 +28,12 @@ from p2p_dtfm.net.nat.circuit_messages import (
     read_hop,
     read_stop,
 )
-from p2p_dtfm.testbed.virtual.host import VirtualHost
-from p2p_dtfm.testbed.virtual.links import Links
 from p2p_dtfm.testbed.virtual.process import PROCESS
 from p2p_dtfm.testbed.virtual.routers.circuits import FRAME_BYTES, Break, Circuit, CircuitEnd
 from p2p_dtfm.testbed.virtual.routers.sockets import JoinedHosts
-from p2p_dtfm.testbed.virtual.streams import VirtualWriter
+from p2p_dtfm.testbed.virtual.wires.host import VirtualHost
+from p2p_dtfm.testbed.virtual.wires.links import Links
+from p2p_dtfm.testbed.virtual.wires.streams import VirtualWriter
 
 Result = TypeVar("Result")
 
@@ -51,7 +51,7 @@ FIRST_PORT, FIRST_OUTER_PORT = 20_000, 40_000
 GONE = (TimeoutError, ConnectionError, EOFError, Unreachable, PeerFault)
 
 
-class Network(Protocol):
+class MeetingHosts(Protocol):
     """What of the virtual network is needed here."""
 
     links: Links
@@ -74,7 +74,7 @@ class WaysIn:
     """Of one world. `behind`: the ids of those that have a router."""
 
     def __init__(
-        self, network: Network, behind: Collection[str], break_off: Break, chance: str
+        self, network: MeetingHosts, behind: Collection[str], break_off: Break, chance: str
     ) -> None:
         self.circuits: dict[int, Circuit] = {}
         self._chance = chance

@@ -13,12 +13,12 @@ sooner one after the other, most of them with steps, in short runs: of these the
 and from 600000 on of those from 200000 on. From 700000 on a few machines crash in short runs, and
 after the last step as well, and lanes have no order among each other. From 800000 on faults begin
 when something is said, from 900000 on a word is late while somebody dies, from 930000 on daemons
-go the rarer of two ways again and again (`seeds.rarer`), from 935000 on beside liars, from 940000
-on some machines are behind routers, and those that relay for them go away, and from 950000 on
-somebody is away for long on slow machines. From 960000 on dozens join at once (from 969000 on two
-hundred), and a part of all goes at once. From 970000 on are those from 500000 on, with p2pd that do
-not answer, from 980000 on a swarm is divided in the middle of a long run, and from 990000 on
-machines sleep.
+go the rarer of two ways again and again (`surroundings.rarer`), from 935000 on beside liars, from
+940000 on some machines are behind routers, and those that relay for them go away, and from 950000
+on somebody is away for long on slow machines. From 960000 on dozens join at once (from 969000 on
+two hundred), and a part of all goes at once. From 970000 on are those from 500000 on, with p2pd
+that do not answer, from 980000 on a swarm is divided in the middle of a long run, and from 990000
+on machines sleep.
 
 Then all is mended, and these must hold: all that run are in one view within a bound, if the run
 lasts so long; each daemon comes to the end of the run within a bound; loss, gradient norm and
@@ -50,12 +50,12 @@ from p2p_dtfm.testbed.virtual.seeds.many import (
     schedule_of,
     several_at_a_time,
 )
+from p2p_dtfm.testbed.virtual.seeds.one_seed import Played
 from p2p_dtfm.testbed.virtual.seeds.player import (
     Player,
     leave_alone_what_is_loaded,
     memory_disk,
 )
-from p2p_dtfm.testbed.virtual.seeds.playing import Played
 from p2p_dtfm.testbed.virtual.seeds.reached import LinesReached, told
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 from p2p_dtfm.testbed.virtual.seeds.shrink import shrunk

@@ -2,12 +2,10 @@
 
 import logging
 import math
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from p2p_dtfm.testbed.virtual.lies.lying import SELDOM_TOLD, Lying
-from p2p_dtfm.testbed.virtual.links import VirtualLink
+from p2p_dtfm.testbed.virtual.lies.lying import Lying
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.routers.lost_relays import (
     NO_MEETING_POINT,
@@ -15,6 +13,7 @@ from p2p_dtfm.testbed.virtual.routers.lost_relays import (
     lose_meeting_point,
     loss_of_relay,
 )
+from p2p_dtfm.testbed.virtual.seeds.lies_on_time import LiesOnTime
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import (
     AHEAD_S,
     BACK_S,
@@ -23,6 +22,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import (
     Fault,
 )
 from p2p_dtfm.testbed.virtual.swarm import Swarm
+from p2p_dtfm.testbed.virtual.wires.links import VirtualLink
 
 LOSS = 0.2
 DOUBLED = 0.3
@@ -33,7 +33,6 @@ its owner says for how long. In both it comes back by itself."""
 OF_SIDES = frozenset({"partition", "swizzle"})
 OF_MACHINES = frozenset({"lying disk", "full disk", "slow disk", "clock", "damaged bytes", "lie"})
 """These are done to machines and lines whether or not daemons run there, and show nothing then."""
-HOME_OF_THE_LIVING = frozenset({"daemon.lock", "daemon.sock"})
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -43,7 +42,7 @@ class Deeds:
 
     def __init__(self, swarm: Swarm, lying: Lying | None = None) -> None:
         """`lying`: where some lie, who does."""
-        self._lying = lying
+        self.lies = LiesOnTime(lying)
         self.done: list[str] = []
         self.begun_count = 0
         """Of those that were done to somebody who runs."""
@@ -66,8 +65,6 @@ class Deeds:
         """Lids, by whose they are."""
         self.parted_s: dict[str, float] = {}
         """Until when by something else than a lid somebody was last out of reach of others."""
-        self._ending: list[Fault] = []
-        """Lies that are to end once they were told."""
         self._begin: dict[str, Callable[[Fault], bool]] = {
             "kill": lambda fault: self._kill(fault, swarm.kill),
             "power cut": lambda fault: self._kill(fault, swarm.cut_power),
@@ -98,7 +95,7 @@ class Deeds:
             "dead relay": self._lose_relay,
             NO_MEETING_POINT: lambda fault: lose_meeting_point(swarm),
             "swizzle": self._part,
-            "lie": self._lie,
+            "lie": self.lies.begin,
         }
         self._end: dict[str, Callable[[Fault], object]] = {
             "kill": lambda fault: self._start(self._one(fault)),
@@ -130,7 +127,7 @@ class Deeds:
             "dead relay": lambda fault: self.end(self._relays.pop(fault)),
             NO_MEETING_POINT: lambda fault: bring_back_meeting_point(swarm),
             "swizzle": self._mend,
-            "lie": self._be_honest,
+            "lie": self.lies.end,
         }
 
     def begin(self, fault: Fault) -> bool:
@@ -353,30 +350,6 @@ class Deeds:
         else:
             self._start(peer)
 
-    def _lie(self, fault: Fault) -> bool:
-        assert self._lying is not None, "only who is drawn to lies"
-        self._lying.kinds |= dict.fromkeys(fault.whom, fault.what)
-        return True
-
-    def _be_honest(self, fault: Fault) -> None:
-        """Once it has lied; unless another lie has begun."""
-        self._ending.append(fault)
-        self.end_lies_that_were_told()
-
-    def end_lies_that_were_told(self) -> None:
-        """Of those that should be over by now. While a swarm stands still nobody lies."""
-        lying, waiting = self._lying, list[Fault]()
-        for fault in self._ending if lying is not None else ():
-            assert lying is not None
-            those = [name for name in fault.whom if lying.kinds.get(name) == fault.what]
-            seldom = fault.what in SELDOM_TOLD
-            for name in those:
-                if seldom or (name, fault.what) in lying.has_told:
-                    del lying.kinds[name]
-            if any(lying.kinds.get(name) == fault.what for name in those):
-                waiting.append(fault)
-        self._ending = waiting
-
     # links ---------------------------------------------------------------------------------------
 
     def _both(self, fault: Fault) -> tuple[Peer, Peer]:
@@ -464,8 +437,7 @@ class Deeds:
         peer = self._one(fault)
         may = peer.has_run and peer.name not in self._copies
         if may:
-            copy = self._copies[peer.name] = peer.home.with_name(f"{peer.name}-before")
-            shutil.copytree(peer.home, copy, ignore=_not_of_the_living, dirs_exist_ok=True)
+            self._copies[peer.name] = peer.copy_home()
         return may
 
     def _come_back_old(self, fault: Fault) -> None:
@@ -473,11 +445,5 @@ class Deeds:
         copy = self._copies.pop(peer.name)
         if self._may_go(peer):
             self._swarm.kill(peer)
-            shutil.rmtree(peer.home)
-            copy.rename(peer.home)
-            peer.disk.was_replaced()
+            peer.put_home_back(copy)
             self._swarm.start(peer)
-
-
-def _not_of_the_living(folder: str, names: list[str]) -> set[str]:
-    return {name for name in names if name in HOME_OF_THE_LIVING}

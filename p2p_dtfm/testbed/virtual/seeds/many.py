@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from p2p_dtfm.testbed.virtual.seeds.one_seed import Played
 from p2p_dtfm.testbed.virtual.seeds.player import Player, leave_alone_what_is_loaded
-from p2p_dtfm.testbed.virtual.seeds.playing import Played
 from p2p_dtfm.testbed.virtual.seeds.schedules.draw import draw
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 from p2p_dtfm.testbed.virtual.seeds.watching.words import last_messages

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from p2p_dtfm.testbed.virtual.seeds.judge import Reference
-from p2p_dtfm.testbed.virtual.seeds.playing import Played, play_seed
+from p2p_dtfm.testbed.virtual.seeds.one_seed import Played, play_seed
 from p2p_dtfm.testbed.virtual.seeds.run import (
     LIKE_ONE,
     RECIPES,

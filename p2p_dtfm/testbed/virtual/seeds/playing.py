@@ -1,34 +1,24 @@
 """One seed: daemons begin, faults are done, all is mended, and what came of it is judged."""
 
 import asyncio
-import contextlib
 import math
-import traceback
-from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 from p2p_dtfm.daemon.node.acquaintances import SHOWS_END
-from p2p_dtfm.ports import rarely
-from p2p_dtfm.sim.faults.agreement_seeds import problem_of
 from p2p_dtfm.testbed.virtual.lies.lying import Lying
-from p2p_dtfm.testbed.virtual.lies.putting import put_in
 from p2p_dtfm.testbed.virtual.peer import Peer
-from p2p_dtfm.testbed.virtual.routers.sockets import no_sockets_of_this_machine
-from p2p_dtfm.testbed.virtual.seeds import judge, verdict
+from p2p_dtfm.testbed.virtual.seeds import judge
+from p2p_dtfm.testbed.virtual.seeds.beginning import begin
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
-from p2p_dtfm.testbed.virtual.seeds.invited import by_invitation, line_of
-from p2p_dtfm.testbed.virtual.seeds.judge import Broken, Reference
-from p2p_dtfm.testbed.virtual.seeds.rarer import OF_DISKS_THAT_LOSE, RarerWays
+from p2p_dtfm.testbed.virtual.seeds.judge import Broken
 from p2p_dtfm.testbed.virtual.seeds.run import (
-    RECIPES,
     layer_count_of,
     steps_of,
-    with_named_ends,
 )
 from p2p_dtfm.testbed.virtual.seeds.saved import has_saved_all
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
-from p2p_dtfm.testbed.virtual.seeds.tight_rooms import small_probes, tight_rooms
+from p2p_dtfm.testbed.virtual.seeds.surroundings.rarer import RarerWays
 from p2p_dtfm.testbed.virtual.seeds.told.told import Comparison
 from p2p_dtfm.testbed.virtual.seeds.watching.copies import Copies
 from p2p_dtfm.testbed.virtual.seeds.watching.crowd import Crowd
@@ -43,8 +33,7 @@ from p2p_dtfm.testbed.virtual.seeds.watching.suspicions import Suspicions
 from p2p_dtfm.testbed.virtual.seeds.watching.together import Together
 from p2p_dtfm.testbed.virtual.seeds.watching.waits import Waits
 from p2p_dtfm.testbed.virtual.seeds.watching.wakers import Wakers
-from p2p_dtfm.testbed.virtual.seeds.watching.words import Blames
-from p2p_dtfm.testbed.virtual.swarm import HOURS, MEMORY_GIB, NeverHappened, Swarm, play
+from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 PATIENCE_S = 300.0
 """Of virtual time, once all is mended: then nobody waits any more."""
@@ -52,8 +41,6 @@ LONG_PATIENCE_S = 600.0
 """Of slow machines that have slept from their first step on: three may take seven seconds for each
 of forty."""
 STARTS_AGAIN_S = 2.0
-SMALL_GIB = 0.7 / 1024
-"""Half of what a peer alone needs for the whole model."""
 SAVES_WITHIN_S = 10.0
 """After the last step somebody has the whole model."""
 FIRST_STEP_WITHIN_S = 20.0
@@ -63,33 +50,6 @@ CALM_S = 100.0
 IN_PAIRS = 0.3
 """Of so many of a calm seed's faults the next one begins with it."""
 LOOKS_EVERY_S = 1.0
-
-
-@dataclass
-class Played:
-    """What came of a seed."""
-
-    schedule: Schedule
-    done: list[str] = field(default_factory=list)
-    faults: int = 0
-    ended_s: float = 0.0
-    settled_s: float = 0.0
-    """After the last fault had ended."""
-    digest: str = ""
-    steps: int = 0
-    """That all peers together have told of."""
-    lies: int = 0
-    """That were told."""
-    stayed: int = 0
-    """Steps with a lie that were committed, since nobody honest was drawn for them."""
-    problem: str = ""
-    """Empty where all invariants hold."""
-    is_of_the_world: bool = False
-    """What is wrong was raised by the world, or by who judges: it says nothing of a daemon."""
-    reports: list[str] = field(default_factory=list)
-    """Of honest ones: whom they have left out of a view, and why."""
-    rarer: Counter[str] = field(default_factory=Counter)
-    """How often all daemons together went each of the rarer ways."""
 
 
 class Play:
@@ -148,63 +108,12 @@ class Play:
         return [peer for peer in self.honest() if not self.deeds.has_gone_home(peer)]
 
     async def play(self) -> None:
-        swarm, schedule = self._swarm, self._schedule
-        # they stay for those that come back after the last step
-        stays: dict[str, object] = {"exit_when_done": False, "samples": schedule.writes_samples}
-        if schedule.is_small:
-            swarm.memory_gib, swarm.network.links.are_near = SMALL_GIB, True
-        swarm.network.links.are_narrow = schedule.is_narrow
-        swarm.network.links.are_soon_measured = schedule.is_quick
-        swarm.network.links.are_thin = schedule.is_crowd
-        swarm.network.links.are_apart = schedule.lanes_are_apart
-        if schedule.liars:
-            swarm.are_equal = swarm.network.links.are_near = True
-        swarm.stays_resident, swarm.are_slow = schedule.stays_resident, schedule.is_slow
-        run = self._run
-        if schedule.behind:
-            swarm.put_behind_routers(schedule.behind, str(schedule.faults), schedule.begun[0])
-            stays["listen"] = ("/ip4/0.0.0.0/tcp/0",)
-        if schedule.stays_resident:
-            stays["hours"] = HOURS
-        if schedule.is_invited:
-            run = by_invitation(run, swarm.identity_of(schedule.begun[0]), swarm.folder)
-        if schedule.is_private:
-            named = [swarm.identity_of(name).peer_id for name in schedule.begun[:-1]]
-            run = with_named_ends(run, named, swarm.folder)
-        expected = len(schedule.begun)
-        room = self._room_of(schedule.begun[0])
-        met = [] if swarm.meeting_point is None else [swarm.meeting_point.address]
-        founder = swarm.peer(
-            schedule.begun[0],
-            run=str(run),
-            expect_peers=expected,
-            initial_peers=tuple(met),
-            **stays,
-            **room,
-        )
-        known = met or [swarm.address(founder)]
-        swarm.start(founder)
-        await swarm.until(lambda: founder.has_run, "the run is founded", 60)
-        if schedule.is_slow:  # who starts it again expects nobody
-            founder.settings = founder.settings.model_copy(update={"expect_peers": 1})
-        if met and founder.daemon is not None:
-            stays["run_digest"] = founder.daemon.run_digest
-        if schedule.is_invited:
-            stays |= line_of(founder, swarm.identity_of(founder.name), known[0])
-        for name in schedule.begun[1:] + schedule.joiners:  # each is given all that begin before it
-            peer = swarm.peer(name, initial_peers=tuple(known), **stays, **self._room_of(name))
-            if name in schedule.begun and name not in schedule.behind:
-                known.append(swarm.address(peer))
-        for name in schedule.begun[1:]:
-            swarm.start(swarm.named(name))
+        swarm = self._swarm
+        await begin(swarm, self._schedule, self._run)
         self.begin_at(swarm.now_s)
-        patience_s = LONG_PATIENCE_S if schedule.has_sleepers else PATIENCE_S
+        patience_s = LONG_PATIENCE_S if self._schedule.has_sleepers else PATIENCE_S
         limit_s = self.mended_s - swarm.now_s + patience_s
         await swarm.until(self._is_over, "all have come to the end of the run", limit_s)
-
-    def _room_of(self, name: str) -> dict[str, float]:
-        """Of its memory, where that is not as of most."""
-        return {"memory_gib": MEMORY_GIB} if name in self._schedule.roomy else {}
 
     def begin_at(self, began_s: float) -> None:
         """When all that begin the run were started."""
@@ -250,7 +159,7 @@ class Play:
         if problem := self._endings.look(swarm.now_s):  # before anybody starts it again
             raise Broken(problem)
         self.do_what_is_due()
-        self.deeds.end_lies_that_were_told()
+        self.deeds.lies.end_those_that_were_told()
         for peer in swarm.peers:
             if judge.starts_again(peer) and not self.deeds.has_gone_home(peer):
                 due_s = self._starts_s.setdefault(peer.name, swarm.now_s + STARTS_AGAIN_S)
@@ -269,9 +178,6 @@ class Play:
     def _look(self) -> None:
         """Now and then: what must hold at any time. Raises `Broken`."""
         judge.require_bounds(self._swarm, self._schedule.liars)
-        for watch in self._watches:
-            if problem := watch.look(self._swarm.now_s):
-                raise Broken(problem)
         self._told_of_end = {
             it.name for it in self.honest() if not it.has_run and SHOWS_END in it.standing()
         }
@@ -280,18 +186,24 @@ class Play:
                 judge.require_ends_elsewhere(peer, layer_count_of(self._run))
         if self._schedule.is_watched:
             self._ask_all()
-        if self._schedule.is_compared and (problem := self.told.look(self._swarm.now_s)):
-            raise Broken(problem)
-        if self.suspicions.problem:
-            raise Broken(self.suspicions.problem)
-        if problem := self.wakers.look():
-            raise Broken(problem)
+        for problem in self._seen_by_watches():
+            if problem:
+                raise Broken(problem)
         if self._schedule.is_calm:
             self._require_steps()
-        is_asked = self._schedule.is_crowd and not self._is_complete()
-        if is_asked and (problem := self._crowd.look(self._swarm.now_s)):
-            raise Broken(problem)
         self._require_nobody_apart()
+
+    def _seen_by_watches(self) -> Iterator[str]:
+        """What each of those that look now has seen, one after the other."""
+        now_s = self._swarm.now_s
+        for watch in self._watches:
+            yield watch.look(now_s)
+        if self._schedule.is_compared:
+            yield self.told.look(now_s)
+        yield self.suspicions.problem
+        yield self.wakers.look()
+        if self._schedule.is_crowd and not self._is_complete():
+            yield self._crowd.look(now_s)
 
     def _hasten(self) -> None:
         """What waits for a step that is committed by now, and its end, come so much sooner; and
@@ -414,81 +326,3 @@ class Play:
             return False
         is_told = peer.name in self._told_of_end
         return peer.ended.done() or peer.told_step() == self._steps or is_told
-
-
-def play_seed(
-    seed: int, schedule: Schedule, run: Path, folder: Path, reference: Reference | None
-) -> Played:
-    """What came of it; `problem` says what does not hold. Without a reference nobody judges."""
-    played = Played(schedule)
-
-    blames = Blames()
-
-    async def scene(swarm: Swarm, one: Play) -> None:
-        blames.lying = one.lying
-        blames.damaged = {swarm.identity_of(it).peer_id for it in schedule.send_damaged}
-        try:
-            await one.play()
-            played.ended_s, played.digest = swarm.now_s, swarm.trace.digest()
-            played.settled_s = max(0.0, swarm.now_s - one.mended_s)
-            if reference is not None:
-                await one.all_is_saved()
-                peers, lies = one.honest(), one.lying
-                crashes_s = one.deeds.crashes_s
-                own_steps = verdict.own_steps(lies, len(reference.losses))
-                liars = [peer for peer in swarm.peers if peer not in peers]
-                only = schedule.has_only_crashes
-                judge.check(peers, reference, crashes_s, only, own_steps, liars)
-                if own_steps == len(reference.losses):
-                    judge.require_states(peers, reference)
-                if schedule.liars:
-                    disturbed_s = 0.0 if schedule.goes_rarer_ways else one.deeds.disturbed_s
-                    verdict.require(peers, lies, len(reference.losses), schedule, disturbed_s)
-                await judge.require_clean_ends(swarm, peers)
-                blames.require_none()
-        except (Broken, NeverHappened) as error:
-            played.problem = _with_cause(error)
-        finally:
-            played.done, played.faults = one.deeds.done, one.deeds.begun_count
-            played.lies, played.stayed = one.lying.count, len(one.lying.stayed())
-            played.reports = one.lying.reports
-            if one.rarer is not None:
-                played.rarer = one.rarer.taken
-            played.steps = sum(len(peer.losses()) for peer in swarm.peers)
-
-    async def whole_scene(swarm: Swarm) -> None:
-        one = Play(swarm, run, schedule)
-        one.told.world.reference = reference
-        with contextlib.ExitStack() as stack:
-            if schedule.liars:
-                stack.enter_context(put_in(one.lying, schedule.lies))
-            if schedule.rooms_are_tight:
-                stack.enter_context(tight_rooms())
-            if schedule.is_crowd:
-                stack.enter_context(small_probes())
-            if schedule.behind:
-                stack.enter_context(no_sockets_of_this_machine())
-            if schedule.goes_rarer_ways:  # whom a daemon does not hear it may well suspect
-                never = OF_DISKS_THAT_LOSE if schedule.has_only_crashes else ()
-                one.rarer = RarerWays(seed, never)
-                rarely.live_by(one.rarer)
-            elif schedule.has_only_crashes:
-                stack.enter_context(one.suspicions.heard())
-            if schedule.has_sleepers:
-                stack.enter_context(one.wakers.heard())
-            if schedule.model in RECIPES:
-                stack.enter_context(one.owed.heard())
-            await scene(swarm, one)
-
-    with blames.heard():
-        try:
-            play(seed, folder, whole_scene)
-        except Exception as error:  # noqa: BLE001 - of whatever kind, other seeds go on
-            played.problem, played.is_of_the_world = problem_of(error), True
-    return played
-
-
-def _with_cause(error: BaseException) -> str:
-    if error.__cause__ is None:
-        return str(error)
-    return f"{error}\n{''.join(traceback.format_exception(error.__cause__))}"

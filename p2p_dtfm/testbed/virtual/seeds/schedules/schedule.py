@@ -124,9 +124,9 @@ class Schedule:
     waits_for_a_step: bool = False
     """Faults begin after the first step, not after the daemons did."""
     rooms_are_tight: bool = False
-    """What large models fill the small one fills, too: `seeds.tight_rooms`."""
+    """What large models fill the small one fills, too: `surroundings.tight_rooms`."""
     goes_rarer_ways: bool = False
-    """What is rare on machines happens all the time: `seeds.rarer`."""
+    """What is rare on machines happens all the time: `surroundings.rarer`."""
     is_calm: bool = False
     """Each fault, or two at a time, waits until the one before is over, and a step is committed
     since: who is stuck is not helped by the next one."""

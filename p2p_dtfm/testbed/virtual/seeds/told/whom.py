@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.daemon.dashboard.waits import LOOKS_EVERY_S, TOLD_FROM_S, TOLD_LIMIT, owner_and_place
 from p2p_dtfm.daemon.telemetry.names import PEER_ID
-from p2p_dtfm.testbed.virtual.loop import VirtualTask
 from p2p_dtfm.testbed.virtual.process import Process
 from p2p_dtfm.testbed.virtual.seeds.told.world import Falsehood, Truth, Word, names_in
+from p2p_dtfm.testbed.virtual.turns import VirtualTask
 
 SAID_S = 8.0
 """A word that was said is here by then: some are 2.4 s late, lanes 1.5 s, and it may have been said

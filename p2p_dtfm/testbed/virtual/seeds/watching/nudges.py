@@ -11,9 +11,10 @@ from types import FrameType
 from typing import Any
 
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
-from p2p_dtfm.testbed.virtual.loop import VirtualLoop, VirtualTask
+from p2p_dtfm.testbed.virtual.loop import VirtualLoop
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.process import Process
+from p2p_dtfm.testbed.virtual.turns import VirtualTask
 
 EVERY_S = 0.2
 TURNS = 6

@@ -6,7 +6,8 @@ from collections.abc import Collection
 
 from p2p_dtfm.daemon.dashboard import waits as of_daemons
 from p2p_dtfm.daemon.dashboard.waits import LIMIT_S, WAITS_FOR_WORK, owner_and_place
-from p2p_dtfm.testbed.virtual.loop import VirtualTask, tasks_here
+from p2p_dtfm.testbed.virtual.loop import tasks_here
+from p2p_dtfm.testbed.virtual.turns import VirtualTask
 
 
 class Waits:

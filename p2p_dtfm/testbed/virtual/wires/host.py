@@ -13,7 +13,7 @@ from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.libp2p.p2pd import CLOSE_DEADLINE_S
 from p2p_dtfm.net.shaping import Shaper
 from p2p_dtfm.testbed.virtual.process import Process
-from p2p_dtfm.testbed.virtual.streams import VirtualWriter
+from p2p_dtfm.testbed.virtual.wires.streams import VirtualWriter
 
 StreamHandler = Callable[[str, asyncio.StreamReader, VirtualWriter], Awaitable[None]]
 UnaryHandler = Callable[[str, bytes], Awaitable[bytes]]
@@ -21,7 +21,7 @@ UnaryHandler = Callable[[str, bytes], Awaitable[bytes]]
 log = logging.getLogger(__name__)
 
 
-class Way(Protocol):
+class RelayedWay(Protocol):
     """A connection through a relay."""
 
     @property
@@ -103,7 +103,7 @@ class VirtualHost:
         """To whom there is a direct connection."""
         self.given_up: set[str] = set()
         """Those of these whose end of the connection is gone, as this machine slept too long."""
-        self.circuits: dict[str, list[Way]] = {}
+        self.circuits: dict[str, list[RelayedWay]] = {}
         """Those through relays, by whose other end they are."""
         self.calls: dict[str, UnaryHandler] = {}
         self.streams: dict[str, tuple[StreamHandler, str]] = {}

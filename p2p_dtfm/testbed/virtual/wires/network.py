@@ -12,14 +12,14 @@ from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.nat.circuit_messages import HOP_PROTOCOL, STOP_PROTOCOL
-from p2p_dtfm.testbed.virtual.host import VirtualHost, Way
-from p2p_dtfm.testbed.virtual.links import CALL, PATIENCE_S, Links
 from p2p_dtfm.testbed.virtual.loop import VirtualLoop
 from p2p_dtfm.testbed.virtual.process import Process
 from p2p_dtfm.testbed.virtual.routers.circuits import CircuitEnd
-from p2p_dtfm.testbed.virtual.routers.sockets import Sockets
+from p2p_dtfm.testbed.virtual.routers.sockets import SocketsOfSwarm
 from p2p_dtfm.testbed.virtual.routers.ways_in import FIRST_PORT, WaysIn
-from p2p_dtfm.testbed.virtual.streams import Carry, VirtualWriter
+from p2p_dtfm.testbed.virtual.wires.host import RelayedWay, VirtualHost
+from p2p_dtfm.testbed.virtual.wires.links import CALL, PATIENCE_S, Links
+from p2p_dtfm.testbed.virtual.wires.streams import Carry, VirtualWriter
 
 HEAD_BYTES = 64
 STREAM_RESET = "stream reset"
@@ -60,7 +60,7 @@ class VirtualNetwork:
         """These peers; and nobody's address is loopback any more. Before anybody joins. `chance`:
         of what routers are."""
         self.ways_in = WaysIn(self, behind, _breaking, chance)
-        self._loop.sockets = Sockets(self.ways_in)
+        self._loop.sockets = SocketsOfSwarm(self.ways_in)
 
     def note(self, origin: str, goal: str, what: str, size_bytes: int) -> None:
         """Something has arrived through a relay."""
@@ -274,20 +274,20 @@ class VirtualNetwork:
         make = CircuitEnd if name in (HOP_PROTOCOL, STOP_PROTOCOL) else VirtualWriter
         return make(number, f"stream {name}", carry, is_damaged)
 
-    def _carrying(self, here: str, there: str, lane: int, way: Way | None) -> Carry:
+    def _carrying(self, here: str, there: str, lane: int, way: RelayedWay | None) -> Carry:
         if way is not None:
             return partial(way.carry, here)
         return partial(self.links.carry, here, there, lane=lane)
 
 
-def _way_of(host: VirtualHost, peer_id: str) -> Way | None:
+def _way_of(host: VirtualHost, peer_id: str) -> RelayedWay | None:
     """A circuit, where there is no direct connection."""
     if peer_id in host.linked or peer_id not in host.circuits:
         return None
     return host.circuits[peer_id][0]
 
 
-def _key(peer_id: str, way: Way | None) -> str:
+def _key(peer_id: str, way: RelayedWay | None) -> str:
     return peer_id if way is None else way.name
 
 

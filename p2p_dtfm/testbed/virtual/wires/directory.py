@@ -10,8 +10,8 @@ from p2p_dtfm.net.directory.directory import PRESENCE_TTL_S
 from p2p_dtfm.net.directory.facts import PublishedPart
 from p2p_dtfm.net.directory.values import Presence
 from p2p_dtfm.ports import now
-from p2p_dtfm.testbed.virtual.host import VirtualHost
-from p2p_dtfm.testbed.virtual.network import VirtualNetwork
+from p2p_dtfm.testbed.virtual.wires.host import VirtualHost
+from p2p_dtfm.testbed.virtual.wires.network import VirtualNetwork
 
 ROUND_TRIP_S = 0.02
 

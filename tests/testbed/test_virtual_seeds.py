@@ -416,7 +416,7 @@ FOUND_BY = {
     "sent-ninefold": 700_007,
     "hears-all": 500_007,
     "relays-kept": 940_001,
-    "way-untold": 940_003,
+    "way-untold": 940_014,
 }
 """The seeds that have found them. What is mended or drawn anew gives seeds other courses: then
 `python -m p2p_dtfm.testbed.virtual.planted --only NAME` says which one does."""

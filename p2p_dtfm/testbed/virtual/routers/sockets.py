@@ -99,7 +99,7 @@ class Answering(asyncio.Transport):
         asyncio.get_running_loop().call_later(LOOKS_EVERY_S, self._look, left_s)
 
 
-class SocketsOfSwarm:
+class Sockets:
     """What the loop asks for."""
 
     def __init__(self, doors: Doors) -> None:

@@ -32,7 +32,7 @@ async def begin(swarm: Swarm, schedule: Schedule, run: Path) -> None:
     for name in schedule.begun[1:] + schedule.joiners:  # each is given all that begin before it
         room = _room_of(name, schedule)
         peer = swarm.peer(name, initial_peers=tuple(known), **stays, **room)
-        if name in schedule.begun and name not in schedule.behind:
+        if name in schedule.callable_first:
             known.append(swarm.address(peer))
     for name in schedule.begun[1:]:
         swarm.start(swarm.named(name))

@@ -15,7 +15,7 @@ from p2p_dtfm.net.nat.circuit_messages import HOP_PROTOCOL, STOP_PROTOCOL
 from p2p_dtfm.testbed.virtual.loop import VirtualLoop
 from p2p_dtfm.testbed.virtual.process import Process
 from p2p_dtfm.testbed.virtual.routers.circuits import CircuitEnd
-from p2p_dtfm.testbed.virtual.routers.sockets import SocketsOfSwarm
+from p2p_dtfm.testbed.virtual.routers.sockets import Sockets
 from p2p_dtfm.testbed.virtual.routers.ways_in import FIRST_PORT, WaysIn
 from p2p_dtfm.testbed.virtual.wires.host import RelayedWay, VirtualHost
 from p2p_dtfm.testbed.virtual.wires.links import CALL, PATIENCE_S, Links
@@ -60,7 +60,7 @@ class VirtualNetwork:
         """These peers; and nobody's address is loopback any more. Before anybody joins. `chance`:
         of what routers are."""
         self.ways_in = WaysIn(self, behind, _breaking, chance)
-        self._loop.sockets = SocketsOfSwarm(self.ways_in)
+        self._loop.sockets = Sockets(self.ways_in)
 
     def note(self, origin: str, goal: str, what: str, size_bytes: int) -> None:
         """Something has arrived through a relay."""

@@ -21,7 +21,7 @@ UnaryHandler = Callable[[str, bytes], Awaitable[bytes]]
 log = logging.getLogger(__name__)
 
 
-class Way(Protocol):
+class RelayedWay(Protocol):
     """A connection through a relay."""
 
     @property
@@ -101,7 +101,7 @@ class VirtualHost:
         """What is asked of p2pd itself is not answered, as on a machine that swaps."""
         self.linked: dict[str, None] = {}
         """To whom there is a direct connection."""
-        self.circuits: dict[str, list[Way]] = {}
+        self.circuits: dict[str, list[RelayedWay]] = {}
         """Those through relays, by whose other end they are."""
         self.calls: dict[str, UnaryHandler] = {}
         self.streams: dict[str, tuple[StreamHandler, str]] = {}

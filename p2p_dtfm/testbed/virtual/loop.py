@@ -131,7 +131,7 @@ class _Job:
     failure: Exception | None = None
 
 
-class Sockets(Protocol):
+class SocketCalls(Protocol):
     """What answers where a daemon calls a host and a port."""
 
     async def connect(
@@ -173,7 +173,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._tasks: list[weakref.ref[VirtualTask]] = []
         """Those that were under way at the last look, and all that began since. Nothing is kept:
         who lets go of a task that waits is to be found out."""
-        self.sockets: Sockets | None = None
+        self.sockets: SocketCalls | None = None
         """Who answers what daemons call by sockets of their own, where they do."""
         self._raised: dict[VirtualTask, float] = {}
         """Those that ended with what nobody had taken by the last look, and when that was seen."""

@@ -12,7 +12,7 @@ from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.nat.circuit_messages import HOP_PROTOCOL, STOP_PROTOCOL
-from p2p_dtfm.testbed.virtual.host import VirtualHost, Way
+from p2p_dtfm.testbed.virtual.host import RelayedWay, VirtualHost
 from p2p_dtfm.testbed.virtual.links import PATIENCE_S, Links
 from p2p_dtfm.testbed.virtual.loop import VirtualLoop
 from p2p_dtfm.testbed.virtual.process import Process
@@ -263,20 +263,20 @@ class VirtualNetwork:
         make = CircuitEnd if name in (HOP_PROTOCOL, STOP_PROTOCOL) else VirtualWriter
         return make(number, f"stream {name}", carry, is_damaged)
 
-    def _carrying(self, here: str, there: str, lane: int, way: Way | None) -> Carry:
+    def _carrying(self, here: str, there: str, lane: int, way: RelayedWay | None) -> Carry:
         if way is not None:
             return partial(way.carry, here)
         return partial(self.links.carry, here, there, lane=lane)
 
 
-def _way_of(host: VirtualHost, peer_id: str) -> Way | None:
+def _way_of(host: VirtualHost, peer_id: str) -> RelayedWay | None:
     """A circuit, where there is no direct connection."""
     if peer_id in host.linked or peer_id not in host.circuits:
         return None
     return host.circuits[peer_id][0]
 
 
-def _key(peer_id: str, way: Way | None) -> str:
+def _key(peer_id: str, way: RelayedWay | None) -> str:
     return peer_id if way is None else way.name
 
 

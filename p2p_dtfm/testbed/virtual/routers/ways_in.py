@@ -51,7 +51,7 @@ FIRST_PORT, FIRST_OUTER_PORT = 20_000, 40_000
 GONE = (TimeoutError, ConnectionError, EOFError, Unreachable, PeerFault)
 
 
-class Network(Protocol):
+class Wiring(Protocol):
     """What of the virtual network is needed here."""
 
     links: Links
@@ -74,7 +74,7 @@ class WaysIn:
     """Of one world. `behind`: the ids of those that have a router."""
 
     def __init__(
-        self, network: Network, behind: Collection[str], break_off: Break, chance: str
+        self, network: Wiring, behind: Collection[str], break_off: Break, chance: str
     ) -> None:
         self.circuits: dict[int, Circuit] = {}
         self._chance = chance

@@ -14,6 +14,12 @@ from p2p_dtfm.sim.faults.agreement_seeds import problem_of
 from p2p_dtfm.testbed.virtual.lies.lying import Lying
 from p2p_dtfm.testbed.virtual.lies.putting import put_in
 from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.routers.beginning import (
+    first_addresses,
+    founders_contacts,
+    run_by_name,
+    settings_behind_routers,
+)
 from p2p_dtfm.testbed.virtual.routers.sockets import no_sockets_of_this_machine
 from p2p_dtfm.testbed.virtual.seeds import judge, verdict
 from p2p_dtfm.testbed.virtual.seeds.deeds import Deeds
@@ -136,9 +142,7 @@ class Play:
             swarm.are_equal = swarm.network.links.are_near = True
         swarm.stays_resident, swarm.are_slow = schedule.stays_resident, schedule.is_slow
         run = self._run
-        if schedule.behind:
-            swarm.put_behind_routers(schedule.behind, str(schedule.faults), schedule.begun[0])
-            stays["listen"] = ("/ip4/0.0.0.0/tcp/0",)
+        stays |= settings_behind_routers(swarm, schedule)
         if schedule.stays_resident:
             stays["hours"] = HOURS
         if schedule.is_invited:
@@ -147,26 +151,24 @@ class Play:
             named = [swarm.identity_of(name).peer_id for name in schedule.begun[:-1]]
             run = with_named_ends(run, named, swarm.folder)
         expected = len(schedule.begun)
-        met = [] if swarm.meeting_point is None else [swarm.meeting_point.address]
         founder = swarm.peer(
             schedule.begun[0],
             run=str(run),
             expect_peers=expected,
-            initial_peers=tuple(met),
+            initial_peers=founders_contacts(swarm),
             **stays,
         )
-        known = met or [swarm.address(founder)]
+        known = first_addresses(swarm, founder)
         swarm.start(founder)
         await swarm.until(lambda: founder.has_run, "the run is founded", 60)
         if schedule.is_slow:  # who starts it again expects nobody
             founder.settings = founder.settings.model_copy(update={"expect_peers": 1})
-        if met and founder.daemon is not None:
-            stays["run_digest"] = founder.daemon.run_digest
+        stays |= run_by_name(swarm, founder)
         if schedule.is_invited:
             stays |= line_of(founder, swarm.identity_of(founder.name), known[0])
         for name in schedule.begun[1:] + schedule.joiners:  # each is given all that begin before it
             peer = swarm.peer(name, initial_peers=tuple(known), **stays)
-            if name in schedule.begun and name not in schedule.behind:
+            if name in schedule.callable_first:
                 known.append(swarm.address(peer))
         for name in schedule.begun[1:]:
             swarm.start(swarm.named(name))

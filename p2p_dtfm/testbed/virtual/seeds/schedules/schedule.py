@@ -156,6 +156,11 @@ class Schedule:
     """Where it is audited."""
 
     @property
+    def callable_first(self) -> tuple[str, ...]:
+        """Whose address those are given that begin after them."""
+        return tuple(name for name in self.begun if name not in self.behind)
+
+    @property
     def has_only_crashes(self) -> bool:
         """Nobody is out of reach but who is dead."""
         return all(fault.kind in CRASHES for fault in self.faults)

@@ -5,9 +5,10 @@
 Two swarms of real daemons that really compute, over loopback:
 
 - peak: two daemons with a model of 26 million parameters. What each must hold is the state of its
-  layers (parameters, gradient, two moments) and the activations of its microbatches in flight, by
-  the same count the planner uses; and, as guardian of the other's layers, their parameters and
-  moments, and both steps' reduced gradients that a recovery may ask for. Resident bytes at their
+  layers (parameters, gradient, two moments), this step's reduced gradients and the activations of
+  its microbatches in flight, by the same count the planner uses; and, as guardian of the other's
+  layers, their parameters and moments, and both steps' reduced gradients that a recovery may ask
+  for. Resident bytes at their
   highest, less those of the same daemon before it held a layer, over that.
 - growth: three daemons with `tiny` for 1,000 steps: resident bytes of each daemon and its p2pd
   after a fifth of the steps and at the end.
@@ -26,7 +27,9 @@ import msgspec
 import psutil
 
 from benchmarks.command_line import conclude, parse_options
+from p2p_dtfm.core.cost_model.tables.stage_memory import stage_memory
 from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.records import PROCESSOR
 from p2p_dtfm.core.protocol.run_spec import BatchSpec, EvaluationSpec, ModelSpec, RunSpec
 from p2p_dtfm.core.protocol.sections.checkpoint_spec import CheckpointSpec
 from p2p_dtfm.core.protocol.sections.data_spec import DataSpec
@@ -163,13 +166,12 @@ def must_hold_bytes(spec: RunSpec, plan: Plan, peer_id: str, held: list[int]) ->
     workload = workload_of(spec)
     stage = plan.stage_of(peer_id)
     assert stage is not None, "both daemons have a stage"
-    costs = [workload.cost(layer) for layer in stage.layers]
-    training = sum(cost.state_bytes + stage.in_flight * cost.saved_bytes for cost in costs)
-    own = sum(cost.parameter_count for cost in costs)
+    memory = stage_memory(workload).of(PROCESSOR, len(plan.pipelines)).layers
+    first, end = stage.first_layer, stage.end_layer
+    training = memory.state_bytes(first, end) + stage.in_flight * memory.saved_bytes(first, end)
     guarded = [workload.cost(layer) for layer in held if layer not in stage.layers]
     others = sum(cost.parameter_count for cost in guarded)
-    kept = own + others  # the reduced gradients of the last step
-    return training, training + FLOAT_BYTES * (STATE_COPIES * others + kept)
+    return training, training + FLOAT_BYTES * (STATE_COPIES + 1) * others
 
 
 def measure_growth(steps: int) -> list[dict[str, Any]]:

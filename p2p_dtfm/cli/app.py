@@ -117,7 +117,8 @@ def run(
         int | None, typer.Option(help="CPU threads to compute with; 0: half of the cores.")
     ] = None,
     memory_gib: Annotated[
-        float | None, typer.Option(help="Memory to use, in GiB; 0: four fifths of free.")
+        float | None,
+        typer.Option(help="Memory to use, in GiB; 0: nine tenths of free (a card: 4/5)."),
     ] = None,
     resident_gib: Annotated[
         float | None, typer.Option(help="Most memory of the whole process, in GiB; 0: no limit.")

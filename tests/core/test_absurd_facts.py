@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.audit.roles import NEW, alone
+from p2p_dtfm.core.cost_model.tables.stage_memory import stage_memory
 from p2p_dtfm.core.messages.agreement_messages import PresentView
 from p2p_dtfm.core.messages.message_bounds import require_bounded_part
 from p2p_dtfm.core.planner.planner import compute_plan
@@ -70,7 +71,8 @@ def test_a_member_with_hardly_any_memory_does_not_take_the_plan_from_those_that_
     did not fit any more."""
     unit = 1_000_000
     work = workload_of(listed([sizes_of((16, 8), each * unit) for each in (3, 4, 3)]))
-    needed = [work.cost(n).state_bytes + work.cost(n).saved_bytes for n in range(3)]
+    layers = stage_memory(work).alone.layers
+    needed = [layers.of(n).needed_bytes for n in range(3)]
     able = [Peer(memory_bytes=needed[0])] * 2 + [Peer(memory_bytes=needed[1])]
     before = planned(snapshot(able, work))
     for others in ([Peer(memory_bytes=1)] * 4, [Peer(memory_bytes=needed[0] - 1)] * 9):

@@ -64,7 +64,7 @@ def with_cards(snapshot: Snapshot, host_free_bytes: list[int | None]) -> Snapsho
 def test_guardians_are_where_the_hosts_memory_is() -> None:
     """Two stages and a spare, with a card each: only the spare's machine has memory beside it."""
     bare = snapshot_of([Peer(memory_bytes=180 << 20)] * 2 + [Peer(memory_bytes=60 << 20)])
-    plan = compute_plan(bare)
+    plan = compute_plan(with_cards(bare, [None] * 3))
     assert isinstance(plan, Plan)
     (spare,) = {each.peer_id for each in bare.records} - set(plan.stage_holders())
     assert len(plan.pipelines) == 1 and len(plan.stage_holders()) == 2

@@ -116,14 +116,14 @@ def test_a_spare_without_room_is_told_that_it_has_none() -> None:
     """It was told that the plan is faster without it, and that every place that was tried makes
     the step no faster."""
     here, me = [Peer(memory_bytes=1 << 30)] * 2, name_of(2)
-    small = planned_of([*here, Peer(memory_bytes=23 * MEBIBYTE)])
+    small = planned_of([*here, Peer(memory_bytes=27 * MEBIBYTE)])
     plan = compute_plan(small)
     assert isinstance(plan, Plan) and plan.spares == (me,)
-    why = "it offers 23.0 MiB for layers, and the least that it could hold takes 24.0 MiB"
+    why = "it offers 27.0 MiB for layers, and the least that it could hold takes 28.0 MiB"
     for told in (explain_peer(small, plan, me), explain(small, plan).peers[2]):
         assert (told.role, told.alternative) == (f"spare: {why}", None)
     assert spare_in_short(small, me, 1) == why
-    large = planned_of([*here, Peer(memory_bytes=24 * MEBIBYTE)])
+    large = planned_of([*here, Peer(memory_bytes=28 * MEBIBYTE)])
     assert spare_in_short(large, me, 1) == "the plan is faster without this peer"
 
 

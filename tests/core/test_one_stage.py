@@ -10,11 +10,13 @@ from tests.core.planning import Peer, snapshot, workload
 TIED = msgspec.structs.replace(
     workload(blocks=4, microbatches=8), confined=Confined(one_stage=True)
 )
-NEEDED = 6 * (TIED.block.state_bytes + TIED.block.saved_bytes)
+NEEDED = 6 * (TIED.block.state_bytes + 4 * TIED.block.parameter_count + TIED.block.saved_bytes)
+"""By one that is alone; where several sum, four bytes more of each parameter."""
+SHARED = NEEDED + 6 * 4 * TIED.block.parameter_count
 
 
 def test_each_peer_with_room_for_the_whole_model_is_a_pipeline() -> None:
-    peers = [Peer(memory_bytes=NEEDED), Peer(memory_bytes=NEEDED - 1), Peer(), Peer()]
+    peers = [Peer(memory_bytes=SHARED), Peer(memory_bytes=SHARED - 1), Peer(), Peer()]
     plan = compute_plan(snapshot(peers, TIED))
     assert isinstance(plan, Plan)
     assert {len(pipeline.stages) for pipeline in plan.pipelines} == {1}

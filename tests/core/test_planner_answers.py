@@ -50,7 +50,7 @@ def test_a_peer_that_would_slow_eight_gpus_is_a_spare() -> None:
 @pytest.mark.parametrize("count", [7, 11, 13])
 def test_equal_peers_in_awkward_numbers_are_all_used(count: int) -> None:
     """Each can hold half of the model, so pipelines of at least two."""
-    half = Peer(memory_bytes=7 * 24 * MEBIBYTE + 7 * 8 * 4 * MEBIBYTE)
+    half = Peer(memory_bytes=7 * 32 * MEBIBYTE + 7 * 8 * 4 * MEBIBYTE)
     found = plan(snapshot([half] * count, workload(microbatches=256), link=FAST_LAN))
     assert not found.spares
 
@@ -83,19 +83,20 @@ def test_a_weak_uplink_is_not_on_a_critical_edge() -> None:
 
 
 def test_a_small_memory_is_never_overfilled() -> None:
-    small = Peer(1_000_000, memory_bytes=3 * 24 * MEBIBYTE + 3 * 8 * MEBIBYTE)
+    small = Peer(1_000_000, memory_bytes=3 * 32 * MEBIBYTE + 3 * 8 * MEBIBYTE)
     found = plan(snapshot([Peer(), small, Peer(), small]))
+    held = 24 if len(found.pipelines) > 1 else 20
     for pipeline in found.pipelines:
         for stage in pipeline.stages:
             if stage.peer_id in (name_of(1), name_of(3)):
-                used = len(stage.layers) * (16 + 8 * stage.in_flight) * MEBIBYTE
+                used = len(stage.layers) * (held + 8 * stage.in_flight) * MEBIBYTE
                 assert used <= small.memory_bytes
 
 
 def homes() -> tuple[list[Peer], dict[tuple[int, int], Link]]:
     """Twelve unlike peers in three regions."""
     peers = [
-        Peer(3_000_000 + 500_000 * (n % 4), (200 + 60 * (n % 3)) * MEBIBYTE) for n in range(12)
+        Peer(3_000_000 + 500_000 * (n % 4), (268 + 80 * (n % 3)) * MEBIBYTE) for n in range(12)
     ]
     far = Link(60_000_000, 40_000_000)
     links = {(a, b): far for a in range(12) for b in range(12) if a % 3 != b % 3}
@@ -226,7 +227,7 @@ def test_nobody_is_dropped_for_a_gain_within_the_noise() -> None:
 
 
 def test_after_a_loss_the_other_pipelines_keep_their_layers() -> None:
-    half = Peer(memory_bytes=7 * 24 * MEBIBYTE + 7 * 8 * 4 * MEBIBYTE)
+    half = Peer(memory_bytes=7 * 32 * MEBIBYTE + 7 * 8 * 4 * MEBIBYTE)
     first = plan(snapshot([half] * 6, workload(microbatches=256), link=FAST_LAN))
     made = snapshot([half] * 6, workload(microbatches=256), link=FAST_LAN, present=first)
     lost = first.pipelines[0].stages[0].peer_id
@@ -258,8 +259,9 @@ def test_every_stage_of_a_replanned_swarm_fits_and_is_whole() -> None:
         left = tuple(record for record in made.records if record.peer_id not in gone)
         found = plan(msgspec.structs.replace(made, records=left))
         assert not gone & set(holdings(found))
+        held = 24 if len(found.pipelines) > 1 else 20
         for pipeline in found.pipelines:
             for stage in pipeline.stages:
                 memory = peers[int(stage.peer_id[-4:])].memory_bytes
-                used = len(stage.layers) * (16 + 8 * stage.in_flight) * MEBIBYTE
+                used = len(stage.layers) * (held + 8 * stage.in_flight) * MEBIBYTE
                 assert used <= memory

@@ -14,7 +14,8 @@ from p2p_dtfm.core.protocol.workload import Confined, Workload
 from tests.core.planning import Peer, name_of, snapshot, workload
 
 WHOLE = workload(blocks=12, microbatches=16)
-ONE_LAYER = WHOLE.block.state_bytes + WHOLE.block.saved_bytes
+ONE_LAYER = WHOLE.block.state_bytes + 4 * WHOLE.block.parameter_count + WHOLE.block.saved_bytes
+"""In a plan of one pipeline, with its sum."""
 
 
 def _work(*named: int) -> Workload:

@@ -336,7 +336,7 @@ def test_what_the_plan_takes_is_no_room() -> None:
         assert not unguarded_layers(whole, NoPlan("none"))
         return unguarded_layers(whole, plan)
 
-    stage_mib, guard_mib = 2 * 64 + 1, 2 * 96 + 1
+    stage_mib, guard_mib = 2 * (64 + 16) + 1, 2 * 96 + 1
     assert unguarded(stage_mib + guard_mib, stage_mib + guard_mib) == ()
     assert unguarded(stage_mib + guard_mib - 2, stage_mib + guard_mib) == (4,)
     assert unguarded(stage_mib, stage_mib + guard_mib) == (3, 4), "but the head, which is small"

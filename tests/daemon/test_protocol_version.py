@@ -22,7 +22,7 @@ from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
 SAID = {2: "7789cd14cfad63f186832394a09a5d3ca9e5a0c26103d0efa9e4908c6702d955"}
-PLANNED = {2: "c793e962633be8a171cfa201e76ad94916e75846a2bb811a71fcded297ceb0f9"}
+PLANNED = {2: "dcc0e2b771dae12942f10b0649e9430699f8e0a8ab99b11ebc79ede3f55bd66f"}
 COVERED = {2: "a4262e9dd0958f6caab747f25ef8ac5582c32a6ce176b105c45173e334ca2495"}
 
 

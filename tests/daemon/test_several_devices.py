@@ -75,7 +75,7 @@ def test_what_the_machine_may_use_is_divided() -> None:
 
 def test_two_on_the_processor_take_together_what_one_would() -> None:
     shares = shares_of(told(), ("cpu", "cpu"), 10 * GIB)
-    assert [share.memory_gib for share in shares] == [4.0, 4.0]
+    assert [share.memory_gib for share in shares] == [4.5, 4.5]
     assert [share.listen for share in shares] == [("/ip4/0.0.0.0/tcp/0",)] * 2
 
 

@@ -50,7 +50,7 @@ def test_peers_join_and_leave_mid_run_and_the_loss_is_that_of_one_machine(
         # gentle steps: else rounding differences grow tenfold every ten steps, as chaos does
         optimizer={"peak_learning_rate": 2e-4, "warmup_steps": 20},
     )
-    half = ["--memory-gib", "0.0042"]
+    half = ["--memory-gib", "0.0049"]
     arguments = ["--threads", "1", "--exit-when-done"]
     with LocalSwarm(tmp_path, arguments, MODULE) as swarm:
         founder, address = swarm.found(["--run", str(spec), "--expect-peers", "3", *half])

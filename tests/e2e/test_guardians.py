@@ -23,7 +23,7 @@ def test_who_holds_a_layer_alone_may_die_as_soon_as_it_does(tmp_path: Path) -> N
     Guardians that kept up have their part of the first cut; those that lagged may be without it
     yet, and then a cut of the view before counts, which was safe."""
     spec = write_endless_spec(tmp_path, checkpoint={"every_steps": 100_000})
-    half = ["--threads", "1", "--memory-gib", "0.0042"]
+    half = ["--threads", "1", "--memory-gib", "0.0049"]
     with LocalSwarm(tmp_path) as swarm:
         founder, address = swarm.found(["--run", str(spec), "--expect-peers", "4", *half])
         leaver, *others = (swarm.join(address, half) for _ in range(3))

@@ -109,7 +109,7 @@ def test_lost_layers_come_from_the_newest_checkpoint(tmp_path: Path) -> None:
     some layers any more, but the disk of the third has all of them, as they were before; unless it
     has just got copies of all, which are newer."""
     spec = write_endless_spec(tmp_path, checkpoint={"every_steps": EVERY})
-    half = ["--threads", "1", "--memory-gib", "0.0042"]
+    half = ["--threads", "1", "--memory-gib", "0.0049"]
     with LocalSwarm(tmp_path) as swarm:
         founder, address = swarm.found(["--run", str(spec), "--expect-peers", "3", *half])
         others = [swarm.join(address, half) for _ in range(2)]

@@ -55,13 +55,13 @@ def test_tallies_add_up_to_the_run_after_kills(tmp_path: Path) -> None:
         killed(first)
         (first.home / "stdout").unlink()  # where it was is over
         founder, address = swarm.found([], home=first.home)
-        joiner = swarm.join(address, ["--memory-gib", "0.0042"])
+        joiner = swarm.join(address, ["--memory-gib", "0.0049"])
         wait_until(lambda: step_of(joiner) >= 0, "it takes part")
         at = step_of(joiner)
         wait_until(lambda: step_of(joiner) >= at + 20, "twenty steps of two")
         assert step_of(joiner) < STEPS - 50, "it is killed in the middle of the run"
         killed(joiner)
-        back = swarm.join(address, ["--memory-gib", "0.0042"], home=joiner.home)
+        back = swarm.join(address, ["--memory-gib", "0.0049"], home=joiner.home)
         for child in (founder, back):
             assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
     ever = kept(founder)
@@ -88,7 +88,7 @@ def test_what_each_has_given_adds_up_to_the_run(tmp_path: Path) -> None:
     itself are the run's, to the last one."""
     spec_path = write_spec(tmp_path, total_steps=LONG, model=MODEL, checkpoint={"every_steps": 100})
     spec = run_spec(total_steps=LONG, model=MODEL)
-    half = ["--memory-gib", "0.0042"]
+    half = ["--memory-gib", "0.0049"]
     with LocalSwarm(tmp_path, ["--threads", "1", "--dashboard", "off"]) as swarm:
         founder, address = swarm.found(["--run", str(spec_path), *half, "--expect-peers", "3"])
         rooms = (half, half, [])

@@ -34,7 +34,7 @@ from tests.e2e.helpers import (
 from tests.e2e.walking_daemon import MODULE
 
 ROOT = Path(__file__).parents[2]
-HALF_THE_MODEL_GIB = "0.0042"
+HALF_THE_MODEL_GIB = "0.0049"
 COUNT = 2
 BOARD = "board"
 PUBLIC_PORT = 28743

@@ -21,6 +21,8 @@ Peers = tuple[int, ...]
 
 CUTS_LIMIT = 8
 """Of either kind, that are tried."""
+SEVERAL = 2
+"""Pipelines at least: their stages are shared."""
 GAIN_DIVISOR = 10
 """By at least one part in so many other cuts must be faster than those of the plan in force."""
 
@@ -74,6 +76,7 @@ class _Cut:
 
     def __init__(self, model: StepModel, snapshot: Snapshot, cuts: Cuts, at_once: bool) -> None:
         self._model = model
+        self._pipelines = model.pipelines_in(SEVERAL)
         self._cuts = cuts
         self._ids = model.problem.peer_ids
         self._waits = at_once and snapshot.step > 0 and not snapshot.planned
@@ -102,7 +105,7 @@ class _Cut:
         )
         placement += self._more(left)
         placement = placement[: self._model.problem.step.microbatch_count]
-        costs = [self._model.pipelines.time_fixed(peers, self._cuts) for peers in placement]
+        costs = [self._pipelines.time_fixed(peers, self._cuts) for peers in placement]
         timed = [cost for cost in costs if cost is not None]
         if not timed or len(timed) < len(placement):
             return None
@@ -125,8 +128,8 @@ class _Cut:
             yield tuple(chosen)
 
     def _fits(self, peer: int, first: int, end: int) -> bool:
-        problem, pipelines = self._model.problem, self._model.pipelines
-        if pipelines.room(peer, first, end) < 1 or not problem.may_hold(peer, first, end):
+        problem = self._model.problem
+        if self._pipelines.room(peer, first, end) < 1 or not problem.may_hold(peer, first, end):
             return False
         held = self._states.get(self._ids[peer], set())
         return not self._waits or held.issuperset(range(first, end))

@@ -80,7 +80,7 @@ def _able(model: StepModel) -> list[_Whole]:
     layers = problem.layer_count
     found = []
     for peer in range(problem.peer_count):
-        timed = model.pipelines.time_fixed((peer,), (0, layers))
+        timed = model.pipelines_in(1 + AUDITORS).time_fixed((peer,), (0, layers))
         if timed is not None and problem.may_hold(peer, 0, layers):
             found.append(_Whole(peer, timed, timed.duration_ns(1)))
     return found

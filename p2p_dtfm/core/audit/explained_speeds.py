@@ -146,7 +146,8 @@ def _timed(
     model: StepModel, placement: Placement, cuts: tuple[tuple[int, ...], ...]
 ) -> list[PipelineCost]:
     """Of those pipelines that have room."""
-    each = (model.pipelines.time_fixed(*pair) for pair in zip(placement, cuts, strict=True))
+    pipelines = model.pipelines_in(len(placement))
+    each = (pipelines.time_fixed(*pair) for pair in zip(placement, cuts, strict=True))
     return [it for it in each if it is not None]
 
 

@@ -15,7 +15,9 @@ from p2p_dtfm.core.cost_model.guarding import Guarded, Guarding, waited_for
 from p2p_dtfm.core.cost_model.pipeline_cost import (
     PipelineCost,
     PipelineModel,
+    are_alike,
     can_end_by,
+    pipeline_models,
     split_microbatches,
 )
 from p2p_dtfm.core.cost_model.pipeline_timing import TimedPipeline, stage_ends_ns
@@ -76,7 +78,7 @@ class StepModel:
 
     def __init__(self, problem: PlanningProblem) -> None:
         self.problem = problem
-        self.pipelines = PipelineModel(problem)
+        self._lone, self._shared = pipeline_models(problem)
         self.reductions = ReductionModel(problem)
         self._segment_table = SegmentTable()
         self._guarding = Guarding(problem)
@@ -90,7 +92,7 @@ class StepModel:
     @property
     def forgotten(self) -> int:
         """How often something was forgotten whose work would be counted once more."""
-        return self.pipelines.forgotten + self.reductions.forgotten
+        return self._shared.forgotten + self._lone.forgotten + self.reductions.forgotten
 
     @property
     def first_work(self) -> int:
@@ -101,6 +103,10 @@ class StepModel:
     def work(self) -> int:
         """Of searching, in about microseconds."""
         return self._work + self.reductions.work
+
+    def pipelines_in(self, count: int) -> PipelineModel:
+        """What cuts and times those of a plan of so many: stages that replicas share take more."""
+        return self._shared if count > 1 else self._lone
 
     def spend(self, work: int) -> None:
         """Count work done elsewhere."""
@@ -118,8 +124,9 @@ class StepModel:
         """Its pipelines; None if one does not fit."""
         costs: list[PipelineCost] = []
         self._work += PLACEMENT_WORK + EACH_PIPELINE_WORK * len(placement)
+        pipelines = self.pipelines_in(len(placement))
         for peers in placement:
-            cost, fresh = self.pipelines.cost(peers)
+            cost, fresh = pipelines.cost(peers)
             if fresh:
                 self._work += 40 * len(peers)
                 self._first_work += 40 * len(peers)
@@ -144,7 +151,7 @@ class StepModel:
         longest_ns = max(map(PipelineCost.duration_ns, costs, dealt))
         if bound_ns is not None and bound_ns < longest_ns:
             return None
-        tails = self._tails(placement, costs) if _alike(costs) else []
+        tails = self._tails(placement, costs) if are_alike(costs) else []
         if tails:
             again, is_tied_again = split_microbatches(costs, count, [tail for tail, _ in tails])
             dealt = dealt if 0 in again else again
@@ -157,7 +164,7 @@ class StepModel:
         """With so many microbatches for each pipeline; without those that get none."""
         if 0 in dealt:
             placement, costs, dealt = _used(placement, costs, dealt)
-        tails = self._tails(placement, costs) if _alike(costs) else []
+        tails = self._tails(placement, costs) if are_alike(costs) else []
         return self._total(placement, costs, dealt, tails)
 
     def _total(
@@ -268,13 +275,9 @@ class StepModel:
 
     def _timed(self, cost: PlacementCost) -> list[TimedPipeline]:
         counted = zip(cost.placement, cost.pipelines, cost.microbatches, strict=True)
+        timings, steps = self._shared.stage_timings, self.problem.step.inner_steps
         return [
-            TimedPipeline(
-                peers,
-                self.pipelines.stage_timings(peers, pipeline),
-                count,
-                self.problem.step.inner_steps,
-            )
+            TimedPipeline(peers, timings(peers, pipeline), count, steps)
             for peers, pipeline, count in counted
         ]
 
@@ -292,7 +295,7 @@ class StepModel:
         key = (peers, pipeline.cuts, pipeline.in_flight, count)
         found = self._ends.get(key)
         if found is None:
-            stages = self.pipelines.stage_timings(peers, pipeline)
+            stages = self._shared.stage_timings(peers, pipeline)
             if len(self._ends) > 1 << 14:
                 self._ends.clear()
             found = self._ends_alike.get((stages, count))
@@ -349,7 +352,7 @@ class StepModel:
             for peers, pipeline in zip(cost.placement, cost.pipelines, strict=True)
             for position, peer in enumerate(peers)
         }
-        size, last_part = self.reductions.segment_bytes, self.pipelines.last_part_ns
+        size, last_part = self.reductions.segment_bytes, self._shared.last_part_ns
         for first, end, stages in self._segments(cost.pipelines):
             holders = tuple(sorted(map(getitem, cost.placement, stages)))
             layers = map(self.problem.layers.of, range(first, end))
@@ -430,12 +433,6 @@ class StepModel:
             return 0
         farthest_ns = self.reductions.farthest_ns(holders)
         return farthest_ns + MESSAGE_NS + self.problem.ends_meet_ns(placement)
-
-
-def _alike(costs: list[PipelineCost]) -> bool:
-    """Several, and all cut alike."""
-    cuts = costs[0].cuts
-    return len(costs) > 1 and all(cost.cuts == cuts for cost in costs)
 
 
 def _used(

@@ -241,7 +241,7 @@ def _room_bytes(record: PeerRecord, plan: Plan, memory: StageMemory) -> int:
     used_bytes = 0
     if stage is not None and record.device.kind != ACCELERATOR:
         offered_bytes = record.device.memory_bytes
-        used_bytes = memory.used_bytes(
+        used_bytes = memory.of(record.device.kind, len(plan.pipelines)).used_bytes(
             stage.first_layer, stage.end_layer, stage.in_flight, offered_bytes
         )
     return max(LEAST_ROOM_BYTES, record.device.guarding_bytes - used_bytes)

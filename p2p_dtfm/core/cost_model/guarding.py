@@ -23,6 +23,7 @@ from p2p_dtfm.core.cost_model.guardians import (
 )
 from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S, PlanningProblem
 from p2p_dtfm.core.cost_model.tables.link_tables import MESSAGE_NS, duration_ns
+from p2p_dtfm.core.cost_model.tables.stage_memory import StageMemory
 
 WAYS_LIMIT = 1 << 16
 
@@ -66,16 +67,20 @@ class Guarding:
         self, peers: tuple[int, ...], cuts: tuple[int, ...], in_flight: tuple[int, ...]
     ) -> tuple[Guarded, ...]:
         """Of each stage of the only pipeline, in order; without layers that nobody can guard."""
-        problem, watchers = self.problem, self.problem.watchers
+        watchers = self.problem.watchers
         held = {peer: list(range(cuts[at], cuts[at + 1])) for at, peer in enumerate(peers)}
         room = dict(self._room)
         for at, peer in enumerate(peers):
             if peer not in watchers.accelerated:
                 stage = cuts[at], cuts[at + 1], in_flight[at]
-                room[peer] -= problem.devices.stages.used_bytes(*stage, self._offers[peer])
+                room[peer] -= self._memory(peer).used_bytes(*stage, self._offers[peer])
         others = [peer for peer in watchers.order if peer not in held]
         candidates = [*others, *(peer for peer in watchers.order if peer in held)]
         return guarded_of(held, candidates, room, self._sizes, self._way, self._may)
+
+    def _memory(self, peer: int) -> StageMemory:
+        devices = self.problem.devices
+        return devices.stages.alone if peer in devices.processors else devices.stages
 
     def _way(self, holder: int, guardian: int) -> tuple[int, int]:
         """(bytes/s, round trip)."""

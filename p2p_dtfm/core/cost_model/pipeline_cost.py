@@ -31,7 +31,7 @@ from p2p_dtfm.core.cost_model.codings import Edge, Edges, coding_ns, tensor_byte
 from p2p_dtfm.core.cost_model.edge_codecs import assignments
 from p2p_dtfm.core.cost_model.pipeline_timing import StageTiming
 from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S, PlanningProblem
-from p2p_dtfm.core.cost_model.tables.layer_tables import kinds_in
+from p2p_dtfm.core.cost_model.tables.layer_tables import LayerTable, kinds_in
 from p2p_dtfm.core.cost_model.tables.link_tables import MESSAGE_NS, duration_ns
 from p2p_dtfm.core.cost_model.tables.stage_tables import StageNeeds, StageTable, fill_by
 from p2p_dtfm.core.protocol.run_spec import Codec
@@ -78,8 +78,14 @@ class PipelineCost:
 class PipelineModel:
     """Cuts and times pipelines of one problem, and remembers what it has worked out."""
 
-    def __init__(self, problem: PlanningProblem) -> None:
+    def __init__(
+        self, problem: PlanningProblem, layers: Sequence[LayerTable], known: set[tuple[int, ...]]
+    ) -> None:
+        """`layers`: as each peer has them; `known`: whose cost was worked out, by several models of
+        the problem: where memory is not short it is the same, and is new but once."""
         self.problem = problem
+        self._layers = layers
+        self._known = known
         self._cuts: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...] | None] = {}
         self._costs: dict[tuple[int, ...], PipelineCost | None] = {}
         self.forgotten = 0
@@ -96,10 +102,23 @@ class PipelineModel:
         self._alone_ns = [stage.forward + stage.backward for stage in whole]
         classes: dict[object, int] = {}
         self._classes = tuple(
-            classes.setdefault((times, memory, problem.may_have(peer, 0)), len(classes))
+            classes.setdefault(
+                (times, memory, peer in problem.devices.processors, problem.may_have(peer, 0)),
+                len(classes),
+            )
             for peer, (times, memory) in enumerate(
                 zip(problem.devices.layer_ns, problem.devices.memory_bytes, strict=True)
             )
+        )
+
+    @property
+    def is_never_short(self) -> bool:
+        """Every peer has memory for the whole model, with as many in flight as ever are wanted."""
+        limit, count = min(self._together, IN_FLIGHT_LIMIT), self.problem.layer_count
+        memory = zip(self._layers, self.problem.devices.memory_bytes, strict=True)
+        return all(
+            layers.state_bytes(0, count) + limit * layers.saved_bytes(0, count) <= room
+            for layers, room in memory
         )
 
     def cost(self, peers: tuple[int, ...]) -> tuple[PipelineCost | None, bool]:
@@ -109,9 +128,12 @@ class PipelineModel:
         found = self._best_cost(peers)
         if len(self._costs) > 1 << 17:
             self._costs.clear()
+            self._known.clear()
             self.forgotten += 1
         self._costs[peers] = found
-        return found, True
+        is_new = peers not in self._known
+        self._known.add(peers)
+        return found, is_new
 
     def _best_cost(self, peers: tuple[int, ...]) -> PipelineCost | None:
         """Cut for the least memory first; where memory then starves the flight, cut anew for it."""
@@ -321,8 +343,9 @@ class PipelineModel:
         problem = self.problem
         if not problem.may_hold(peer, first, end):
             return 0
-        saved = problem.layers.saved_bytes(first, end)
-        spare = problem.devices.memory_bytes[peer] - problem.layers.state_bytes(first, end)
+        layers = self._layers[peer]
+        saved = layers.saved_bytes(first, end)
+        spare = problem.devices.memory_bytes[peer] - layers.state_bytes(first, end)
         if saved == 0 and spare >= 0:
             return IN_FLIGHT_LIMIT
         return spare // max(1, saved)
@@ -342,7 +365,7 @@ class PipelineModel:
             return None
         if not all(problem.may_have(peer, 0) for peer in (peers[0], peers[-1])):
             return None
-        fill = fill_by(problem.layers, list(map(self._needs, peers, kept)))
+        fill = fill_by(list(map(self._needs, peers, kept)))
         alone = [self._alone_ns[peer] for peer in peers]
         low = (1 << 80) // sum((1 << 80) // duration for duration in alone)
         high, most = low + low // 8 + 1, max(alone)
@@ -361,7 +384,24 @@ class PipelineModel:
 
     def _needs(self, peer: int, kept: int) -> StageNeeds:
         devices = self.problem.devices
-        return StageNeeds(devices.layer_ns[peer], devices.memory_bytes[peer], kept)
+        memory_bytes = devices.memory_bytes[peer]
+        return StageNeeds(devices.layer_ns[peer], memory_bytes, kept, self._layers[peer])
+
+
+def pipeline_models(problem: PlanningProblem) -> tuple[PipelineModel, PipelineModel]:
+    """Of plans of one pipeline, and of several, whose stages take more memory: one and the same
+    where that makes no difference."""
+    known: set[tuple[int, ...]] = set()
+    shared = PipelineModel(problem, problem.layers_shared, known)
+    if problem.layers_alone == problem.layers_shared or shared.is_never_short:
+        return shared, shared
+    return PipelineModel(problem, problem.layers_alone, known), shared
+
+
+def are_alike(costs: list[PipelineCost]) -> bool:
+    """Several, and all cut alike."""
+    cuts = costs[0].cuts
+    return len(costs) > 1 and all(cost.cuts == cuts for cost in costs)
 
 
 def split_microbatches(

@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from p2p_dtfm.core.cost_model.codings import Codings, codings_of
 from p2p_dtfm.core.cost_model.links.swarm_links import (
@@ -20,8 +21,12 @@ from p2p_dtfm.core.cost_model.tables.link_tables import (
     duration_ns,
     link_tables,
 )
-from p2p_dtfm.core.cost_model.tables.stage_memory import StageMemory, stage_memory
-from p2p_dtfm.core.protocol.records import ACCELERATOR, Intent, PeerRecord
+from p2p_dtfm.core.cost_model.tables.stage_memory import (
+    LONE_SUMS,
+    StageMemory,
+    stage_memory,
+)
+from p2p_dtfm.core.protocol.records import ACCELERATOR, PROCESSOR, Intent, PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import Workload
 
@@ -34,11 +39,13 @@ class DeviceTables:
     memory_bytes: tuple[int, ...]
     """For layers."""
     stages: StageMemory
-    """What these take of it."""
+    """What these take of it, without sums."""
     aside_bytes: int = 0
     """What each sets aside of what it offers, if it offers so much."""
     offered_bytes: tuple[int, ...] = ()
     """Where something is set aside."""
+    processors: frozenset[int] = frozenset()
+    """In whose memory sums are, too."""
 
     @property
     def offers(self) -> tuple[int, ...]:
@@ -80,6 +87,7 @@ class PlanningProblem:
     devices: DeviceTables
     links: LinkTables
     layers: LayerTable
+    """Without sums."""
     step: StepRules
     watchers: "Watchers"
     ends: frozenset[int] | None = None
@@ -92,6 +100,21 @@ class PlanningProblem:
     @property
     def layer_count(self) -> int:
         return self.layers.count
+
+    @cached_property
+    def layers_alone(self) -> tuple[LayerTable, ...]:
+        """As each peer has them in a plan of one pipeline, with sums."""
+        return self._layers_beside(LONE_SUMS)
+
+    @cached_property
+    def layers_shared(self) -> tuple[LayerTable, ...]:
+        """The same in a plan of several: replicas share all stages."""
+        return self._layers_beside(self.devices.stages.shared_sums)
+
+    def _layers_beside(self, sums: int) -> tuple[LayerTable, ...]:
+        with_sums = self.layers.with_sums(sums)
+        beside = self.devices.processors
+        return tuple(with_sums if p in beside else self.layers for p in range(self.peer_count))
 
     @property
     def most_stages(self) -> int:
@@ -156,6 +179,7 @@ def problem_of(snapshot: Snapshot, held_back: Container[str] = ()) -> PlanningPr
             layer_ns=tuple(layer_ns_of(record.device, workload) for record in able),
             memory_bytes=tuple(record.device.memory_bytes for record in able),
             stages=stages,
+            processors=frozenset(n for n, r in enumerate(able) if r.device.kind == PROCESSOR),
         ),
         links=link_tables(able, links, workload.boundary_wire_bytes),
         layers=stages.layers,

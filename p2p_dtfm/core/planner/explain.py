@@ -41,7 +41,8 @@ class Alternative(msgspec.Struct, frozen=True):
 
 
 class PeerExplanation(msgspec.Struct, frozen=True):
-    """Why a peer holds what it holds. Bytes are those of the stage's state and activations."""
+    """Why a peer holds what it holds. Bytes are those of the stage's state, the sums beside it and
+    activations."""
 
     peer_id: str
     role: str
@@ -231,7 +232,7 @@ def _in_force(model: StepModel, plan: Plan, placement: Placement) -> PlacementCo
     timed = []
     for peers, pipeline in zip(placement, plan.pipelines, strict=True):
         cuts = (0, *(stage.end_layer for stage in pipeline.stages))
-        cost = model.pipelines.time_fixed(peers, cuts)
+        cost = model.pipelines_in(len(placement)).time_fixed(peers, cuts)
         if cost is None:
             return None
         timed.append(cost)
@@ -284,7 +285,7 @@ def _explain_peer(
         peer_id=record.peer_id,
         role=role,
         compute_ns=stage_work_ns(snapshot, plan, record.peer_id, record.device),
-        used_bytes=_used_bytes(problem, stage, record) if stage else 0,
+        used_bytes=_used_bytes(problem, plan, stage, record) if stage else 0,
         memory_bytes=record.device.memory_bytes,
         alternative=alternative,
     )
@@ -361,9 +362,10 @@ def _way(record: PeerRecord, after: str, links: SwarmLinks) -> str:
     return f" ({rate}, {round_trip} there and back{estimated})"
 
 
-def _used_bytes(problem: PlanningProblem, stage: Stage, record: PeerRecord) -> int:
+def _used_bytes(problem: PlanningProblem, plan: Plan, stage: Stage, record: PeerRecord) -> int:
     first, end, offered_bytes = stage.first_layer, stage.end_layer, record.device.memory_bytes
-    return problem.devices.stages.used_bytes(first, end, stage.in_flight, offered_bytes)
+    memory = problem.devices.stages.of(record.device.kind, len(plan.pipelines))
+    return memory.used_bytes(first, end, stage.in_flight, offered_bytes)
 
 
 def _without(model: _Model, placement: Placement, peer_id: str) -> Alternative | None:

@@ -1,10 +1,14 @@
-"""Whether any pipeline of the members can hold the model, and if not, what is short."""
+"""Whether any pipeline of the members can hold the model, and if not, what is short.
 
-from collections.abc import Sequence
+A lone one: in a plan of several each stage takes more.
+"""
+
+from collections.abc import Iterable, Sequence
 from itertools import chain, permutations
 
 from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
-from p2p_dtfm.core.cost_model.tables.layer_tables import LayerBytes, layer_sizes
+from p2p_dtfm.core.cost_model.tables.layer_tables import LayerTable
+from p2p_dtfm.core.cost_model.tables.stage_memory import stage_memory
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted
 from p2p_dtfm.core.protocol.plan import LEFT_TO_SOME, ON_ONE_PEER, NoPlan
 from p2p_dtfm.core.protocol.records import PeerRecord
@@ -62,7 +66,7 @@ def _unlike_holders(problem: PlanningProblem, order: tuple[int, ...]) -> tuple[i
     for peer in order:
         left_bytes, first = problem.devices.memory_bytes[peer], layer
         while layer < problem.layer_count:
-            left_bytes -= problem.layers.unlike[layer].needed_bytes
+            left_bytes -= problem.layers_alone[peer].unlike[layer].needed_bytes
             if left_bytes < 0:
                 break
             layer += 1
@@ -74,8 +78,8 @@ def _unlike_holders(problem: PlanningProblem, order: tuple[int, ...]) -> tuple[i
 
 
 def _block_capacities(problem: PlanningProblem) -> list[int]:
-    block_bytes = max(1, problem.layers.block.needed_bytes)
-    return [memory // block_bytes for memory in problem.devices.memory_bytes]
+    memory = zip(problem.devices.memory_bytes, problem.layers_alone, strict=True)
+    return [room // max(1, layers.block.needed_bytes) for room, layers in memory]
 
 
 def _end_capacity(problem: PlanningProblem, peer: int, embedding: bool, head: bool) -> int:
@@ -83,10 +87,10 @@ def _end_capacity(problem: PlanningProblem, peer: int, embedding: bool, head: bo
     not left to this peer."""
     if (embedding or head) and not problem.may_have(peer, 0):
         return -1
-    room = problem.devices.memory_bytes[peer]
-    room -= problem.layers.embedding.needed_bytes if embedding else 0
-    room -= problem.layers.head.needed_bytes if head else 0
-    return room // max(1, problem.layers.block.needed_bytes)
+    room, layers = problem.devices.memory_bytes[peer], problem.layers_alone[peer]
+    room -= layers.embedding.needed_bytes if embedding else 0
+    room -= layers.head.needed_bytes if head else 0
+    return room // max(1, layers.block.needed_bytes)
 
 
 def _best_ends(problem: PlanningProblem, capacities: list[int], with_embedding: bool) -> list[int]:
@@ -120,27 +124,26 @@ def why_infeasible(problem: PlanningProblem) -> NoPlan:
     """Which memory is short, and by how much."""
     devices, count = problem.devices, problem.peer_count
     offers, aside = devices.offers, devices.aside_bytes
-    most = max(offers, default=0)
-    needed = problem.layers.state_bytes(0, problem.layer_count) + problem.layers.saved_bytes(
-        0, problem.layer_count
-    )
+    wholes = [_whole_bytes(layers) for layers in problem.layers_alone]
+    needed = min(wholes)
     if problem.step.one_stage:
-        short = needed + aside - most
+        size, most = _nearest((whole + aside, offers[p]) for p, whole in enumerate(wholes))
+        short = size - most
         return NoPlan(
             f"the head of this run is its token embedding, so where work is audited each peer "
             f"holds the whole model: "
-            f"that needs {gibibytes(needed + aside)} {ON_ONE_PEER} {count} "
+            f"that needs {gibibytes(size)} {ON_ONE_PEER} {count} "
             f"offers {gibibytes(most)}: {gibibytes(short)} more memory is needed",
             short,
         )
-    if problem.ends is not None and (refusal := _too_few_named(problem, offers, needed + aside)):
+    if problem.ends is not None and (refusal := _too_few_named(problem, offers, wholes)):
         return refusal
     peers = f"{counted(count, 'peer')} offer{'s' * (count == 1)} {gibibytes(sum(offers))}"
     if aside:
         sets = "it sets" if count == 1 else "each sets"
         peers += f", of which {sets} {gibibytes(aside)} aside to go back through a layer"
     if (usable := sum(devices.memory_bytes)) < needed:
-        short = needed - usable + max(0, aside - most)
+        short = needed - usable + max(0, aside - max(offers))
         return NoPlan(
             f"this run needs {gibibytes(needed)} for its layers; {peers}: "
             f"{gibibytes(short)} more memory is needed",
@@ -150,9 +153,19 @@ def why_infeasible(problem: PlanningProblem) -> NoPlan:
     return refusal or _undivided(problem, needed, peers)
 
 
+def _whole_bytes(layers: LayerTable) -> int:
+    """Of the whole model, with one microbatch in flight."""
+    return layers.state_bytes(0, layers.count) + layers.saved_bytes(0, layers.count)
+
+
+def _nearest(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """What is needed and what is offered of who lacks least: a card's stage takes less."""
+    return min(pairs, key=lambda pair: (pair[0] - pair[1], -pair[1]), default=(0, 0))
+
+
 def too_small(workload: Workload, record: PeerRecord) -> str:
     """Why no stage at all fits into what a member offers; empty where one may."""
-    sizes = layer_sizes(workload)
+    sizes = stage_memory(workload).of(record.device.kind, 1).layers
     allowed = (n for n in range(sizes.count) if workload.may_have(record.peer_id, n))
     needed = [sizes.of(layer).needed_bytes for layer in allowed]
     least = sum(needed) if workload.one_stage else min(needed, default=0)
@@ -166,7 +179,7 @@ def too_small(workload: Workload, record: PeerRecord) -> str:
 
 
 def _too_few_named(
-    problem: PlanningProblem, offers: Sequence[int], whole_bytes: int
+    problem: PlanningProblem, offers: Sequence[int], wholes: Sequence[int]
 ) -> NoPlan | None:
     """Where the ends are left to some, of whom none is here, or one without room for the whole
     model: it can hold no end beside another's."""
@@ -177,6 +190,7 @@ def _too_few_named(
             f"{LEFT_TO_SOME}, and none of them is here to train: they wait for one of them",
             0,
         )
+    whole_bytes = wholes[named[0]] + problem.devices.aside_bytes
     short = whole_bytes - offers[named[0]]
     if len(named) > 1 or short <= 0:
         return None
@@ -191,10 +205,10 @@ def _too_few_named(
 
 def _too_large_layer(problem: PlanningProblem, offers: Sequence[int]) -> NoPlan | None:
     """One that nobody who may have it has room for."""
-    for name, layer, number in _named_layers(problem):
-        size = layer.needed_bytes + problem.devices.aside_bytes
-        able = [room for peer, room in enumerate(offers) if problem.may_have(peer, number)]
-        if size > (most := max(able, default=0)):
+    for name, number in _named_layers(problem):
+        able = [peer for peer in range(problem.peer_count) if problem.may_have(peer, number)]
+        size, most = _nearest((_alone_bytes(problem, peer, number), offers[peer]) for peer in able)
+        if size > most:
             of_whom = f"{len(able)}{_left_to_some(problem, number)}"
             return NoPlan(
                 f"{name} needs {gibibytes(size)} {ON_ONE_PEER} "
@@ -207,15 +221,19 @@ def _too_large_layer(problem: PlanningProblem, offers: Sequence[int]) -> NoPlan 
 
 def _one_for_both_ends(problem: PlanningProblem, offers: Sequence[int]) -> NoPlan | None:
     """Where the same peer alone has room for either end: it can hold one beside another's."""
-    outer, aside = (0, problem.layer_count - 1), problem.devices.aside_bytes
-    ends = [(name, layer) for name, layer, number in _named_layers(problem) if number in outer]
+    outer = 0, problem.layer_count - 1
+    ends = [(name, number) for name, number in _named_layers(problem) if number in outer]
     named = [peer for peer in range(problem.peer_count) if problem.may_have(peer, 0)]
-    able = {peer for peer in named for _, end in ends if offers[peer] >= end.needed_bytes + aside}
+
+    def size_of(peer: int, end: int) -> int:
+        return _alone_bytes(problem, peer, end)
+
+    able = {peer for peer in named for _, end in ends if offers[peer] >= size_of(peer, end)}
     if len(able) != 1:
         return None
-    name, end = min(ends, key=lambda each: each[1].needed_bytes)
-    size = end.needed_bytes + aside
-    second = max((offers[peer] for peer in named if peer not in able), default=0)
+    name, end = min(ends, key=lambda each: problem.layers.of(each[1]).needed_bytes)
+    others = [peer for peer in named if peer not in able]
+    size, second = _nearest((size_of(peer, end), offers[peer]) for peer in others)
     of_whom = f"{counted(len(named) - 1, 'other')}{_left_to_some(problem, 0)}"
     return NoPlan(
         f"one peer alone has room for the first or the last stage, and they need two: {name} needs "
@@ -223,6 +241,11 @@ def _one_for_both_ends(problem: PlanningProblem, offers: Sequence[int]) -> NoPla
         f"{gibibytes(size - second)} more memory",
         size - second,
     )
+
+
+def _alone_bytes(problem: PlanningProblem, peer: int, layer: int) -> int:
+    """What this peer must offer to hold this layer and no other."""
+    return problem.layers_alone[peer].of(layer).needed_bytes + problem.devices.aside_bytes
 
 
 def _left_to_some(problem: PlanningProblem, layer: int) -> str:
@@ -233,7 +256,7 @@ def _left_to_some(problem: PlanningProblem, layer: int) -> str:
 
 def _undivided(problem: PlanningProblem, needed: int, peers: str) -> NoPlan:
     """There is memory enough, and what is left of it in several places is of no use."""
-    unlike = problem.layers.unlike
+    unlike = min(problem.layers_alone, key=_whole_bytes).unlike
     short = min(layer.needed_bytes for layer in unlike) if unlike else _rounding_loss(problem)
     return NoPlan(
         f"this run needs {gibibytes(needed)} for its layers; {peers}, but "
@@ -242,15 +265,12 @@ def _undivided(problem: PlanningProblem, needed: int, peers: str) -> NoPlan:
     )
 
 
-def _named_layers(problem: PlanningProblem) -> list[tuple[str, LayerBytes, int]]:
+def _named_layers(problem: PlanningProblem) -> list[tuple[str, int]]:
     """Those that may be too large for any peer, and which layer each is."""
     if problem.layers.unlike:
-        return [(f"layer {n}", layer, n) for n, layer in enumerate(problem.layers.unlike)]
-    return [
-        ("the embedding", problem.layers.embedding, 0),
-        ("the head", problem.layers.head, problem.layer_count - 1),
-        ("the transformer block", problem.layers.block, 1),
-    ]
+        return [(f"layer {number}", number) for number in range(problem.layer_count)]
+    ends = [("the embedding", 0), ("the head", problem.layer_count - 1)]
+    return [*ends, ("the transformer block", 1)]
 
 
 def _rounding_loss(problem: PlanningProblem) -> int:
@@ -264,7 +284,7 @@ def _rounding_loss(problem: PlanningProblem) -> int:
                 held += _end_capacity(problem, first, True, False)
                 held += _end_capacity(problem, last, False, True)
                 fewest = min(fewest, problem.layers.block_count - held)
-    return max(1, fewest) * problem.layers.block.needed_bytes
+    return max(1, fewest) * min(layers.block.needed_bytes for layers in problem.layers_alone)
 
 
 def gibibytes(size: int) -> str:

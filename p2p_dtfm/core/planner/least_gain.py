@@ -59,7 +59,7 @@ def _without(
     peers = tuple(p for p in cost.placement[number] if p != peer)
     if peers and not is_settled:
         placement: Placement = (*cost.placement[:number], peers, *cost.placement[number + 1 :])
-        timed, _ = model.pipelines.cost(peers)
+        timed, _ = model.pipelines_in(len(placement)).cost(peers)
         if timed is not None:
             pipelines = [*cost.pipelines[:number], timed, *cost.pipelines[number + 1 :]]
             return model.combine(placement, pipelines, None)

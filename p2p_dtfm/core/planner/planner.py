@@ -207,7 +207,7 @@ def _has_room(model: StepModel, cost: PlacementCost) -> bool:
     for peers, pipeline, count in zip(
         cost.placement, cost.pipelines, cost.microbatches, strict=True
     ):
-        wanted, _ = model.pipelines.time(peers, pipeline.cuts)
+        wanted, _ = model.pipelines_in(len(cost.placement)).time(peers, pipeline.cuts)
         if any(map(int.__lt__, pipeline.in_flight, (min(each, count) for each in wanted))):
             return False
     return True

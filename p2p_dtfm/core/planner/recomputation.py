@@ -25,13 +25,14 @@ def must_recompute(snapshot: Snapshot, plan: Plan, peer_id: str) -> bool:
     if stage is None:
         return False
     record = next(record for record in snapshot.records if record.peer_id == peer_id)
-    return stage_recomputes(workload, stage, record.device.memory_bytes)
+    return stage_recomputes(workload, plan, stage, record.device)
 
 
-def stage_recomputes(workload: Workload, stage: Stage, memory_bytes: int) -> bool:
-    """Whether it does on a peer with so much memory."""
-    memory = stage_memory(workload)
-    return memory.recomputes(stage.first_layer, stage.end_layer, stage.in_flight, memory_bytes)
+def stage_recomputes(workload: Workload, plan: Plan, stage: Stage, device: Device) -> bool:
+    """Whether it does on this device."""
+    memory = stage_memory(workload).of(device.kind, len(plan.pipelines))
+    first, end = stage.first_layer, stage.end_layer
+    return memory.recomputes(first, end, stage.in_flight, device.memory_bytes)
 
 
 def stage_work_ns(snapshot: Snapshot, plan: Plan, peer_id: str, device: Device) -> int:

@@ -85,7 +85,7 @@ class RememberedCosts:
         costs = model.timed(placement)
         if costs is None:
             for peers in placement if comes_again else ():
-                model.pipelines.cost(peers)
+                model.pipelines_in(len(placement)).cost(peers)
             return None
         known = self._known.get(key)
         if known is None:

@@ -157,7 +157,7 @@ def _neighbours(model: StepModel, cost: PlacementCost) -> Iterator[PlacementCost
 def _less_owed(model: StepModel, cost: PlacementCost) -> Iterator[PlacementCost]:
     """Fewer in flight: a stage that owes less of its backwards has its own gradients sooner."""
     for number, (peers, pipeline) in enumerate(zip(cost.placement, cost.pipelines, strict=True)):
-        wanted, _ = model.pipelines.time(peers, pipeline.cuts)
+        wanted, _ = model.pipelines_in(len(cost.placement)).time(peers, pipeline.cuts)
         fewer = tuple(map(min, wanted, pipeline.in_flight))
         if fewer != pipeline.in_flight:
             pipelines = list(cost.pipelines)
@@ -189,7 +189,8 @@ def _shifted(
         cuts[at] += step
         if not cuts[at - 1] < cuts[at] < cuts[at + 1]:
             return None
-        timed = model.pipelines.time_fixed(cost.placement[number], tuple(cuts))
+        placed = model.pipelines_in(len(pipelines))
+        timed = placed.time_fixed(cost.placement[number], tuple(cuts))
         if timed is None:
             return None
         pipelines[number] = timed

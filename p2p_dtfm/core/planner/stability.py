@@ -190,7 +190,8 @@ class PresentPlan:
     def _fits(self, stage: Stage) -> bool:
         """Whether the peer still has memory for what it keeps in flight."""
         peer = self.numbers[stage.peer_id]
-        room = self.model.pipelines.room(peer, stage.first_layer, stage.end_layer)
+        pipelines = self.model.pipelines_in(len(self.pipelines))
+        room = pipelines.room(peer, stage.first_layer, stage.end_layer)
         return stage.in_flight <= room
 
     def _left(self) -> Iterator[PlacementCost]:
@@ -309,7 +310,7 @@ class PresentPlan:
         offers: list[tuple[int, ...]] = [(spare,) for spare in spares[:64]]
         offers += [tuple(spares[:count]) for count in range(2, min(len(spares), 16) + 1)]
         for peers in offers:
-            added, _ = self.model.pipelines.cost(peers)
+            added, _ = self.model.pipelines_in(1 + len(fixed)).cost(peers)
             cost = None if added is None else self._cost([*fixed, (peers, added.cuts)])
             if cost is not None:
                 yield cost
@@ -328,7 +329,7 @@ class PresentPlan:
     def _cost(self, fixed: list[_Fixed]) -> PlacementCost | None:
         timed: list[PipelineCost] = []
         for peers, cuts in fixed:
-            cost = self.model.pipelines.time_fixed(peers, cuts)
+            cost = self.model.pipelines_in(len(fixed)).time_fixed(peers, cuts)
             if cost is None:
                 return None
             timed.append(cost)

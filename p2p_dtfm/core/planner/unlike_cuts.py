@@ -46,12 +46,13 @@ def _pipelines(model: StepModel) -> Iterator[tuple[int, PlacementCost]]:
     """(least time that the busiest stage takes for a step, the pipeline), each that fits."""
     problem = model.problem
     count, layers = problem.step.microbatch_count, problem.layer_count
+    alone = model.pipelines_in(1)
     for depth in range(1, min(problem.peer_count, problem.most_stages) + 1):
         for peers in permutations(range(problem.peer_count), depth):
             for inner in combinations(range(1, layers), depth - 1):
-                pipeline = model.pipelines.time_fixed(peers, (0, *inner, layers))
+                pipeline = alone.time_fixed(peers, (0, *inner, layers))
                 if pipeline is None:
                     continue
-                timings = model.pipelines.stage_timings(peers, pipeline)
+                timings = alone.stage_timings(peers, pipeline)
                 busiest_ns = count * max(each.forward_ns + each.backward_ns for each in timings)
                 yield busiest_ns, model.dealt((peers,), [pipeline], (count,))

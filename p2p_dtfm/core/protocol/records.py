@@ -69,6 +69,8 @@ class LayerTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 ACCELERATOR = "cuda"
 """The kind of a device with memory of its own."""
+PROCESSOR = "cpu"
+"""The kind of a device that computes in its host's memory, where sums of gradients are, too."""
 
 
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

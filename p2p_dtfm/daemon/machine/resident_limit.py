@@ -1,12 +1,12 @@
 """How much a plan may give this peer, so that the whole process stays under its owner's limit.
 
-A plan counts the state of layers (parameters, gradient, two moments) and what is kept of
-microbatches. The process holds more: the program itself and p2pd; what travels; the last step's
-reduced gradients; a copy of parameters and moments while a checkpoint is written; and whatever it
-guards for others. Measured on models of 74 and 293 MiB of state, a peer that trained alone grew by
-2.4 times its state; of two that each held half of 74 MiB and guarded the other half, on a machine
-that did much else, one grew by 350 MiB. So this is no bound that the kernel keeps, but room that
-was enough where it was measured.
+A plan counts the state of layers (parameters, gradient, two moments), the sums beside it and what
+is kept of microbatches. The process holds more: the program itself and p2pd; what travels; a copy
+of parameters and moments while a checkpoint is written; and whatever it guards for others. Measured
+on models of 74 and 293 MiB of state, a peer that trained alone grew by 2.4 times its state; of two
+that each held half of 74 MiB and guarded the other half, on a machine that did much else, one grew
+by 350 MiB. So this is no bound that the kernel keeps, but room that was enough where it was
+measured.
 
 What is guarded for others is part of it: `core.cost_model.guardians` gives a peer no more to guard
 than its plan leaves of the same memory, and 64 MiB in any case.

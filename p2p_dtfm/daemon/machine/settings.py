@@ -136,7 +136,10 @@ class Settings(BaseModel):
     )
     threads: int = Field(default=0, ge=0, le=1024, description="CPU threads; 0: half of the cores")
     memory_gib: float = Field(
-        default=0.0, ge=0, le=1e6, description="memory to use, in GiB; 0: four fifths of free"
+        default=0.0,
+        ge=0,
+        le=1e6,
+        description="memory to use, in GiB; 0: nine tenths of free, of a card's four fifths",
     )
     resident_gib: float = Field(
         default=0.0,

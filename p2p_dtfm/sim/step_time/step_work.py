@@ -90,12 +90,11 @@ def step_work(
         edges = _edges(pipeline, workload, execution)
         for position, stage in enumerate(pipeline.stages):
             peer = scenario.peer(stage.peer_id)
-            times = layer_ns_of(device_of(peer, workload, execution), workload)
+            device = device_of(peer, workload, execution)
+            times = layer_ns_of(device, workload)
             first, end, count = stage.first_layer, stage.end_layer, workload.layer_count
             kinds = kinds_in(first, end, count)
-            again = execution.recompute is None and stage_recomputes(
-                workload, stage, peer.memory_bytes
-            )
+            again = execution.recompute is None and stage_recomputes(workload, plan, stage, device)
             splits = _may_split(workload, execution) and position > 0 and not again
             below_ns = {
                 x: 0

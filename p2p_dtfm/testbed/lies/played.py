@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from pydantic import ValidationError
 
+from p2p_dtfm.core.cost_model.tables.stage_memory import stage_memory
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec
@@ -147,10 +148,11 @@ class LieCase:
 
 
 def two_thirds_bytes(spec: RunSpec) -> int:
-    """Of a model, with what one microbatch saves: so nobody has all layers."""
-    work = workload_of(spec)
-    layers = (work.embedding, *[work.block] * work.block_count, work.head)
-    return sum(it.state_bytes + it.saved_bytes for it in layers) * 2 // 3
+    """Of what a model takes where replicas share it, with what one microbatch saves: so nobody has
+    all layers."""
+    layers = stage_memory(workload_of(spec)).shared.layers
+    whole = layers.state_bytes(0, layers.count) + layers.saved_bytes(0, layers.count)
+    return whole * 2 // 3
 
 
 def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], None]) -> LieVerdict:

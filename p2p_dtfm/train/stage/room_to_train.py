@@ -1,7 +1,9 @@
 """Whether a machine has the memory for any part of a run, before it tries."""
 
+from p2p_dtfm.core.cost_model.tables.stage_memory import stage_memory
 from p2p_dtfm.core.planner.feasibility import gibibytes
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.records import PROCESSOR
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, workload_of
 
@@ -9,17 +11,18 @@ _COPIES_WHILE_MEASURED = 2
 """Parameters and their gradients."""
 
 
-def require_room(spec: RunSpec, free_bytes: int) -> None:
+def require_room(spec: RunSpec, free_bytes: int, kind: str = PROCESSOR) -> None:
     """Raises `UserError` where no block fits, or where the largest layer cannot even be timed.
 
-    A run spec may come from a stranger, and ask for more than any machine has.
+    A run spec may come from a stranger, and ask for more than any machine has. `kind`: of the
+    device whose memory it is.
     """
     workload = workload_of(spec)
-    block = workload.block.state_bytes + workload.block.saved_bytes
+    sizes = stage_memory(workload).of(kind, 1).layers
+    block = min(layer.needed_bytes for layer in sizes.unlike or (sizes.block,))
     costs = [workload.embedding, workload.block, workload.head]
     if workload.unlike is not None:
         costs = list(workload.unlike.costs)
-        block = min(cost.state_bytes + cost.saved_bytes for cost in costs)
     timed = _COPIES_WHILE_MEASURED * FLOAT_BYTES * max(cost.parameter_count for cost in costs)
     if spec.trains_adapters:  # the rest is frozen: it has no gradients
         timed = max(cost.state_bytes for cost in costs)

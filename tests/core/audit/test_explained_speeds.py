@@ -17,7 +17,7 @@ from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, Snapshot
 from tests.core.planning import MEBIBYTE, Peer, name_of, snapshot
 
 TRUE_NS, SAID_NS = 30_000_000, 1_500_000
-HALF = 150 * MEBIBYTE
+HALF = 174 * MEBIBYTE
 """Room for a part of the twelve blocks, and for what they keep of some microbatches."""
 LIAR = 5
 
@@ -52,7 +52,8 @@ def predicted_ns(made: Snapshot, plan: Plan) -> int:
     numbers = {peer: at for at, peer in enumerate(model.problem.peer_ids)}
     placement = tuple(tuple(numbers[it.peer_id] for it in p.stages) for p in plan.pipelines)
     cuts = [(0, *(it.end_layer for it in p.stages)) for p in plan.pipelines]
-    costs = [model.pipelines.time_fixed(*pair) for pair in zip(placement, cuts, strict=True)]
+    pipelines = model.pipelines_in(len(placement))
+    costs = [pipelines.time_fixed(*pair) for pair in zip(placement, cuts, strict=True)]
     whole = [cost for cost in costs if cost is not None]
     assert len(whole) == len(costs)
     return model.dealt(placement, whole, tuple(p.microbatch_count for p in plan.pipelines)).step_ns

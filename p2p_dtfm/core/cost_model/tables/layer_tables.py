@@ -1,7 +1,7 @@
 """What layers take: time on a peer, memory, and bytes on the wire."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.records import Device
@@ -148,6 +148,10 @@ class LayerBytes:
         """With one microbatch in flight."""
         return self.state_bytes + self.saved_bytes
 
+    def with_sums(self, sums: int) -> "LayerBytes":
+        """Where so many copies of its gradient lie beside its state."""
+        return replace(self, state_bytes=self.state_bytes + sums * self.followed_bytes)
+
 
 @dataclass(frozen=True)
 class LayerTable:
@@ -170,6 +174,16 @@ class LayerTable:
         if layer == 0:
             return self.embedding
         return self.block if layer <= self.block_count else self.head
+
+    def with_sums(self, sums: int) -> "LayerTable":
+        """Where so many copies of each layer's gradient lie beside its state."""
+        return replace(
+            self,
+            embedding=self.embedding.with_sums(sums),
+            block=self.block.with_sums(sums),
+            head=self.head.with_sums(sums),
+            unlike=tuple(layer.with_sums(sums) for layer in self.unlike),
+        )
 
     def state_bytes(self, first: int, end: int) -> int:
         """Of the layers `first .. end - 1`."""

@@ -58,21 +58,23 @@ class StageNeeds(NamedTuple):
     memory_bytes: int
     kept: int
     """Microbatches for which it keeps what each layer saves."""
+    layers: LayerTable
+    """As its peer has them."""
 
 
-def fill_by(layers: LayerTable, stages: Sequence[StageNeeds]) -> Fill:
+def fill_by(stages: Sequence[StageNeeds]) -> Fill:
     """How these stages are filled within a time."""
-    return _fill_unlike(layers, stages) if layers.unlike else _fill_alike(layers, stages)
+    return _fill_unlike(stages) if stages[0].layers.unlike else _fill_alike(stages)
 
 
 def _nothing_fits(budget_ns: int) -> Cuts | None:
     return None
 
 
-def _fill_alike(layers: LayerTable, stages: Sequence[StageNeeds]) -> Fill:
-    last = len(stages) - 1
+def _fill_alike(stages: Sequence[StageNeeds]) -> Fill:
+    last, count = len(stages) - 1, stages[0].layers.count
     rows = []
-    for position, (times, left_bytes, kept) in enumerate(stages):
+    for position, (times, left_bytes, kept, layers) in enumerate(stages):
         taken_ns = 0
         if position == 0:
             taken_ns += times.embedding_ns
@@ -83,7 +85,7 @@ def _fill_alike(layers: LayerTable, stages: Sequence[StageNeeds]) -> Fill:
         if left_bytes < 0:
             return _nothing_fits
         blocks = left_bytes // (layers.block.state_bytes + kept * layers.block.saved_bytes)
-        end = layers.count - max(1, last - position)
+        end = count - max(1, last - position)
         rows.append((taken_ns, times.block_ns, blocks, end, position == last))
 
     def fill(budget_ns: int) -> Cuts | None:
@@ -102,15 +104,15 @@ def _fill_alike(layers: LayerTable, stages: Sequence[StageNeeds]) -> Fill:
                 return None
             cuts.append(layer)
             before = layer
-        return tuple(cuts) if layer == layers.count else None
+        return tuple(cuts) if layer == count else None
 
     return fill
 
 
-def _fill_unlike(layers: LayerTable, stages: Sequence[StageNeeds]) -> Fill:
-    count = layers.count
+def _fill_unlike(stages: Sequence[StageNeeds]) -> Fill:
+    count = stages[0].layers.count
     rows = []
-    for position, (times, room_bytes, kept) in enumerate(stages):
+    for position, (times, room_bytes, kept, layers) in enumerate(stages):
         kinds = [kinds_in(layer, layer + 1, count) for layer in range(count)]
         each_ns = [times.forward_ns(each) + times.backward_ns(each) for each in kinds]
         each_bytes = [size.state_bytes + kept * size.saved_bytes for size in layers.unlike]

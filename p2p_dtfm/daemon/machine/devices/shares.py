@@ -15,7 +15,7 @@ from p2p_dtfm.ports.packages import python_command
 ALL = "all"
 DEVICES_LIMIT = 64
 ONE_DEVICE = r"cpu|cuda:\d+|emulated:.+"
-FREE_SHARE = 0.8
+FREE_SHARE = 0.9
 """Of free memory, for all daemons on the processor together, as for one."""
 NAME_LIMIT = 24
 PORTS_OF_EACH = 2

@@ -56,7 +56,6 @@ def main() -> None:
     open_closed_streams()
     from p2p_dtfm.core.protocol.errors import UserError
     from p2p_dtfm.ports.ctrl_c import ends_at_once
-    from p2p_dtfm.ports.packages import of_an_import
 
     try:
         with ends_at_once():
@@ -65,6 +64,8 @@ def main() -> None:
     except UserError as error:
         _end_with(error)
     except (ImportError, OSError) as error:  # of a command's own, which loads what it needs
+        from p2p_dtfm.ports.packages import of_an_import
+
         if (not_there := of_an_import(error)) is None:
             raise
         _end_with(not_there)

@@ -118,7 +118,7 @@ def run(
     ] = None,
     memory_gib: Annotated[
         float | None,
-        typer.Option(help="Memory to use, in GiB; 0: nine tenths of free (a card: 4/5)."),
+        typer.Option(help="Memory to use, in GiB; 0: nearly all that is free (a card: 4/5)."),
     ] = None,
     resident_gib: Annotated[
         float | None, typer.Option(help="Most memory of the whole process, in GiB; 0: no limit.")

@@ -15,6 +15,7 @@ import psutil
 
 ROOT = Path("/")
 """Where /proc and /sys lie."""
+UNCOUNTED_BYTES = 1 << 30
 _PAGES = ("inactive_file", "active_file")
 """Of files: the kernel takes them back before it refuses anything, and counts them as used."""
 
@@ -36,6 +37,14 @@ def granted_memory() -> GrantedMemory:
         total_bytes, free_bytes = min(total_bytes, limit_bytes), min(free_bytes, left_bytes)
     is_limited = (total_bytes, free_bytes) != (machine.total, machine.available)
     return GrantedMemory(total_bytes, free_bytes, is_limited)
+
+
+def offered_bytes(free_bytes: int) -> int:
+    """Of the memory that is free, what a processor offers where its user says nothing: what plans
+    do not count takes a fifth of little, a gibibyte of more, and a tenth of much. That is boundary
+    tensors that are kept until a step commits (at most 1 GiB), states that arrive, an update in
+    float64, what allocators hold, and what others take later."""
+    return free_bytes - max(free_bytes // 10, min(free_bytes // 5, UNCOUNTED_BYTES))
 
 
 def granted_processors() -> float:

@@ -50,12 +50,16 @@ def not_loaded(error: ImportError | OSError) -> UserError:
             "install p2p-dtfm anew: pipx install --force FILE.whl, with the wheel that you were "
             "given; in a clone: make environment",
         ),
+        exit_code=1,  # it may pass, as where all is just being installed anew
     )
 
 
 def of_an_import(error: ImportError | OSError) -> UserError | None:
     """`not_loaded` of what was raised while something was imported by who catches it; None of any
-    other error."""
+    other error, as of a disk or of too many open files: a library that is not whole has no
+    number."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return None
     frames = (frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__))
     if isinstance(error, ImportError) or OF_A_MODULE in frames:
         return not_loaded(error)

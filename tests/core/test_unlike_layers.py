@@ -15,7 +15,14 @@ from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.layers.timings import timing_of
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
-from p2p_dtfm.core.protocol.records import Device, LayerTiming, Link, packed, unpacked
+from p2p_dtfm.core.protocol.records import (
+    ACCELERATOR,
+    Device,
+    LayerTiming,
+    Link,
+    packed,
+    unpacked,
+)
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import Workload, workload_of
@@ -269,3 +276,19 @@ def test_memory_that_no_peer_has_is_said_by_layer() -> None:
     found = compute_plan(snapshot([Peer(memory_bytes=1 << 30)] * 6, work))
     assert isinstance(found, NoPlan)
     assert "layer 1 needs 5.01 GiB on one peer" in found.reason
+
+
+def test_a_processor_more_does_not_stop_cards_that_hold_all_layers() -> None:
+    """Of two that offer as much a card holds more: nobody takes its place among those that are
+    tried in every order."""
+    parameters = (118, 341, 82, 180, 110, 303, 280, 291)
+    work = workload_of(listed([sizes_of((4,), each) for each in parameters]))
+    cards = [2400, 5968, 5216, 2272, 5360, 10160]
+    for rooms, kinds in ((cards, [ACCELERATOR] * 6), ([*cards, 2273], [ACCELERATOR] * 6 + ["cpu"])):
+        made = snapshot([Peer(memory_bytes=room) for room in rooms], work)
+        records = tuple(
+            msgspec.structs.replace(it, device=msgspec.structs.replace(it.device, kind=kind))
+            for it, kind in zip(made.records, kinds, strict=True)
+        )
+        plan = compute_plan(msgspec.structs.replace(made, records=records))
+        assert isinstance(plan, Plan), plan.reason

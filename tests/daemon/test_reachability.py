@@ -295,6 +295,28 @@ def test_whose_router_has_forgotten_what_it_forwards_hears_of_it_after_a_while(
     assert len(asked) == 4 and service.is_behind_router and service.relays
 
 
+def test_one_renewal_without_an_answer_gives_up_no_relay(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relay that was busy for a moment was left, and asked again after a minute."""
+    service = seen_by({RELAY: ()}, RELAY)
+    answers = [False, True, False, False, False]
+
+    async def reserve(host: Any, relay: str) -> float:
+        if not answers.pop(0):
+            raise Unreachable(relay, "no answer within 10 s")
+        return 3600.0
+
+    monkeypatch.setattr(reachability, "reserve", reserve)
+    service._reservations[RELAY] = reachability._Reservation(RELAYED, 0.0)
+    held = []
+    while answers:
+        clock[0] += reachability.RENEW_S + 1
+        asyncio.run(service._reserve())
+        held.append(RELAY in service.relays)
+    assert held == [True, True, True, True, False], "three in a row do"
+
+
 def test_whose_relays_go_on_tells_where_its_router_sends_from_now() -> None:
     """To punch: others dialled where it had been before it moved."""
     service = seen_by({"12D3KooW1": ()}, "12D3KooW1")

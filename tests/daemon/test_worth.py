@@ -101,7 +101,7 @@ def test_the_device_is_measured_within_what_its_owner_allows(
     limits = Settings(memory_gib=2, resident_gib=6, uplink_mbps=8, downlink_mbps=16)
     allowed = within_limits(limits, "cpu", 1)
     assert (allowed.uplink_bytes_per_s, allowed.downlink_bytes_per_s) == (10**6, 2 * 10**6)
-    assert 0 < allowed.measure(run_spec()).memory_bytes < 1.5 * GIB, "a quarter of what is left"
+    assert 0 < allowed.measure(run_spec()).memory_bytes < 1.9 * GIB, "a third of the rest, nearly"
     assert asked == [(1, 2 * GIB)]
     all_of_it = within_limits(Settings(), "cpu", 2)
     assert all_of_it.measure(run_spec()).memory_bytes == 64 * GIB

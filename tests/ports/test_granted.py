@@ -13,7 +13,7 @@ from p2p_dtfm.daemon.machine.resident_limit import memory_bytes
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.peers.checks.this_machine import check_memory
 from p2p_dtfm.ports import granted
-from p2p_dtfm.ports.granted import granted_memory, granted_processors
+from p2p_dtfm.ports.granted import granted_memory, granted_processors, offered_bytes
 from p2p_dtfm.train.stage.device.facts import device_facts
 from p2p_dtfm.train.stage.measure import measure_device
 from tests.core.builders import run_spec
@@ -141,7 +141,7 @@ def test_nobody_promises_more_than_its_container_has(
     assert settings.compute_threads == 1, "half of two, not of sixteen"
     assert Settings(home=tmp_path, threads=5).compute_threads == 5
     assert memory_bytes(settings) == 3 * GIB
-    assert measure_device(spec, "cpu").memory_bytes == int(0.9 * 2.5 * GIB)
+    assert measure_device(spec, "cpu").memory_bytes == 2 * GIB
     facts = device_facts(torch.device("cpu"))
     assert (facts.memory_bytes, facts.host_free_bytes) == (3 * GIB, 2 * GIB + GIB // 2)
     found = check_memory()
@@ -153,3 +153,12 @@ def test_nobody_promises_more_than_its_container_has(
 @pytest.fixture
 def spec() -> RunSpec:
     return run_spec()
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "offered_gib"), [(2, 1.6), (5, 4), (8, 7), (10, 9), (100, 90)]
+)
+def test_of_little_a_fifth_is_left_then_a_gibibyte_and_of_much_a_tenth(
+    free_gib: int, offered_gib: float
+) -> None:
+    assert offered_bytes(free_gib * GIB) == pytest.approx(offered_gib * GIB, abs=1)

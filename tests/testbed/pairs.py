@@ -10,7 +10,7 @@ from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.net.contacts.identity import identity_of_seed
-from p2p_dtfm.testbed.virtual import swarm as worlds
+from p2p_dtfm.testbed.virtual import worlds
 from p2p_dtfm.testbed.virtual.peer import Peer
 
 CUT = 3

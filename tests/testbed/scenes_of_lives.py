@@ -14,7 +14,8 @@ from p2p_dtfm.core.protocol.snapshot import Snapshot, ViewId
 from p2p_dtfm.core.recovery import view as views
 from p2p_dtfm.daemon.node.coming_and_going import departure
 from p2p_dtfm.daemon.peers.run_source import shows_end
-from p2p_dtfm.testbed.virtual import swarm as worlds
+from p2p_dtfm.testbed.virtual import swarm as swarms
+from p2p_dtfm.testbed.virtual import worlds
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.seeds.saved import checkpoint_roots, is_whole
@@ -63,7 +64,7 @@ def a_founder_is_left_by_the_newcomer_that_it_founds_with(
 ) -> None:
     """It comes back to nobody, another one asks it to be let in, and is let in elsewhere before the
     founder has waited for all that it had trained with. When those have died it founds anew."""
-    patches.setattr(worlds, "FLOPS_PER_S", SLOW)
+    patches.setattr(swarms, "FLOPS_PER_S", SLOW)
     run = make_run(folder, 2000, saves_every_steps=10)
 
     async def scene(swarm: Swarm) -> None:
@@ -192,7 +193,7 @@ def one_is_let_in_with_the_last_step(folder: Path, patches: pytest.MonkeyPatch) 
     async def scene(swarm: Swarm) -> None:
         founder = swarm.identity_of("a").peer_id
         patches.setattr(worlds, "compute_plan", _replicas_beside(founder))
-        patches.setattr(worlds, "FLOPS_PER_S", SLOW)
+        patches.setattr(swarms, "FLOPS_PER_S", SLOW)
         patches.setattr(Syncing, "vouch", with_the_last)
         a, b, d = await begun(swarm, run, "abd", exit_when_done=False)
         c = swarm.peer("c", initial_peers=(swarm.address(a),), exit_when_done=False)

@@ -25,7 +25,7 @@ def test_from_950000_on_a_founder_is_left_or_a_life_is_ahead() -> None:
 
 def peers(**are_in_a_view: bool) -> Any:
     return [
-        SimpleNamespace(name=name, is_running=True, is_in_a_view=is_in)
+        SimpleNamespace(name=name, is_running=True, is_in_a_view=is_in, is_let_in=False)
         for name, is_in in are_in_a_view.items()
     ]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.testbed.virtual import swarm as worlds
+from p2p_dtfm.testbed.virtual import swarm as swarms
 from p2p_dtfm.testbed.virtual.listening import listening
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import HOURS, Swarm, play
@@ -61,7 +61,7 @@ def test_a_founder_that_finds_nobody_at_first_goes_on_looking(
     """It had looked once, and waited for those that it expected for a minute, though all of them
     were in reach again; then it trained alone, from older states, until it met them by chance
     (seed 500505)."""
-    monkeypatch.setattr(worlds, "FLOPS_PER_S", SLOW)
+    monkeypatch.setattr(swarms, "FLOPS_PER_S", SLOW)
     run = make_run(tmp_path, 2000, saves_every_steps=10)
 
     async def scene(swarm: Swarm) -> None:

@@ -11,7 +11,7 @@ from p2p_dtfm.core.planner.planner import standing_plan
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.daemon.state_transfer.donor import Donor
-from p2p_dtfm.testbed.virtual import swarm as worlds
+from p2p_dtfm.testbed.virtual import worlds
 from p2p_dtfm.testbed.virtual.lies.lying import Lying
 from p2p_dtfm.testbed.virtual.lies.putting import put_in
 from p2p_dtfm.testbed.virtual.patches import Patches

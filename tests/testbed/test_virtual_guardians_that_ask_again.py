@@ -11,7 +11,7 @@ from p2p_dtfm.core.planner.planner import standing_plan
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.daemon.peers.wire import FollowLayers, LayerReceipt
-from p2p_dtfm.testbed.virtual import swarm as worlds
+from p2p_dtfm.testbed.virtual import worlds
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play

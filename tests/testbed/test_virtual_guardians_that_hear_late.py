@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.wrappers_pb2 import BytesValue
 
 from p2p_dtfm.daemon.peers.wire import LayersCommitted, Unreadable, unpack
-from p2p_dtfm.testbed.virtual import swarm as worlds
+from p2p_dtfm.testbed.virtual import worlds
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from p2p_dtfm.testbed.virtual.wires.network import VirtualNetwork

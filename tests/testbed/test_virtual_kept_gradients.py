@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
-from p2p_dtfm.testbed.virtual import swarm as worlds
+from p2p_dtfm.testbed.virtual import worlds
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from tests.testbed.begun import agreement_of, begun, participant_of

@@ -50,8 +50,13 @@ def _unlike_pipeline(problem: PlanningProblem) -> tuple[int, ...] | None:
     """Of unlike layers: each peer alone, then the largest first, each with as many layers as fit;
     and the few largest in every order, so that nobody who comes takes away what they could do. Of
     many, another order might fit where none of these does."""
-    memory_bytes = problem.devices.memory_bytes
-    roomy = sorted(range(problem.peer_count), key=lambda peer: (-memory_bytes[peer], peer))
+    memory_bytes, layers = problem.devices.memory_bytes, problem.layers_alone
+
+    def room(peer: int) -> tuple[int, int]:
+        """In models, as this peer holds them: on a card they take less."""
+        return (memory_bytes[peer] << 32) // max(1, _whole_bytes(layers[peer])), memory_bytes[peer]
+
+    roomy = sorted(range(problem.peer_count), key=lambda peer: (*(-it for it in room(peer)), peer))
     whole = [tuple(roomy), tuple(reversed(roomy))] if len(roomy) > _FEW_PEERS else []
     for order in chain(whole, permutations(roomy[:_FEW_PEERS])):
         held = _unlike_holders(problem, order)
@@ -142,7 +147,8 @@ def why_infeasible(problem: PlanningProblem) -> NoPlan:
     if aside:
         sets = "it sets" if count == 1 else "each sets"
         peers += f", of which {sets} {gibibytes(aside)} aside to go back through a layer"
-    if (usable := sum(devices.memory_bytes)) < needed:
+    rooms = zip(devices.memory_bytes, wholes, strict=True)  # as if all were the cheapest kind
+    if (usable := sum(room * needed // whole for room, whole in rooms)) < needed:
         short = needed - usable + max(0, aside - max(offers))
         return NoPlan(
             f"this run needs {gibibytes(needed)} for its layers; {peers}: "

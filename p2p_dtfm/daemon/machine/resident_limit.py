@@ -24,8 +24,8 @@ from p2p_dtfm.ports.granted import granted_memory
 
 TRAVELLING_BYTES = 256 << 20
 """Left for what is sent and received: a few windows of `net.streams.bulk`."""
-PLANNED_PART = 4
-"""One part in so many of the rest is what a plan may give."""
+PLANNED_SIXTEENTHS = 5
+"""Of the rest: what a plan may give."""
 
 
 def planned_bytes(limit_bytes: int) -> int:
@@ -40,7 +40,7 @@ def planned_bytes(limit_bytes: int) -> int:
             f"what travels, takes {taken_bytes / (1 << 30):.2f} GiB",
             f"allow {(taken_bytes / (1 << 30)) + 0.5:.1f} or more, or leave it out",
         )
-    return (limit_bytes - taken_bytes) // PLANNED_PART
+    return (limit_bytes - taken_bytes) * PLANNED_SIXTEENTHS // 16
 
 
 def within_resident_limit(settings: Settings, measured: Device) -> Device:

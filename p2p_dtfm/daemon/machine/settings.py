@@ -139,7 +139,7 @@ class Settings(BaseModel):
         default=0.0,
         ge=0,
         le=1e6,
-        description="memory to use, in GiB; 0: nine tenths of free, of a card's four fifths",
+        description="memory to use, in GiB; 0: nearly all that is free, of a card's four fifths",
     )
     resident_gib: float = Field(
         default=0.0,

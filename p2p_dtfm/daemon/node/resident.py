@@ -44,7 +44,7 @@ from p2p_dtfm.daemon.telemetry.attention.attention import Attention
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.ports import now
 from p2p_dtfm.ports.ctrl_c import ends_at_once
-from p2p_dtfm.ports.packages import not_loaded
+from p2p_dtfm.ports.packages import of_an_import
 from p2p_dtfm.web.api import LocalApi, explained, make_app
 from p2p_dtfm.web.state import DashboardState, Event, Timeline, ViewState
 
@@ -436,7 +436,7 @@ async def _loaded(name: str) -> Any:
         with ends_at_once():
             return await asyncio.to_thread(importlib.import_module, name)
     except (ImportError, OSError) as error:
-        raise not_loaded(error) from error
+        raise of_an_import(error) or error from error
 
 
 async def kept_up(watch: Callable[[], Awaitable[None]]) -> None:

@@ -39,6 +39,7 @@ LOOK_S = 3.0
 """How often it looks whether its relays are still there."""
 RENEW_S = 20.0
 """A relay that was started again between two looks has forgotten who reserved, and says nothing."""
+MISSES_LIMIT = 3
 ASK_AGAIN_S = 60.0
 UNANSWERED_AGAIN_S = 10.0
 """Who knows nothing of its way in takes no relay, and others may not reach it."""
@@ -91,6 +92,15 @@ class ReachabilityFinding:
 class _Reservation:
     address: str
     renew_s: float
+    misses: int = 0
+    """Renewals in a row that had no answer: a busy relay keeps it all the same, for an hour."""
+
+    @property
+    def may_miss(self) -> bool:
+        return self.misses + 1 < MISSES_LIMIT
+
+    def missed(self) -> "_Reservation":
+        return replace(self, misses=self.misses + 1)
 
 
 class ReachabilityService:
@@ -297,6 +307,9 @@ class ReachabilityService:
             try:
                 granted_s = await reserve(self._host, relay)
             except (Unreachable, Refused) as error:
+                if held is not None and held.may_miss and isinstance(error, Unreachable):
+                    self._reservations[relay] = held.missed()  # it is asked again at the next look
+                    continue
                 log.info("no relay: %s", error)
                 put_newest(self._unwilling, relay, now_s + ASK_AGAIN_S, PEERS_REMEMBERED)
                 self._reservations.pop(relay, None)

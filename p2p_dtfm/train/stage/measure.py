@@ -19,7 +19,7 @@ from p2p_dtfm.core.protocol.layers.gpt_sizes import block_flops
 from p2p_dtfm.core.protocol.records import NAME_LIMIT, PROCESSOR, Device, LayerTiming
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import workload_of
-from p2p_dtfm.ports.granted import granted_memory
+from p2p_dtfm.ports.granted import granted_memory, offered_bytes
 from p2p_dtfm.train.model.deferred_gradients import WeightGradients, leave_weight_gradients
 from p2p_dtfm.train.model.gpt import build_timed_layer, layer_count
 from p2p_dtfm.train.model.kinds.registry import loss_sum_of_last, require_stated_shape
@@ -42,12 +42,8 @@ MiB for each thread and stream on some, and what lies between blocks in use."""
 _REPETITIONS = 5
 _FEWEST_REPETITIONS = 3
 _LAYER_BUDGET_NS = 600_000_000
-_PROCESSOR_SHARE = 0.9
-"""Of free memory. A tenth stays for what plans do not count: boundaries that are kept until a step
-commits, states that arrive, an update in float64, what allocators hold, and what others take later.
-"""
 _CARD_SHARE = 0.8
-"""Of a card's, where recorded passes, which nobody counts either, lie as well."""
+"""Of a card's free memory. Recorded passes lie in the rest, which nobody counts."""
 _FIRST_TOKENS = 128
 
 
@@ -199,8 +195,8 @@ def _as_a_gpt(spec: RunSpec, timings: list[LayerTiming]) -> tuple[LayerTiming, .
 
 def _memory_bytes(device: torch.device, limit_bytes: int | None) -> int:
     """A part of what is free now, or the limit if that is less."""
-    share = _PROCESSOR_SHARE if device.type == PROCESSOR else _CARD_SHARE
-    usable_bytes = int(free_bytes(device) * share)
+    free = free_bytes(device)
+    usable_bytes = offered_bytes(free) if device.type == PROCESSOR else int(free * _CARD_SHARE)
     return usable_bytes if limit_bytes is None else min(limit_bytes, usable_bytes)
 
 

@@ -10,13 +10,12 @@ from typing import Any
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.home import DEVICES
 from p2p_dtfm.daemon.machine.settings import PREFIX, Settings
+from p2p_dtfm.ports.granted import offered_bytes
 from p2p_dtfm.ports.packages import python_command
 
 ALL = "all"
 DEVICES_LIMIT = 64
 ONE_DEVICE = r"cpu|cuda:\d+|emulated:.+"
-FREE_SHARE = 0.9
-"""Of free memory, for all daemons on the processor together, as for one."""
 NAME_LIMIT = 24
 PORTS_OF_EACH = 2
 """The one that is listened on, and direct lines at the one above it."""
@@ -73,7 +72,8 @@ def threads_of_each(threads: int, devices: int) -> int:
 
 
 def shares_of(settings: Settings, devices: Sequence[str], free_bytes: int) -> list[Settings]:
-    """What each daemon is told. `free_bytes`: of the machine's memory."""
+    """What each daemon is told. `free_bytes`: of the machine's memory, of which those of cards take
+    half."""
     processors = devices.count("cpu")
     shares = []
     for number, device in enumerate(devices):
@@ -82,9 +82,9 @@ def shares_of(settings: Settings, devices: Sequence[str], free_bytes: int) -> li
         changes["threads"] = threads_of_each(settings.compute_threads, count)
         for limit in ("resident_gib", "uplink_mbps", "downlink_mbps", "disk_gib"):
             changes[limit] = getattr(settings, limit) / count
-        if device == "cpu" and processors > 1:
-            whole_gib = settings.memory_gib or FREE_SHARE * free_bytes / (1 << 30)
-            changes["memory_gib"] = whole_gib / processors
+        if device == "cpu":
+            offered_gib = offered_bytes(free_bytes if processors == count else free_bytes // 2)
+            changes["memory_gib"] = (settings.memory_gib or offered_gib / (1 << 30)) / processors
         changes |= _as_first(settings, count) if number == 0 else _as_another(settings, number)
         shares.append(settings.model_copy(update=changes))
     return shares

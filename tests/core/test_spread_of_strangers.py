@@ -1,13 +1,17 @@
 """What travels along an overlay is for swarms of many: nobody makes a small one speak so, and what
 strangers name is not kept for ever."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
+from p2p_dtfm.core.consensus.actions import WIDE_ABOVE
 from p2p_dtfm.core.messages.agreement_messages import (
     PREPARED_LIMIT,
     Bodies,
     Contribution,
+    JoinRequest,
     PendingStep,
     ReadySet,
     RetainedBody,
@@ -25,7 +29,8 @@ from p2p_dtfm.core.messages.outlines import (
 from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Signed
-from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.sim.faults.agreement_seeds import TIMING
 from p2p_dtfm.sim.faults.simulated_process import sign_for, verify
 from tests.core.liars import EVIL, evil_record, say, swarm, trains_on, view_of
 
@@ -49,6 +54,26 @@ def test_a_stranger_makes_no_small_swarm_speak_along_an_overlay(sender: Member) 
         heard = world.peers["a"].agreement.last_heard
         assert heard is not None and "a swarm of many" in heard.reason
     trains_on(world, NAMES)
+
+
+def test_who_is_let_in_with_a_crowd_says_of_no_later_attempt_that_it_is_of_many() -> None:
+    """Keys are made for nothing: with so many of them the attempt that lets them in goes along the
+    overlay. What members do after a failure does not, or they wait for the silent for longer."""
+    world = swarm(NAMES, timing=replace(TIMING, wide_above=WIDE_ABOVE))
+    peer, view = world.peers["a"], view_of(world, "a")
+    crowd = [Member(f"evil{number:02}", 1) for number in range(WIDE_ABOVE)]
+    for member in crowd:
+        say(world, member.peer_id, "a", JoinRequest(evil_record(member)))
+    world.run_until(lambda: peer.agreement.attempting)
+    attempt = peer.agreement._state.attempt
+    assert attempt is not None and attempt.wide is not None and crowd[0] in attempt.universe
+    number = attempt.number + 1
+    for at in (view.id, GENESIS):
+        _, fault = say(world, crowd[0].peer_id, "a", Spread(crowd[0], number, False, at, 1, ""))
+        assert fault is None and not peer.agreement._state.attempts.early
+    peer.do(peer.agreement.suspect("b", "it is gone", peer.now_ns))
+    attempt = peer.agreement._state.attempt
+    assert attempt is not None and attempt.number == number and attempt.wide is None
 
 
 def test_what_is_refused_puts_no_attempt_on_the_overlay() -> None:

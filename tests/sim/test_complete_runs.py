@@ -126,7 +126,7 @@ def test_who_has_said_ready_as_the_last_step_commits_hears_that_it_did(wide_abov
     world.run_until(lambda: late.agreement.outlook(late.now_ns).phase is Phase.NEWCOMER_READY)
     assert first.agreement.step == LAST_STEP, "the last one is under way"
     elsewhere = tuple(sorted((EVIL, first.agreement.me)))
-    false = standing(self_made_view(elsewhere, 99, elsewhere), LAST_STEP + 2)
+    false = standing(self_made_view(elsewhere, 1, elsewhere), LAST_STEP + 2)
     assert shows_end(false, LAST_STEP, verify), "else this shows nothing"
     say(world, EVIL.peer_id, "p2", false)
     assert late.agreement.attempting, "it takes nobody's word that gathers with others"

@@ -109,6 +109,6 @@ def test_who_has_gone_home_nobody_starts_again(tmp_path: Any) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", [CROWDS + 3, CROWDS + 6])
+@pytest.mark.parametrize("seed", [CROWDS + 2, CROWDS + 3, CROWDS + 6])
 def test_a_crowd_trains(seed: int, tmp_path: Any) -> None:
     assert Player(tmp_path).play(seed).problem == ""

@@ -56,11 +56,12 @@ DESCRIBED = {
     ),
     Phase.NEWCOMER_GATHERING: Described(
         "its contribution is fixed; learns the others'",
-        "all that must answer know the same; or the deadline",
+        "all that must answer know the same; or members have gone on without it; or the deadline",
     ),
     Phase.NEWCOMER_READY: Described(
         "knowledge frozen, planned, Ready said",
-        "Ready from all contributors, or a certificate that shows them; or the deadline",
+        "Ready from all contributors, or a certificate that shows them; or members have gone on "
+        "without it; or the deadline",
     ),
     Phase.NEWCOMER_AGREED: Described(
         "fetches the states for its place, says Synced",

@@ -88,8 +88,8 @@ STANDING = Handler(
     lambda machines, _, message, now_ns: machines.meeting.receive_as_member(message, now_ns),
 )
 STANDING_TO_NEWCOMER = Handler(
-    "there is a view: asks its sender to be let in, unless members gather with it already, and do "
-    "not show that the run is complete since",
+    "there is a view: asks its sender to be let in, unless members gather with it already, and "
+    "neither have gone on without it nor show that the run is complete since",
     lambda machines, _, message, now_ns: machines.meeting.receive_as_newcomer(message, now_ns),
 )
 HEARTBEAT = Handler(

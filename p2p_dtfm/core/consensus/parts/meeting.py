@@ -14,12 +14,14 @@ from p2p_dtfm.core.consensus.parts.suspicion import Suspicion
 from p2p_dtfm.core.consensus.views.reminders import reminded_of
 from p2p_dtfm.core.consensus.views.view_precedence import (
     Side,
+    gone_on,
     is_shown_by_most,
     outranks,
     own_side,
     shows_end,
     side_of,
 )
+from p2p_dtfm.core.membership.newcomers import FREE_AGAIN_NS
 from p2p_dtfm.core.messages.agreement_messages import KnownView, Reminder, Standing
 from p2p_dtfm.core.messages.prepared import STEPS_AHEAD_LIMIT
 from p2p_dtfm.core.messages.statements import signers
@@ -56,6 +58,8 @@ class Meeting:
         self._suspicion = suspicion
         self._show_end: tuple[int, set[Member]] = (0, set())
         """Who has shown, in the attempt of this number, that the run is complete."""
+        self._left_for_few_ns: int | None = None
+        """When it left one, as a newcomer, since a few that gathered there had gone on."""
 
     def receive_as_member(self, message: Standing, now_ns: int) -> Verdict:
         """By who is in a view: where another one counts more, this peer goes over to it."""
@@ -265,14 +269,29 @@ class Meeting:
             following.view = None
         if not state.joining.wants_view or state.record is None or following.view is not None:
             return refused("it asks for no view now")
-        attempt = state.attempt
+        attempt, told = state.attempt, Actions()
         if attempt is not None and not attempt.only_newcomers:
-            return self._hear_while_members_gather(attempt, message, now_ns)
+            if not self._is_left_behind(attempt, message, now_ns):
+                return self._hear_while_members_gather(attempt, message, now_ns)
+            told.append(Report(f"gives up view {attempt.number}: members have gone on without it"))
         if attempt is not None:
             state.stop_attempt(now_ns)
         request = self._outsiders.join_request(state.record)
-        told = self._outsiders.tell(message.sender.peer_id, request, now_ns)
+        told += self._outsiders.tell(message.sender.peer_id, request, now_ns)
         return Verdict(told, "there is a view: it asks to be let in")
+
+    def _is_left_behind(self, attempt: Attempt, message: Standing, now_ns: int) -> bool:
+        """In an attempt that members have left, of which nobody tells it any more. By the word of
+        most of them, or of some of many; who is left of others that are lost may be one alone, and
+        so may a liar: that counts as rarely as a newcomer may give up a view for nothing."""
+        went = gone_on(message, attempt.number, attempt.members)
+        if is_shown_by_most(went, attempt.members):
+            return True
+        left_ns = self._left_for_few_ns
+        if not went or (left_ns is not None and now_ns - left_ns < FREE_AGAIN_NS):
+            return False
+        self._left_for_few_ns = now_ns
+        return True
 
     def _hear_while_members_gather(
         self, attempt: Attempt, message: Standing, now_ns: int

@@ -16,7 +16,7 @@ from p2p_dtfm.core.messages.statements import signers
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.lineage import epochs_of
 from p2p_dtfm.core.protocol.signed import Verify
-from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 
 LENGTHS_ALIKE = 1
 """Lineages whose lengths differ by no more count as equally long: a step is always under way, and
@@ -159,3 +159,12 @@ def shows_end(standing: Standing, total_steps: int, verify: Verify) -> bool:
 def is_shown_by_most(shown_by: Collection[Named], members: Collection[Named]) -> bool:
     """Whether so many have shown it that it counts: most of few, or some of very many."""
     return len(set(shown_by) & set(members)) >= min(len(members) // 2 + 1, END_SHOWN_BY)
+
+
+def gone_on(standing: Standing, number: int, members: Collection[Member]) -> set[Member]:
+    """Which of the members that gather under this number are in the later view of a Standing whose
+    members have all signed: they have passed the number for good, as has a life that has ended."""
+    if standing.view.number <= number:
+        return set()
+    lives = {member.peer_id: member.life for member in standing.members}
+    return {it for it in members if lives.get(it.peer_id, it.life - 1) >= it.life}

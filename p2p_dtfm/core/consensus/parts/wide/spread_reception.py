@@ -55,7 +55,8 @@ class SpreadReception:
         verdict = self._receive(message, now_ns)
         actions = [*verdict.actions]
         if not is_under_way(state, message):
-            self._keep_for_later(message)
+            if self._may_know_of_many(message.sender):
+                self._keep_for_later(message)
             if state.others.views.certified == proven:
                 return verdict
             actions += self._enter_by_early(message, now_ns)
@@ -82,15 +83,19 @@ class SpreadReception:
         return actions
 
     def _may_be_of_many(self, message: Spread) -> bool:
+        """Who comes with a crowd is heard in the attempt that goes along the overlay for it."""
+        attempt = self._state.attempt
+        is_of_many = attempt is not None and attempt.wide is not None
+        return is_of_many or self._may_know_of_many(message.sender)
+
+    def _may_know_of_many(self, sender: Member) -> bool:
         """Whoever has been in a view with this peer may know of more. No word of anybody else makes
-        the members of a small view speak along an overlay, nor keep what it names: so many would
-        have to ask to be let in."""
-        state, sender = self._state, message.sender
+        the members of a small view speak along an overlay, nor keep what it says of attempts to
+        come: so many would have to ask to be let in."""
+        state = self._state
         if state.is_newcomer or len(state.members) > state.timing.wide_above:
             return True
-        attempt = state.attempt
-        is_of_many = attempt is not None and attempt.wide is not None
-        return is_of_many or sender in state.members or self._is_familiar(sender.peer_id)
+        return sender in state.members or self._is_familiar(sender.peer_id)
 
     def _is_familiar(self, peer_id: str) -> bool:
         others = self._state.others
@@ -177,9 +182,14 @@ class SpreadReception:
 
     def _note_giver(self, message: Spread) -> None:
         attempts, sender = self._state.attempts, message.sender.peer_id
-        if attempts.spread_number != message.number or len(attempts.givers) > GIVERS_LIMIT:
+        is_here = is_under_way(self._state, message)
+        if is_here or self._may_know_of_many(message.sender):
+            if attempts.spread_number != message.number:
+                attempts.givers = {}
+            attempts.spread_number = message.number
+        if len(attempts.givers) > GIVERS_LIMIT:
             attempts.givers = {}
-        attempts.spread_number, attempts.spread_giver = message.number, sender
+        attempts.spread_giver = sender
         for signed in message.contributions:
             attempts.givers.setdefault(signed.signature, sender)
 

@@ -61,7 +61,7 @@ def test_who_is_let_in_with_a_crowd_says_of_no_later_attempt_that_it_is_of_many(
     overlay. What members do after a failure does not, or they wait for the silent for longer."""
     world = swarm(NAMES, timing=replace(TIMING, wide_above=WIDE_ABOVE))
     peer, view = world.peers["a"], view_of(world, "a")
-    crowd = [Member(f"evil{number:02}", 1) for number in range(WIDE_ABOVE)]
+    crowd = [Member(f"evil{number:02}", 1) for number in range(2 * WIDE_ABOVE)]
     for member in crowd:
         say(world, member.peer_id, "a", JoinRequest(evil_record(member)))
     world.run_until(lambda: peer.agreement.attempting)

@@ -40,3 +40,17 @@ def test_nobody_speaks_with_all_as_a_crowd_is_let_in(
         world.ask_to_join(name, asked[number % len(asked)])
     world.run_until(lambda: are_together(world, [*MEMBERS, *crowd]), limit_s=60)
     assert sum(said[kind] for kind in AGREE) <= SAID_LIMIT * len([*MEMBERS, *crowd]), said
+
+
+@pytest.mark.parametrize(("members", "count"), [(4, 14), (8, 10), (4, 24)])
+def test_all_are_in_within_seconds(members: int, count: int) -> None:
+    """Where no member alone knew of many, and all of them together did, the attempt came to speak
+    along the overlay in its midst: newcomers gave it up, and all were in after twenty seconds."""
+    timing = replace(TIMING, wide_above=WIDE_ABOVE, join_window_ns=SECOND_NS // 2)
+    doors = [f"m{number}" for number in range(members)]
+    world = swarm(doors, timing=timing)
+    crowd = [f"n{number:02}" for number in range(count)]
+    for number, name in enumerate(crowd):
+        world.add_peer(name)
+        world.ask_to_join(name, doors[number % members])
+    world.run_until(lambda: are_together(world, [*doors, *crowd]), limit_s=8)

@@ -240,6 +240,9 @@ class GatherReception:
         assert attempt.snapshot is not None
         if message.sender not in attempt.snapshot.contributors:
             return refused("the knowledge is frozen, without what its sender knows")
+        if attempt.wide is not None and not self._state.attempts.spread_giver:
+            # who spoke with each before it knew of many tells all along, and nothing by that
+            return refused("the knowledge is frozen, and its sender speaks along the overlay since")
         moved_on = message.round > self._note_digest(attempt, message)
         moved_on &= message.digest not in ("", attempt.snapshot.knowledge)
         if not moved_on or message.sender in attempt.ready:
@@ -346,6 +349,8 @@ class GatherReception:
             require_layers(contribution, layer_count)
         else:
             require_bounded_contribution(contribution, layer_count)
+            if contribution.present is not None:  # a fellow's: outlines name it, should many come
+                state.others.bodies.keep_record(contribution.record)
         _require_few_joiners(contribution)
         return contribution
 

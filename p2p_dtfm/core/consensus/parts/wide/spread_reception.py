@@ -140,6 +140,7 @@ class SpreadReception:
             held[1].giver = sender
         if held is not None and _says_ready_only(message, held[0]):
             verdict = Verdict([], "it says Ready of some")
+            self._state.attempts.spread_giver = ""
         else:
             gather = self._as_gather(message, held[0] if held is not None else None)
             verdict = self._read(gather, now_ns)

@@ -61,15 +61,20 @@ class Spreading:
         """Whether an attempt that begins is: by how many there are, or by what it was heard of."""
         state, newcomers = self._state, self._state.others.newcomers
         count = len(state.members) or 1 + newcomers.count
-        if state.members and number % 2 == 0:  # a planned one, which lets them in
-            count += newcomers.count
         heard = state.attempts.spread_number == number
-        return heard or count > state.timing.wide_above
+        if heard or count > state.timing.wide_above:
+            return True
+        lets_in = bool(state.members) and number % 2 == 0  # a planned one
+        return lets_in and self._is_crowd(count + newcomers.count)
+
+    def _is_crowd(self, count: int) -> bool:
+        """Of whom a few are members: along the overlay all are in two seconds later, but of many
+        more each would have to speak with all."""
+        return 2 * count > 3 * self._state.timing.wide_above
 
     def widen(self, attempt: Attempt) -> None:
         """A few let in a crowd, of which each knows a part at first."""
-        is_crowd = len(attempt.universe) > self._state.timing.wide_above
-        if is_crowd and attempt.planned and attempt.wide is None:
+        if self._is_crowd(len(attempt.universe)) and attempt.planned and attempt.wide is None:
             attempt.passed_on.wide = Wide(hasty=False)
 
     def begin(self, attempt: Attempt, mine: Contribution) -> None:

@@ -26,6 +26,7 @@ from p2p_dtfm.core.messages.agreement_messages import KnownView, Reminder, Stand
 from p2p_dtfm.core.messages.prepared import STEPS_AHEAD_LIMIT
 from p2p_dtfm.core.messages.statements import signers
 from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.units import SECOND_NS
@@ -269,16 +270,18 @@ class Meeting:
             following.view = None
         if not state.joining.wants_view or state.record is None or following.view is not None:
             return refused("it asks for no view now")
-        attempt, told = state.attempt, Actions()
+        attempt = state.attempt
         if attempt is not None and not attempt.only_newcomers:
-            if not self._is_left_behind(attempt, message, now_ns):
-                return self._hear_while_members_gather(attempt, message, now_ns)
-            told.append(Report(f"gives up view {attempt.number}: members have gone on without it"))
-        if attempt is not None:
-            state.stop_attempt(now_ns)
-        request = self._outsiders.join_request(state.record)
-        told += self._outsiders.tell(message.sender.peer_id, request, now_ns)
+            return self._hear_while_members_gather(attempt, message, now_ns)
+        told = self._asks(state.record, message.sender, now_ns)
         return Verdict(told, "there is a view: it asks to be let in")
+
+    def _asks(self, record: Signed, member: Member, now_ns: int) -> Actions:
+        """To be let in: what it took part in keeps it from that no more."""
+        if self._state.attempt is not None:
+            self._state.stop_attempt(now_ns)
+        request = self._outsiders.join_request(record)
+        return self._outsiders.tell(member.peer_id, request, now_ns)
 
     def _is_left_behind(self, attempt: Attempt, message: Standing, now_ns: int) -> bool:
         """In an attempt that members have left, of which nobody tells it any more. By the word of
@@ -297,8 +300,12 @@ class Meeting:
         self, attempt: Attempt, message: Standing, now_ns: int
     ) -> Verdict:
         """As the last step commits members give a planned attempt up, and open no other: one that
-        gathered with this peer shows it that they have."""
+        gathered with this peer shows it that they have. After a failure they may have gone on."""
         state, terms = self._state, self._state.settings.terms
+        if state.record is not None and self._is_left_behind(attempt, message, now_ns):
+            why = "members have gone on without it"
+            report = Report(f"gives up view {attempt.number}: {why}")
+            return Verdict([report, *self._asks(state.record, message.sender, now_ns)], why)
         if message.sender not in attempt.universe:
             return refused("members gather with it")
         if not shows_end(message, terms.total_steps, state.settings.verify):

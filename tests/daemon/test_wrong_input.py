@@ -55,7 +55,7 @@ def refused(**flags: object) -> UserError:
         ({"disk_gib": float("inf")}, "must be a finite number", "0: no limit"),
         ({"disk_gib": 0.0001}, "must be 0, or 0.01 at least", "0: no limit"),
         ({"uplink_mbps": 0.00001}, "must be 0, or 0.01 at least", "0: no limit"),
-        ({"memory_gib": float("nan")}, "must be a finite number", "nine tenths"),
+        ({"memory_gib": float("nan")}, "must be a finite number", "nearly all that is free"),
         ({"network": "wann"}, "must be 'auto', 'lan' or 'wan', not 'wann'", "wan"),
         ({"dashboard": "99999"}, 'must be a port from 1 to 65535, "auto" or "off"', "port"),
         ({"run_digest": "zz"}, "must be a digest", "run"),

@@ -162,7 +162,7 @@ def test_a_merge_that_prefers_the_older_record_is_found(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(eligibility, "newest_lives", oldest)
     monkeypatch.setattr(newcomers, "newer", older)
-    _, violation = first_seed_that_fails(first=10)
+    _, violation = first_seed_that_fails(first=26)
     assert "names" in violation or "has the record" in violation
 
 
@@ -171,7 +171,7 @@ def test_a_holder_that_does_not_wait_for_its_guardian_is_found(
 ) -> None:
     without_lagging(monkeypatch)
     monkeypatch.setattr(Receipts, "waits_for", lambda self, step: ())
-    _, violation = first_seed_that_fails(says=("loses",), loss=0.15, first=130)
+    _, violation = first_seed_that_fails(says=("loses",), loss=0.15, first=137)
     assert "loses" in violation
 
 
@@ -185,7 +185,7 @@ def test_a_guardian_that_nobody_waits_for_at_first_is_found(
 
     without_lagging(monkeypatch)
     monkeypatch.setattr(Receipts, "__init__", later)
-    _, violation = first_seed_that_fails(says=("loses",), first=10)
+    _, violation = first_seed_that_fails(says=("loses",), first=14)
     assert "loses" in violation
 
 
@@ -222,7 +222,7 @@ def test_a_receipt_that_counts_for_another_cut_is_found(monkeypatch: pytest.Monk
     monkeypatch.setattr(CutClock, "missing", property(lambda self: frozenset()))
     monkeypatch.setattr(CutClock, "kept", property(lambda self: self.newest))
     monkeypatch.setattr(CutClock, "receipt", any_step)
-    _, violation = first_seed_that_fails(says=("loses", "copies"), first=72)
+    _, violation = first_seed_that_fails(says=("loses", "copies"), first=125)
     assert violation
 
 

@@ -349,8 +349,6 @@ class GatherReception:
             require_layers(contribution, layer_count)
         else:
             require_bounded_contribution(contribution, layer_count)
-            if contribution.present is not None:  # a fellow's: outlines name it, should many come
-                state.others.bodies.keep_record(contribution.record)
         _require_few_joiners(contribution)
         return contribution
 

@@ -15,8 +15,6 @@ LIVE = 0.5
 OFTEN = (0.03, 0.1, 0.3)
 """How often a live one is taken."""
 LINGERS_S = (0.01, 0.8)
-
-
 OF_DISKS_THAT_LOSE = ("layer unreadable",)
 """A disk that does not give back what it has is no crash: it may take what was told to be safe."""
 

@@ -1,5 +1,5 @@
-"""A file of the last checkpoint that did not come at once: nobody says anything more with which it
-would be asked for again."""
+"""Files of checkpoints that are asked for again: of the last one, of which nobody says anything
+more, and of one whose step is taken a second time."""
 
 import asyncio
 from pathlib import Path
@@ -13,6 +13,7 @@ from p2p_dtfm.daemon.peers.wire import CheckpointFiles
 from p2p_dtfm.daemon.state_transfer.checkpoints import checkpoints as checkpoint_files
 from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
+from p2p_dtfm.train.model.checkpoint import list_checkpoints
 from tests.daemon.test_saved_states import LINEAGE, NO_BLOBS, SPEC, _FromAnother, _states
 
 EVERY = set(range(workload_of(SPEC).layer_count))
@@ -59,3 +60,39 @@ def test_a_file_that_did_not_come_is_asked_for_again(
     compute.close()
     said = [line for line in caplog.messages if "stays incomplete" in line]
     assert len(said) == 1, "it is told once, however often it is tried"
+
+
+def test_a_step_that_is_taken_again_is_completed_again(tmp_path: Path) -> None:
+    """Of a lineage that all have lost it was whole: told so of a few layers of the next one, nobody
+    asked for the others until training was beyond it (seed 500847)."""
+    compute, step, told = Compute(), 10, list[CheckpointFiles]()
+
+    async def scenario() -> None:
+        theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+        other = Checkpoints(theirs, SPEC, NO_BLOBS, compute, told.append, lambda: True)
+        await other.save(step, _states(step, EVERY), LINEAGE)
+        blobs: Any = _FromAnother(theirs)
+        checkpoints = Checkpoints(mine, SPEC, blobs, compute, lambda files: None, lambda: True)
+        await checkpoints.save(5, _states(5, EVERY), "lost")
+        await checkpoints.save(step, _states(step, EVERY), "lost")
+        checkpoints.goes_on_from(step, "lost")
+        assert checkpoints.whole_step == step
+        checkpoints.goes_on_from(5, "lost")
+        assert checkpoints.whole_step == 5
+        checkpoints.goes_on_from(0, "")
+        assert checkpoints.whole_step is None
+        await checkpoints._files_changed(step)
+        assert checkpoints.whole_step is None, "what still comes of it is lost as well"
+        checkpoints.committed(step, {}, LINEAGE)
+        await checkpoints.save(step, _states(step, {0}), LINEAGE)
+        assert checkpoints.whole_step is None, "one layer of it is here"
+        checkpoints.remote_files("other", told[0])
+        async with asyncio.timeout(10):
+            while checkpoints.whole_step != step:
+                await asyncio.sleep(0.01)
+        await checkpoints.close()
+        await other.close()
+
+    asyncio.run(scenario())
+    compute.close()
+    assert {*list_checkpoints(tmp_path / "mine")[0].layers} == EVERY

@@ -249,7 +249,7 @@ def test_the_newest_whole_one_is_of_the_side_that_this_peer_is_on(tmp_path: Path
         await checkpoints.save(step, states, f"lineage {step}")
 
     async def scenario() -> None:
-        checkpoints.resumed(5)
+        checkpoints.whole_step = 5
         assert checkpoints.whole_step == 5
         for step in range(10, 10 + 5 * SPEC.checkpoint.keep, 5):
             await save(step)
@@ -431,7 +431,7 @@ def test_nobody_hides_what_the_others_have_saved(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         checkpoints.committed(100, {}, LINEAGE)
-        checkpoints.resumed(100)
+        checkpoints.whole_step = 100
         checkpoints.remote_files("honest", CheckpointFiles(100, LINEAGE, files))
         for step in range(101, 165):
             checkpoints.remote_files("liar", CheckpointFiles(step, LINEAGE, files))
@@ -512,7 +512,7 @@ def test_what_was_announced_first_and_comes_last_hides_nothing(tmp_path: Path) -
 
     async def scenario() -> None:
         checkpoints.committed(step, {}, LINEAGE)
-        checkpoints.resumed(step)
+        checkpoints.whole_step = step
         for some in (files, {0: files[0]}):
             checkpoints.remote_files("early", CheckpointFiles(step, LINEAGE, some))
         assert checkpoints.whole_at(step, {"early"})

@@ -187,7 +187,7 @@ class Participant:
         held = dict.fromkeys(states, step)
         lineage = checkpoint.manifest.lineage
         self._agreement.resume(step, held, lineage, self.checkpoints.saved)
-        self.checkpoints.resumed(step)
+        self.checkpoints.whole_step = step
         log.info("goes on from the checkpoint of step %d", step)
 
     def measured_rate(self) -> int:

@@ -104,6 +104,8 @@ class Checkpoints:
         self._told_again_s = 0.0
         self.whole_step: int | None = None
         """The newest step, on the way to where training is, of which every layer's file is here."""
+        self._reached = 1 << 62
+        """Where training has gone back to, and come since: of later steps all is lost."""
 
     def path_of(self, blob: str) -> Path | None:
         """A checkpoint's layer file by its digest, for the blob exchange."""
@@ -173,13 +175,9 @@ class Checkpoints:
         """Whether the whole model of that step is not here, and this disk does not take it."""
         return self._room.is_short and self.whole_step != step
 
-    def resumed(self, step: int) -> None:
-        """Training goes on from the checkpoint of this step, which is whole."""
-        self.whole_step = step
-
     async def save(self, step: int, states: dict[int, LayerState], lineage: str = "") -> None:
         """Write these layers as they are after `step` committed steps."""
-        held = list(states.values())
+        held, self._reached = list(states.values()), max(self._reached, step)
         await rarely.lingers("save late")
         written = await self._writes.unbroken(partial(self._saved, step, held, lineage))
         if written is not None:
@@ -246,10 +244,16 @@ class Checkpoints:
                 return
         if gone:
             log.info("removes %s that were taken back", counted(len(gone), "checkpoint"))
-        if self.whole_step is not None and self.whole_step > step:
-            self.whole_step = None
         self._here.changed()
         self._here.look()
+        self.goes_on_from(step, lineage)
+
+    def goes_on_from(self, step: int, lineage: str) -> None:
+        """Of later steps nothing is whole on the way that training takes now, also if it comes."""
+        self._reached = min(self._reached, step)
+        if self.whole_step is not None and self.whole_step > step:
+            there = [it.layers for it in self.saved if (it.version, it.lineage) == (step, lineage)]
+            self.whole_step = step if any(map(self._are_all, there)) else None
 
     def remote_files(self, sender: str, message: CheckpointFiles) -> None:
         """Another member has these files. Raises `PeerFault` for impossible ones."""
@@ -261,6 +265,7 @@ class Checkpoints:
         """A step is committed that started from this lineage; in its Prepared all holders say these
         digests of the states from which it starts, by layer, or none."""
         self._committed_step, self._lineage = step, lineage
+        self._reached = max(self._reached, step)
         if not self._saves_itself():  # nothing is to be written any more with which it ends
             self._troubles.over("checkpoint")
         if not self._saves_itself() or step >= self._spec.total_steps:
@@ -313,7 +318,7 @@ class Checkpoints:
         is_all, announced = True, self._announced.newest_first()
         self._incomplete &= {step for step, _ in announced}  # of the others nobody tells any more
         for step, told in announced:
-            if step > self._committed_step:
+            if step > min(self._committed_step, self._reached):
                 continue  # its digests are told with the next step
             directory = checkpoint_directory(self._root, step)
             saves_itself = self._saves_itself() and step not in self._unsaved
@@ -394,7 +399,7 @@ class Checkpoints:
         self._here.look()
         if (files := self.tell(step)) is None:
             return
-        if self._are_all(files):
+        if self._are_all(files) and step <= self._reached:
             self.whole_step = max(step, self.whole_step or 0)
             await self._prune(step)
         self._here.changed()

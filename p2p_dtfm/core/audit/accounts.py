@@ -333,7 +333,7 @@ def unlike_claims(accounts: Mapping[str, Account], works: Mapping[str, bytes]) -
 def _judge(peer_id: str, stated: Mapping[str, bytes], *, is_secret: bool, found: Findings) -> None:
     """Of one work: what most come to is what it is. `is_secret`: most were not told that anybody
     doubts it. Whoever is drawn and finds something else tells all, and all that can compute it
-    again: else a few fellows would be most of those that have."""
+    again: else a few colluders would be most of those that have."""
     value, count = Counter(stated.values()).most_common(1)[0]
     accusers = sorted(peer for peer, work in stated.items() if work != stated[peer_id])
     if not accusers:
@@ -361,8 +361,8 @@ def are_even(stated: Mapping[str, Hashable]) -> bool:
     """Whether two sides of several peers say unlike things, as many on either.
 
     Each has as many links in doubt, so by these one side would go as a whole, and it may be the
-    honest one: then fellows that are half of a layer's holders would be most of them. One goes from
-    either side, and by whoever takes their places fellows are fewer than half.
+    honest one: then colluders that are half of a layer's holders would be most of them. One goes
+    from either side, and by whoever takes their places colluders are fewer than half.
     """
     counts = Counter(stated.values()).values()
     return len(counts) == 2 and min(counts) == max(counts) >= 2
@@ -435,7 +435,7 @@ def _convict_gone(accounts: Mapping[str, Account], holders: Sequence[str], found
 
 
 def _convict(stated: Mapping[str, bytes], holders: int, found: Findings) -> None:
-    """Most of few that can compute a work again may be fellows: those who are left out by them
+    """Most of few that can compute a work again may be colluders: those who are left out by them
     come back. What more than half of all say is so, while fewer than that lie."""
     value, count = Counter(stated.values()).most_common(1)[0]
     if 2 * count > holders:

@@ -44,7 +44,7 @@ from p2p_dtfm.core.protocol.snapshot import Bar, ViewId
 OPENING_BYTES = 32
 EVERYBODY = 1_000_000
 """Millionths."""
-FELLOWS_DIVISOR = 4
+COLLUDERS_DIVISOR = 4
 """So large a part of the stage-holders at most lies together."""
 BESIDES_LIMIT = 3
 """Auditors of one work besides the first: each takes as long as the work."""
@@ -274,7 +274,7 @@ class ClaimBook:
         So is who has told somebody of other losses. Who is new here is drawn more often (`roles`).
         After the last step all are, by several as well: it is the number by which a run is known,
         there is one of it, nobody who lies has a step to lose, and who claims last would lie if its
-        fellow is drawn for it, as no frame goes from it that could tell of its loss.
+        colluder is drawn for it, as no frame goes from it that could tell of its loss.
         """
         assert not self.not_claimed()
         if self._draw is None:
@@ -290,7 +290,7 @@ class ClaimBook:
             misled = {receiver for receiver, _ in unlike}
             self._draw = {peer: by for peer, by in drawn.items() if peer not in misled}
             is_chosen = not knows_all or not self._open.trains
-            count = min(BESIDES_LIMIT, len(holders) // FELLOWS_DIVISOR - 1) if is_chosen else 0
+            count = min(BESIDES_LIMIT, len(holders) // COLLUDERS_DIVISOR - 1) if is_chosen else 0
             self._besides = drawn_besides(seed, self._draw, judges.__getitem__, count)
         return self._draw
 
@@ -300,7 +300,7 @@ class ClaimBook:
 
     def rounds(self) -> tuple[dict[str, str], ...]:
         """As `drawn`, and in the first step of a view and after the last step further auditors of
-        the same works: fewer fellows than these are in league with whoever lies, and it may have
+        the same works: fewer colluders than these are in league with whoever lies, and it may have
         chosen the first ones by what it opens, or its word by whom it knows to be drawn."""
         return (self.drawn(), *self._besides)
 
@@ -331,8 +331,8 @@ class ClaimBook:
     def drawn_instead(self) -> tuple[dict[str, str], ...]:
         """Holders of a stage, where auditors that have other layers could not judge it, as without
         room for it: one for each of these, none of whom audits it already. Else what it draws is
-        audited by nobody, or where there are several by fellows alone, as whoever chooses the draw
-        may have heard who has no room. Once all drawn have spoken."""
+        audited by nobody, or where there are several by colluders alone, as whoever chooses the
+        draw may have heard who has no room. Once all drawn have spoken."""
         rounds, audited = self.rounds(), self._at(self._step).audited
         if any(self.silent(drawn) for drawn in rounds):
             return ()
@@ -388,7 +388,7 @@ class ClaimBook:
     def _not_judged(self) -> set[str]:
         """Of the open step, whose work was to be computed again, and nobody has said that it comes
         to what was claimed. All, where one claim alone is missing, whose maker knew the draw, or an
-        opening is false, by which anything may be drawn, or nobody: it may be for a fellow."""
+        opening is false, by which anything may be drawn, or nobody: it may be for a colluder."""
         missing, audited, claims = self.not_claimed(), self._at(self._step).audited, self.claims
         if len(missing) == 1 or self.false_openings():
             return {*self._holders}

@@ -1,8 +1,8 @@
 """Who can compute a work again: its stage's other holders, and whoever else gets that stage's
 parameters.
 
-Without those others fellows that are half of a stage's holders come to one thing and the rest to
-the other; fellows that are most of them have the honest one left out; and of two holders nobody
+Without those others colluders that are half of a stage's holders come to one thing and the rest to
+the other; colluders that are most of them have the honest one left out; and of two holders nobody
 knows which one is wrong. So all holders of a layer state, before anybody knows whose work will be
 computed again, a digest of the parameters with which the step began. Where these are alike whoever
 has bytes of that digest has what the stage began with, whoever gave them: one honest holder is

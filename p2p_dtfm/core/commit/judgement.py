@@ -272,7 +272,7 @@ def _judge(stated: Mapping[str, Hashable], what: str, holders: int, found: Confl
     """The odd ones are left out where most agree; else each pair that differs is in doubt.
 
     Most of all holders: while some have not spoken, or have got other sums, a few may be most of
-    the rest. Who keeps a sum from all but one has that one speak before the others; with a fellow
+    the rest. Who keeps a sum from all but one has that one speak before the others; with a colluder
     it would be the odd one, again and again.
     """
     if len(set(stated.values())) < 2:

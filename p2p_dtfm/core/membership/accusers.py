@@ -12,7 +12,7 @@ ATTEMPTS = 2
 PEERS_LIMIT = 256
 NAMED_LIMIT = 64
 DOUBTS_LIMIT = 128
-"""Pairs, the last ones, some 14 KB in a contribution: as many as eleven fellows of 34 make that
+"""Pairs, the last ones, some 14 KB in a contribution: as many as eleven colluders of 34 make that
 accuse as many at once as they can have out."""
 STOPS_LIMIT = 3
 """So often a member may stop the steps without one that commits in between."""

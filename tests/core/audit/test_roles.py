@@ -98,7 +98,7 @@ def later_keys(count: int) -> list[Bar]:
 
 
 def test_who_is_new_is_not_forgotten_for_keys_that_came_later_and_are_gone() -> None:
-    """Whoever has no entry among the members is established: a liar would have fellows follow it
+    """Whoever has no entry among the members is established: a liar would have colluders follow it
     until it had none, and hold layers by itself at once."""
     bars = (known("x", 57), *later_keys(BARS_LIMIT - 1))
     names = (*NAMES, "x")

@@ -167,7 +167,7 @@ class Liveness:
             watched.suspected = False
             if watched.missed:
                 watched.missed = watched.missed_again = False
-                self._second_hand.is_heard(peer_id)
+                self._second_hand.forget(peer_id)
 
     def stream_reset(
         self, peer_id: str, now_ns: int, is_refused: bool = False, is_rerouted: bool = False

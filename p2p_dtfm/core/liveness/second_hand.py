@@ -70,7 +70,7 @@ class SecondHand:
             return None
         return max(heard_here_ns, *self._heard_ns[name].values())
 
-    def is_heard(self, name: str) -> None:
+    def forget(self, name: str) -> None:
         """Here, again: what others hear of it is of no use any more."""
         self._heard_ns.pop(name, None)
         self._told_ns.pop(name, None)

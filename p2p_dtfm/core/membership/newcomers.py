@@ -102,7 +102,7 @@ class Newcomers:
     def forget(self, peer_id: str) -> None:
         self._asked.pop(peer_id, None)
 
-    def was_silent(self, peer_id: str, now_ns: int) -> None:
+    def note_silent(self, peer_id: str, now_ns: int) -> None:
         """It was asked for an answer, and none came."""
         count = self._silent.pop(peer_id, 0)
         if count >= SILENT_ONCE:

@@ -95,7 +95,7 @@ class Contributions:
         self._came_at = step if self._came_at is None else min(step, self._came_at)
         self._committed_s = now.monotonic_s()
 
-    def is_in_no_view(self) -> None:
+    def left_views(self) -> None:
         """Others may take steps meanwhile; of the last of these it may be told once it is back."""
         self._came_at = None
 

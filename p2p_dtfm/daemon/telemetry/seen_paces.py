@@ -152,7 +152,7 @@ class SeenPaces:
         order = sorted(self._told, key=lambda peer_id: (-self._told[peer_id][0], peer_id))
         return {peer_id: self._told[peer_id][0] for peer_id in sorted(order[:PACES_LIMIT])}
 
-    def are_better(self, slow: dict[str, int]) -> list[str]:
+    def improved_peers(self, slow: dict[str, int]) -> list[str]:
         """Who of those that the plan in force takes to be slow is not any more, as seen here."""
         return sorted(self._better & slow.keys())
 

@@ -198,7 +198,7 @@ class Invariants:
         """Whether all steps since the newest whole cut may be repeated, should layers be lost."""
         return self._lagged_since(self.whole_cut)
 
-    def is_whole(self, step: int) -> None:
+    def note_whole(self, step: int) -> None:
         """A member knows that the cut of this step is whole."""
         self.cut_count += step > self.whole_cut
         self.whole_cut = max(self.whole_cut, step)

@@ -50,7 +50,7 @@ class SimulatedCuts:
         peer = self.peer
         if len(self.copies) > HELD_CUTS + 1:
             raise Violation(f"{peer.name} keeps copies of {len(self.copies)} steps")
-        peer.agreement.has_cuts(
+        peer.agreement.set_cuts(
             tuple(SavedState(*key, tuple(sorted(cut))) for key, cut in sorted(self.copies.items()))
         )
 
@@ -111,7 +111,7 @@ class SimulatedCuts:
             self.copies, self.safe_step = {}, 0
             self.say()
         elif clock.committed(step, kept):
-            self.peer.world.invariants.is_whole(clock.safe)
+            self.peer.world.invariants.note_whole(clock.safe)
             self.safe_step = clock.safe
             self._prune()
 

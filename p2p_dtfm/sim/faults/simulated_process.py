@@ -270,7 +270,7 @@ class SimulatedProcess:
             self.say_saved()
 
     def say_saved(self) -> None:
-        self.agreement.has_saved(
+        self.agreement.set_saved(
             tuple(SavedState(it.step, it.lineage, tuple(sorted(it.states))) for it in self.disk)
         )
 

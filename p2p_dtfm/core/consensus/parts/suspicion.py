@@ -178,5 +178,5 @@ class Suspicion:
         silent = set(found.members)
         attempt.evidence.absent |= silent
         for member in sorted(silent - attempt.members):
-            self._state.others.newcomers.was_silent(member.peer_id, now_ns)
+            self._state.others.newcomers.note_silent(member.peer_id, now_ns)
         return [Report(found.reason), *self._gathering.knowledge_grew(attempt, now_ns)]

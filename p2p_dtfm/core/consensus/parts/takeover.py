@@ -174,7 +174,7 @@ class Takeover:
             active_sent_ns=before.active_sent_ns,
             last_commit=before.newest_commit,
             lost=self._lost(view, now_ns),
-            may_repeat_steps=_may_repeat_steps(view, before),
+            may_repeat_steps=_repeatable_steps(view, before),
             met_ns=now_ns,
             end=before.end if state.is_complete else None,
         )
@@ -242,7 +242,7 @@ class Takeover:
         return [SendMessage(to, stated(asking, state.settings.sign)), *others]
 
 
-def _may_repeat_steps(view: View, before: Present) -> int:
+def _repeatable_steps(view: View, before: Present) -> int:
     """While layers are lost, what was said of a failure stands."""
     if not isinstance(view.plan, Plan):
         return before.may_repeat_steps

@@ -112,6 +112,6 @@ class Replanning:
         if planned_ns * 100 >= SLOW_PERCENT * pace_of(record.device, snapshot.workload):
             return "this device is as fast again as it was"
         paces = self._participant.trainer.seen_paces
-        if better := paces.are_better(seen_slower(snapshot)):
+        if better := paces.improved_peers(seen_slower(snapshot)):
             return f"{', '.join(better)} may be as fast again as it says"
         return ""

@@ -102,7 +102,7 @@ def _of_planned(
     return EntryVerdict(True, "it succeeds the present view")
 
 
-def may_have_opened(
+def possible_openers(
     state: AgreementState, message: Gather, parts: Sequence[Contribution]
 ) -> set[Member]:
     """Members of whom one has opened the attempt. Among few whoever enters tells all, with what it

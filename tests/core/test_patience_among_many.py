@@ -103,9 +103,9 @@ def test_no_newcomer_is_stuck_before_states_can_be_offered(
     """Machines may be slower than the plan says: states are offered between two of their steps."""
     assert state.plan is not None
     assert STEPS_AHEAD * state.plan.predicted_step_ns < 10 * SECOND_NS
-    agreed_ns, following = 100 * SECOND_NS, state.following
+    agreed_ns, agreed = 100 * SECOND_NS, state.agreed
     state.waits_for_takeover(four, agreed_ns)
-    following.synced |= set(state.members)
+    agreed.synced |= set(state.members)
     state.present.committed_ns, state.present.step_ns = agreed_ns, step_s * SECOND_NS
     syncing = Syncing(state, Telling(state))
     waited_ns = agreed_ns + 30 * SECOND_NS
@@ -126,7 +126,7 @@ def test_a_step_that_stands_still_ends_no_wait_for_states(
 ) -> None:
     agreed_ns = 100 * SECOND_NS
     state.waits_for_takeover(four, agreed_ns)
-    state.following.synced |= set(state.members)
+    state.agreed.synced |= set(state.members)
     state.present.committed_ns, state.present.step_ns = agreed_ns - 3600 * SECOND_NS, SECOND_NS
     assert Syncing(state, Telling(state)).give_up_unsynced(agreed_ns + 30 * SECOND_NS)
 

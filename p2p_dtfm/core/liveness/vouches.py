@@ -28,14 +28,14 @@ class Vouches:
         self._steps: dict[str, int] = {}
 
     def committed(
-        self, said: Iterable[Prepared], following: ViewId | None, now_ns: int
+        self, said: Iterable[Prepared], next_view: ViewId | None, now_ns: int
     ) -> list[Suspicion]:
-        """`following`: the agreed view that was not taken over with this step."""
-        if following != self._view:
-            self._view, self._since_ns, self._steps = following, {}, {}
+        """`next_view`: the agreed view that was not taken over with this step."""
+        if next_view != self._view:
+            self._view, self._since_ns, self._steps = next_view, {}, {}
         prepared = list(said)
-        silent = sorted(it.peer_id for it in prepared if it.ready_for != following)
-        if following is None or 2 * len(silent) >= len(prepared):
+        silent = sorted(it.peer_id for it in prepared if it.ready_for != next_view)
+        if next_view is None or 2 * len(silent) >= len(prepared):
             return []
         for peer_id in silent:
             self._since_ns.setdefault(peer_id, now_ns)

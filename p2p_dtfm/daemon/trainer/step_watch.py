@@ -57,9 +57,9 @@ class StepWatch:
 
     def vouched(self, agreement: Agreement, prepared: Iterable[Signed]) -> None:
         """By what all have said of the step that has just `committed`, before it is a takeover."""
-        following = agreement.next_view
-        said = map(stated, prepared) if following is not None else ()
-        named = following.id if following is not None else None
+        next_view = agreement.next_view
+        said = map(stated, prepared) if next_view is not None else ()
+        named = next_view.id if next_view is not None else None
         self._not_ready = self._vouches.committed(said, named, self._step_began_ns or 0)
 
     @property

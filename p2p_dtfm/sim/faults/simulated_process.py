@@ -219,12 +219,12 @@ class SimulatedProcess:
         self.world.send(self.name, receiver, message)
 
     def broadcast(self, signed: Signed) -> None:
-        view, following = self.agreement.view, self.agreement.next_view
+        view, next_view = self.agreement.view, self.agreement.next_view
         receivers = set(view.member_ids) if view is not None else set()
         if view is not None and view.snapshot.planned:
             receivers |= {member.peer_id for member in view.snapshot.contributors}
-        if following is not None:
-            receivers |= set(following.member_ids)
+        if next_view is not None:
+            receivers |= set(next_view.member_ids)
         for receiver in sorted(receivers - {self.name}):
             self.send(receiver, SignedPrepared(signed))
 

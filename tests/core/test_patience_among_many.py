@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from p2p_dtfm.core.consensus.actions import SECOND_NS, Timing
+from p2p_dtfm.core.consensus.actions import SECOND_NS, AgreementTiming
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.patience import patience_ns
@@ -65,8 +65,8 @@ def test_each_attempt_of_many_after_a_failed_one_has_twice_the_time() -> None:
         attempt.add(part, open_contribution(part, lambda *_: True))
         attempt.next_round()
         attempt.passed_on.wide = Wide() if is_wide else None
-        takes_ns = patience_ns(attempt, Timing(), is_member, Lateness(), view_number)
-        return takes_ns // Timing().gather_ns
+        takes_ns = patience_ns(attempt, AgreementTiming(), is_member, Lateness(), view_number)
+        return takes_ns // AgreementTiming().gather_ns
 
     for first, view_number in ((1, 0), (3, 1), (2, 1), (3, 2), (4, 2)):
         numbers = [first, first + 2, first + 4, first + 6, first + 1000]
@@ -84,7 +84,9 @@ def test_while_somebody_is_waited_for_nobody_is_judged(monkeypatch: pytest.Monke
     attempt.add(part, open_contribution(part, lambda *_: True))
     attempt.next_round()
     assert attempt.is_waiting
-    assert patience_ns(attempt, Timing(), True, Lateness(), 2) == Timing().gather_ns
+    assert (
+        patience_ns(attempt, AgreementTiming(), True, Lateness(), 2) == AgreementTiming().gather_ns
+    )
 
 
 def test_what_a_step_takes_is_measured_from_commit_to_commit() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.commit.step_terms import StepTerms
-from p2p_dtfm.core.consensus.actions import Timing
+from p2p_dtfm.core.consensus.actions import AgreementTiming
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.promises import Promises
 from p2p_dtfm.core.consensus.doubts import Doubts
@@ -54,7 +54,7 @@ class RunConstants:
     verify: Verify
     terms: StepTerms
     """What of a step's numbers nobody needs to be believed."""
-    timing: Timing = field(default_factory=Timing)
+    timing: AgreementTiming = field(default_factory=AgreementTiming)
 
 
 @dataclass
@@ -150,7 +150,7 @@ class AgreementState:
     # what is read everywhere ----------------------------------------------------------------------
 
     @property
-    def timing(self) -> Timing:
+    def timing(self) -> AgreementTiming:
         return self.settings.timing
 
     @property

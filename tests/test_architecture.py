@@ -7,6 +7,7 @@ only fall. `python tests/test_architecture.py` writes down what is there now.
 import ast
 import gc
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -36,6 +37,9 @@ BRANCHES = (
     ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.IfExp, ast.comprehension,
     ast.match_case,
 )  # fmt: skip
+
+QUESTION = re.compile(r"_*(is|has|may|was|are)_")
+"""How the name of a predicate begins."""
 
 
 @cache
@@ -333,6 +337,18 @@ def test_what_is_over_a_limit_only_falls(limit: str) -> None:
     assert sorted(set(known) - set(over)) == [], (
         "these are within the limit: take them off the list"
     )
+
+
+def test_what_is_named_like_a_question_says_yes_or_no() -> None:
+    """Or None where nobody can tell. Whoever reads `is_heard` takes it to change nothing."""
+    found = [
+        f"{path.relative_to(PACKAGE).as_posix()}: {name}"
+        for path, tree in trees()
+        for name, node in _named(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and QUESTION.match(node.name)
+        if node.returns is None or ast.unparse(node.returns) not in ("bool", "bool | None")
+    ]
+    assert found == []
 
 
 def test_what_would_escape_is_measured() -> None:

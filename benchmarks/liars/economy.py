@@ -4,7 +4,7 @@
 
 Members commit steps; each claims one stage-step in each. The openings of all draw audits after the
 claims are made; an auditor is drawn from the other established members, and one that lies passes
-its fellows. A wrong claim that an honest auditor replays is proof: the liar loses its place, and
+its colluders. A wrong claim that an honest auditor replays is proof: the liar loses its place, and
 the run goes back by `undo_steps` of the proof, or to before the liar's first stage. Whoever comes
 with a new key follows, is promoted one at a time with waits that double with each conviction, and
 is audited more often for its first steps. Nothing here trains: steps and claims are counted.
@@ -15,8 +15,8 @@ over steps computed, audits counted as the computing that they are, against 90%.
 
 `--rules first` plays the design as it was first written; it falls, see docs/strangers.md. Else it
 is played with three amendments: a withheld opening has everybody audited for that step; a
-conviction raises the rate of audits for a while, so that its fellows are found at once, and less is
-undone for them; and waits for a place begin at 400 steps.
+conviction raises the rate of audits for a while, so that its colluders are found at once, and less
+is undone for them; and waits for a place begin at 400 steps.
 """
 
 import argparse
@@ -78,11 +78,11 @@ class Strategy:
     wrong_share: float = 1.0
     """Of the steps of a liar with a place."""
     confesses_after: int | None = None
-    """A fellow proves the first wrong claim so many steps after it, to have work undone."""
+    """A colluder proves the first wrong claim so many steps after it, to have work undone."""
     goes_when_drawn: bool = False
     """Leaves its place rather than show what is asked for."""
     opens_last: bool = False
-    """Every other liar only opens last, and gives up its place when a fellow's claim is drawn."""
+    """Every other liar only opens last, and gives up its place when a colluder's claim is drawn."""
     returns: bool = True
     """With a new key after each conviction."""
 
@@ -188,19 +188,19 @@ class Run:
         while True:
             found = [number for number in liars if self._is_drawn(self.bodies[number], share)]
             openers = (body for body in self.bodies if body.only_opens and body.has_place)
-            fellow = next(openers, None)
+            colluder = next(openers, None)
             withheld = self.rules.withheld_share
-            if not found or fellow is None or withheld == share:
+            if not found or colluder is None or withheld == share:
                 return found
             if withheld is not None and self.chance.random() < withheld:
                 return found  # it would be audited all the same: the place is not given for it
-            self._give_up_place(fellow)  # its own claim was right: its audit shows nothing
+            self._give_up_place(colluder)  # its own claim was right: its audit shows nothing
 
     def _is_drawn(self, body: Body, share: float) -> bool:
         if self._is_on_probation(body):
             share = max(share, self.rules.probation_share)
-        fellows = sum(each.has_place for each in self.bodies) - 1
-        is_honest = self.chance.random() >= fellows / (self.rules.members - 1)
+        colluders = sum(each.has_place for each in self.bodies) - 1
+        is_honest = self.chance.random() >= colluders / (self.rules.members - 1)
         return self.chance.random() < share and is_honest
 
     def _give_up_place(self, body: Body) -> None:

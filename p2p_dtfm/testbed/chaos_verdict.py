@@ -180,7 +180,7 @@ def _entrances(history: list[Event]) -> Iterator[_Entrance]:
         for step in back:
             del seen[step]
         safe, came_from = min(safe, begins), event["snapshot"]
-        may_repeat = _may_repeat(event, may_repeat)
+        may_repeat = _repeatable_steps(event, may_repeat)
 
 
 def _gave_up(
@@ -233,7 +233,7 @@ def _check_promise(name: str, entrance: _Entrance, verdict: ChaosVerdict) -> Non
         )
 
 
-def _may_repeat(view: Event, before: int | None) -> int | None:
+def _repeatable_steps(view: Event, before: int | None) -> int | None:
     """While layers are lost, what was said of a failure stands."""
     return before if "no_plan" in view else view.get("may_repeat_steps")
 

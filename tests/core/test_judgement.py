@@ -133,8 +133,8 @@ def test_the_odd_norm_of_three_is_left_out_and_of_two_nobody_knows() -> None:
     assert not found.liars and list(found.doubts) == [("a", "b")]
 
 
-def test_who_alone_was_given_other_sums_is_not_the_odd_one_among_fellows() -> None:
-    """An owner gives one of the others another sum than the rest: with a fellow that says it got
+def test_who_alone_was_given_other_sums_is_not_the_odd_one_among_colluders() -> None:
+    """An owner gives one of the others another sum than the rest: with a colluder that says it got
     the same it would be most of those whose norms can be compared."""
     names = "abcdefgh"
     plan = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), i, 1) for i, n in enumerate(names)), (), 1)
@@ -142,8 +142,8 @@ def test_who_alone_was_given_other_sums_is_not_the_odd_one_among_fellows() -> No
     to_a = (*true[:6], b"?" * 16, true[7])
     said = {peer: prepared(peer, sums={0: true}) for peer in names}
     said["a"] = prepared("a", sums={0: to_a}, squared_norms={0: 4.5})
-    for fellow in "gh":
-        said[fellow] = prepared(fellow, sums={0: to_a}, squared_norms={0: 9.0})
+    for colluder in "gh":
+        said[colluder] = prepared(colluder, sums={0: to_a}, squared_norms={0: 9.0})
     found = conflict_of(said, plan)
     assert found.reason and not found.liars
     assert {pair for pair in found.doubts if "a" in pair} == set()

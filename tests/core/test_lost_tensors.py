@@ -13,12 +13,12 @@ def view(number: int) -> ViewId:
     return ViewId(2 * number + 1, "ab" * 32)
 
 
-@pytest.mark.parametrize("fellows", ["m", "mn", "mnopqr"], ids=len)
-def test_who_loses_them_has_no_honest_member_taken_for_who_stops_steps(fellows: str) -> None:
+@pytest.mark.parametrize("colluders", ["m", "mn", "mnopqr"], ids=len)
+def test_who_loses_them_has_no_honest_member_taken_for_who_stops_steps(colluders: str) -> None:
     """They hung up on one that sent to them, once in each step, and it was out each minute."""
     seen, lost, honest = Accusers(), LostTensors(), Member("h", 1)
     for number in range(4 * STOPS_OFTEN):
-        liar, now_ns = fellows[number % len(fellows)], number * 9 * SECOND_NS // 2
+        liar, now_ns = colluders[number % len(colluders)], number * 9 * SECOND_NS // 2
         remedy = lost.remedy(liar, view(number), now_ns)
         if remedy is AfterLoss.SUSPECT:
             break
@@ -26,7 +26,7 @@ def test_who_loses_them_has_no_honest_member_taken_for_who_stops_steps(fellows: 
         assert not seen.stops_steps({honest}, now_ns)
         lost.clear()
         seen.commits()
-    assert remedy is AfterLoss.SUSPECT and number <= OFTEN + len(fellows)
+    assert remedy is AfterLoss.SUSPECT and number <= OFTEN + len(colluders)
 
 
 @pytest.mark.parametrize("apart_s", [1, 20, 3600])
@@ -56,7 +56,7 @@ def test_who_stops_each_long_step_more_than_once_is_in_doubt(
 
 
 def test_who_loses_tensors_with_several_in_each_long_step_is_not_taken_for_one_either() -> None:
-    """Two fellows hung up on it in turn."""
+    """Two colluders hung up on it in turn."""
     seen, lost, honest = Accusers(), LostTensors(), Member("h", 1)
     for number in range(4 * STOPS_OFTEN):
         now_ns = number * 20 * SECOND_NS

@@ -138,7 +138,8 @@ def test_who_says_so_again_and_again_ends_one_attempt_only() -> None:
 
 
 def test_who_says_so_once_most_have_their_part_in_what_is_known_ends_nothing() -> None:
-    """It had kept its own part to itself, and all had waited for it; each fellow had that once."""
+    """It had kept its own part to itself, and all had waited for it; each colluder had that
+    once."""
 
     class Silent(SimulatedPeer):
         lies = False

@@ -205,7 +205,7 @@ def test_who_accuses_again_and_again_goes_first_by_the_word_of_most_members() ->
     assert going("bc") == (B, C)
 
 
-def test_two_fellows_that_have_one_after_the_other_in_doubt_do_not_both_stay() -> None:
+def test_two_colluders_that_have_one_after_the_other_in_doubt_do_not_both_stay() -> None:
     """Each time the honest one has a link in doubt to both, and they have one each."""
     members = A, B, C, D, E = [Member(name, 1) for name in "abcde"]
     there = msgspec.structs.replace(PRESENT, members=tuple(members))
@@ -236,7 +236,7 @@ def test_two_fellows_that_have_one_after_the_other_in_doubt_do_not_both_stay() -
     assert heard.doubted(1) == named, "so have two that say that they do not hear it"
 
 
-def test_several_fellows_are_in_doubt_with_all_that_they_accused_however_often() -> None:
+def test_several_colluders_are_in_doubt_with_all_that_they_accused_however_often() -> None:
     """Three of ten accuse two at once: they are in doubt with two each, and not only once."""
     names = "abcdefghij"
     members = [Member(name, 1) for name in names]
@@ -247,7 +247,7 @@ def test_several_fellows_are_in_doubt_with_all_that_they_accused_however_often()
     next_one = {Accusation(Member(liar, 1), Member("f", 1)) for liar in "abc"}
     staying = mutually_reachable(parts, next_one, lambda rest: 0)
     assert [it.peer_id for it in staying] == [*"defghij"]
-    for _ in range(9):  # one that gives itself up for its fellows
+    for _ in range(9):  # one that gives itself up for its colluders
         seen.heed_doubts([("a", victim) for victim in names[1:]], 2)
     parts = {it: part(it, {0: 7}, doubted=seen.doubted(3), present=there) for it in members}
     staying = mutually_reachable(parts, {Accusation(members[1], members[9])}, lambda rest: 0)

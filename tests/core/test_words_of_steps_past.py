@@ -1,4 +1,4 @@
-"""What was said in steps that are over convicts nobody by what fellows say of them now; nor does
+"""What was said in steps that are over convicts nobody by what colluders say of them now; nor does
 what few have said so far of the one under way.
 
 A few pass on what an honest member signed in a step that has long been committed, without what the
@@ -18,7 +18,7 @@ from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.contradictions import evidence
 from tests.core.builders import stated
 
-NAMES, FELLOWS = "abcdefgh", "gh"
+NAMES, COLLUDERS = "abcdefgh", "gh"
 HONEST = NAMES[:6]
 PLAN = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), i, 1) for i, n in enumerate(NAMES)), (), 1)
 SUMS = tuple(bytes([n]) * 16 for n in range(8))
@@ -64,14 +64,15 @@ def honest_parts() -> list[Contribution]:
 @pytest.mark.parametrize(
     ("view", "step"), [(NOW, STEP), (NOW, 20), (BEFORE, 20)], ids=["now", "behind", "another-view"]
 )
-def test_fellows_frame_nobody_by_what_most_were_not_asked_of(view: ViewId, step: int) -> None:
-    """Each honest one by a step of its own, in which nobody but the fellows is heard beside it."""
+def test_colluders_frame_nobody_by_what_most_were_not_asked_of(view: ViewId, step: int) -> None:
+    """Each honest one by a step of its own, in which nobody but the colluders is heard beside
+    it."""
     passed_on = []
     for number, victim in enumerate(HONEST):
         of = 11 + number
-        passed_on += [said(victim, of, view), *(said(it, of, view, norm=9.0) for it in FELLOWS)]
-    fellows = [part(it, tuple(passed_on), view, step) for it in FELLOWS]
-    found = evidence([*honest_parts(), *fellows], TERMS)
+        passed_on += [said(victim, of, view), *(said(it, of, view, norm=9.0) for it in COLLUDERS)]
+    colluders = [part(it, tuple(passed_on), view, step) for it in COLLUDERS]
+    found = evidence([*honest_parts(), *colluders], TERMS)
     assert not set(found.left_out) & set(HONEST), found.liars
     assert not any(set(pair) & set(HONEST) for pair in found.doubts)
 
@@ -102,18 +103,21 @@ def test_who_has_signed_two_things_of_a_step_that_is_over_is_out_in_any_case() -
 
 def test_where_most_pass_nothing_on_of_a_step_a_few_convict_nobody_by_it() -> None:
     """As of the last step where many have a stage, and of all where a view is planned."""
-    passed_on = (said("a", STEP - 1), *(said(it, STEP - 1, norm=9.0) for it in FELLOWS))
+    passed_on = (said("a", STEP - 1), *(said(it, STEP - 1, norm=9.0) for it in COLLUDERS))
     parts = [part(it, ()) for it in HONEST]
-    found = evidence([*parts, *(part(it, passed_on) for it in FELLOWS)], TERMS)
+    found = evidence([*parts, *(part(it, passed_on) for it in COLLUDERS)], TERMS)
     assert not found.liars and not found.doubts
 
 
 @pytest.mark.parametrize("spoken", ["a", "ab", "abc"])
-def test_who_speaks_first_in_the_step_under_way_is_not_the_odd_one_among_fellows(
+def test_who_speaks_first_in_the_step_under_way_is_not_the_odd_one_among_colluders(
     spoken: str,
 ) -> None:
-    """A fellow keeps its sums from all others, says what is not so, and has the step stopped."""
-    passed_on = (*(said(it, STEP) for it in spoken), *(said(it, STEP, norm=9.0) for it in FELLOWS))
+    """A colluder keeps its sums from all others, says what is not so, and has the step stopped."""
+    passed_on = (
+        *(said(it, STEP) for it in spoken),
+        *(said(it, STEP, norm=9.0) for it in COLLUDERS),
+    )
     found = evidence([part(it, passed_on) for it in NAMES], TERMS)
     assert not set(found.left_out) & set(HONEST), found.told()
     assert not any(set(pair) & set(HONEST) for pair in found.doubts)

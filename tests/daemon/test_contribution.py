@@ -70,7 +70,7 @@ def test_what_others_made_while_it_was_away_is_not_its_own(tmp_path: Path, away_
     gives.view_took_over(View(SHOT, PLAN), 0)
     for step in range(away_from):
         gives.committed(step, 1000, 0)
-    gives.is_in_no_view()
+    gives.left_views()
     gives.view_took_over(View(SHOT, PLAN), 5)
     gives.committed(4, 1000, 0)
     shown = gives.shown(Names())

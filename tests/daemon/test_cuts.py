@@ -53,7 +53,7 @@ class Outlet:
         self.cuts: tuple[SavedState, ...] = ()
         self.remembers = True
 
-    def has_cuts(self, cuts: tuple[SavedState, ...]) -> None:
+    def set_cuts(self, cuts: tuple[SavedState, ...]) -> None:
         self.cuts = cuts
 
     def lineage_at(self, step: int) -> str:

@@ -41,7 +41,7 @@ class Receiver(Dispatch):
         self._gathered = (0, 0)
         self._told_of = (None, ())
         self.looks_again: list[bool] = []
-        trainer = SimpleNamespace(may_commit=lambda: self.looks_again.append(True))
+        trainer = SimpleNamespace(wake=lambda: self.looks_again.append(True))
         self._participant = SimpleNamespace(trainer=trainer)
         self._membership = SimpleNamespace(actions=SimpleNamespace(do=self.done.extend))
 

@@ -27,7 +27,7 @@ class Outside:
         local = SimpleNamespace(
             life=self.life,
             home=SimpleNamespace(next_life=lambda: 2),
-            observer=SimpleNamespace(is_in_no_view=lambda: None),
+            observer=SimpleNamespace(left_views=lambda: None),
             status=SimpleNamespace(
                 say=lambda state, what: None, troubles=SimpleNamespace(over=lambda name: None)
             ),

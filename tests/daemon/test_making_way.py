@@ -239,7 +239,7 @@ def test_a_process_that_takes_a_paused_ones_place_does_not_come_back_at_once(
 
     async def first() -> str | None:
         live_by(clock)
-        judge.is_away_for(REASONS["busy"])
+        judge.note_away_for(REASONS["busy"])
         seen[:] = [OwnerSight()]
         return await judge.reason()
 

@@ -113,7 +113,7 @@ def test_who_comes_back_to_a_damaged_checkpoint_goes_on_from_the_one_before(
     agreement = SimpleNamespace(
         view=None,
         next_view=None,
-        has_saved=lambda saved: None,
+        set_saved=lambda saved: None,
         resume=lambda step, held, lineage, saved: resumed.append(
             (step, lineage, [it.version for it in saved])
         ),

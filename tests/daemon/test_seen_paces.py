@@ -143,10 +143,10 @@ def test_it_is_told_of_until_it_is_as_fast_and_then_there_is_a_reason_to_plan() 
     before = told(clock)
     clock.train(3 * WORK_NS * 9 // 10)
     assert told(clock, is_late=False) == before, "a little less is no news"
-    assert clock.paces.are_better(before) == []
+    assert clock.paces.improved_peers(before) == []
     clock.train(WORK_NS)
     assert told(clock) == {}
-    assert clock.paces.are_better(before) == [OTHER] and clock.paces.are_better({}) == []
+    assert clock.paces.improved_peers(before) == [OTHER] and clock.paces.improved_peers({}) == []
 
 
 def test_who_has_no_work_any_more_is_tried_again_ever_later() -> None:

@@ -123,7 +123,7 @@ def test_a_step_that_waited_for_active_alone_commits_when_it_comes(tmp_path: Pat
                 await settle()
                 assert outlet.committed_steps.empty()
                 ledger.may_commit = True
-                trainer.may_commit()
+                trainer.wake()
                 assert await outlet.committed_steps.get() == 0
         finally:
             running.cancel()

@@ -589,7 +589,7 @@ def test_of_a_step_that_fails_again_and_again_the_last_gradients_are_kept(
     class Outlet(QuietOutlet):
         def reduced(self, step: int, layers: set[int]) -> frozenset[tuple[ViewId, int]]:
             evidence.reduced(view[0].id, step, layers)
-            return evidence.may_be_rolled
+            return evidence.rollable_steps
 
     async def scenario(parts: Parts) -> None:
         parts.outlet, state, gradient = Outlet(), parts.state, torch.zeros(1)

@@ -74,8 +74,8 @@ def test_who_lost_its_place_has_no_part_no_speed_and_no_time_left(
     live = observer.live()
     assert live.tokens_per_s and live.eta_s is not None and observer.state().view.me is not None
     status.say(State.JOINING, "this peer is barred until step 400")
-    history.is_in_no_view()
-    observer.is_in_no_view()
+    history.left_views()
+    observer.left_views()
     agrees(observer, view=None)
     live, view = observer.live(), observer.state().view
     assert (live.tokens_per_s, live.eta_s, live.step_ns) == (None, None, None)
@@ -90,7 +90,7 @@ def test_a_view_that_was_being_drawn_is_not_shown_once_it_is_left(
 
     async def live() -> None:
         observer.view_took_over(SPEC, VIEW, 5)
-        observer.is_in_no_view()
+        observer.left_views()
         await asyncio.sleep(0.5)
         assert observer.state().view.number is None
         observer.view_took_over(SPEC, VIEW, 9)

@@ -58,10 +58,11 @@ def test_only_who_was_asked_is_heard() -> None:
     assert len(votes._said[0]) == witnesses.SAID_LIMIT
 
 
-@pytest.mark.parametrize("donor", [TRUE, FALSE], ids=["honest donor", "its fellow"])
+@pytest.mark.parametrize("donor", [TRUE, FALSE], ids=["honest donor", "its colluder"])
 def test_nobody_talks_so_much_that_the_others_are_forgotten(donor: bytes) -> None:
     """One that told digests of sixteen more versions was the only one left to say anything: with a
-    fellow it had any state taken for the right one, and alone it had all honest donors refused."""
+    colluder it had any state taken for the right one, and alone it had all honest donors
+    refused."""
     votes, names = StateVotes(), ("one", "two", "three", "liar")
     for number, name in enumerate(names):
         votes.ask(name, VIEW, number, {0})
@@ -76,16 +77,16 @@ def test_nobody_talks_so_much_that_the_others_are_forgotten(donor: bytes) -> Non
 
 
 @pytest.mark.parametrize("count", range(3, 9))
-def test_fellows_that_are_few_do_not_have_a_right_state_fetched_anew(count: int) -> None:
+def test_colluders_that_are_few_do_not_have_a_right_state_fetched_anew(count: int) -> None:
     """Of eight two were half of the four that were asked. Whoever gave the gradients has nothing to
     say where three others have."""
     holders = [f"h{number}" for number in range(count)]
-    fellows = holders[: (count - 1) // 3]
+    colluders = holders[: (count - 1) // 3]
     votes, asked = StateVotes(), witnesses_of(holders, "h7")
     assert len(asked) % 2 == 1 and ("h7" not in asked)
     for number, name in enumerate(asked):
         votes.ask(name, VIEW, number, {0})
-        digest = FALSE if name in fellows else TRUE
+        digest = FALSE if name in colluders else TRUE
         votes.said(name, StateDigest(VIEW, number, 0, 7, digest))
     assert not asyncio.run(votes.is_odd(asked, 0, 7, TRUE))
     assert asyncio.run(votes.is_odd(asked, 0, 7, FALSE))

@@ -8,9 +8,9 @@ from tests.documentation.pages import ROOT, pages
 
 WORDS = re.compile(r"\b(views?|snapshots?|guardians?|spares?|microbatch(es)?)\b", re.IGNORECASE)
 EXPLAINED = {
-    *("audit", "bar", "checkpoint", "digest", "established", "fellow", "goodput", "guardian"),
-    *("held-out loss", "in flight", "microbatch", "nats", "replica", "shard", "snapshot", "spare"),
-    *("syncing", "transcript", "view"),
+    *("audit", "bar", "checkpoint", "colluder", "digest", "established", "fellow", "goodput"),
+    *("guardian", "held-out loss", "in flight", "microbatch", "nats", "replica", "shard"),
+    *("snapshot", "spare", "syncing", "transcript", "view"),
 }
 READ_FROM_THE_TOP = [
     page for page in pages() if page.count("/") < 2 and page != "docs/glossary.md"

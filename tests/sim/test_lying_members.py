@@ -96,7 +96,7 @@ def test_it_is_left_out(seed: int, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["norm", "base"])
 @pytest.mark.parametrize("seed", [4, 5])
 def test_who_sees_a_lie_first_is_not_one_that_stops_steps(seed: int, kind: str) -> None:
-    """Of fellows that come back and lie again it saw a dozen in a minute, and was out."""
+    """Of colluders that come back and lie again it saw a dozen in a minute, and was out."""
     world = started(seed, kind, frozenset({LIAR}))
     others = [world.peers[name] for name in MEMBERS if name != LIAR]
     world.run_until(lambda: all(peer.agreement.step >= FROM_STEP + 3 for peer in others))

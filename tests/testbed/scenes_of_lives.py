@@ -21,7 +21,7 @@ from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.seeds.saved import checkpoint_roots, is_whole
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from p2p_dtfm.train.model.checkpoint import layer_path, list_checkpoints
-from tests.sim.test_fellows_that_accuse import WATCHED_NS, Fellows
+from tests.sim.test_colluders_that_accuse import WATCHED_NS, Colluders
 from tests.testbed.begun import agreement_of, are_in_views_of, begun, participant_of
 from tests.testbed.late import Late
 from tests.testbed.test_virtual_followed_states import replicas
@@ -149,9 +149,9 @@ def _joiners_of(peer: Peer) -> set[str]:
 
 def one_accuses_another_member_each_time(folder: Path, patches: pytest.MonkeyPatch) -> None:
     """Once all are back. Of the agreement alone, which hears the same words from daemons."""
-    fellows = Fellows("abcd", "a", 1, wait_for_all=True)
-    fellows.world.run_to(2 * WATCHED_NS)
-    assert len(fellows.out_ever) == 1, "no second honest member goes"
+    colluders = Colluders("abcd", "a", 1, wait_for_all=True)
+    colluders.world.run_to(2 * WATCHED_NS)
+    assert len(colluders.out_ever) == 1, "no second honest member goes"
 
 
 def who_leaves_at_last_is_the_only_one_to_give(folder: Path, patches: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ def test_what_audits_ask_for_is_shown_before_and_not_then(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    "kind, fellows, found",
+    "kind, colluders, found",
     [
         ("accuse", (), bytes(32)),
         ("lazy", (), b"claimed"),
@@ -116,13 +116,13 @@ def test_what_audits_ask_for_is_shown_before_and_not_then(monkeypatch: pytest.Mo
     ],
 )
 def test_what_it_finds_as_an_auditor(
-    monkeypatch: pytest.MonkeyPatch, kind: str, fellows: tuple[str, ...], found: bytes
+    monkeypatch: pytest.MonkeyPatch, kind: str, colluders: tuple[str, ...], found: bytes
 ) -> None:
     async def work_of(self: Any, *given: Any, adds: bool) -> bytes:
         return b"computed"
 
     monkeypatch.setattr(Judge, "work_of", work_of)
-    install(Lie(kind, FIRST, fellows=fellows))
+    install(Lie(kind, FIRST, colluders=colluders))
     claims: Any = {"a": SimpleNamespace(work=b"claimed")}
     judge = Judge.__new__(Judge)
     told = [
@@ -144,11 +144,11 @@ def test_speed_and_lines_are_so_many_times_what_they_are(monkeypatch: pytest.Mon
     assert made.links == {"a": Link(50_000, 4)}
 
 
-def test_all_but_fellows_are_called_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_but_colluders_are_called_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SeenPaces, "told", lambda self: {})
     paces = SeenPaces("z")
     paces._seen = dict.fromkeys("abc")  # type: ignore[arg-type]
-    install(Lie("slander", 0, fellows=("b",)))
+    install(Lie("slander", 0, colluders=("b",)))
     assert paces.told().keys() == {"a", "c"}
 
 

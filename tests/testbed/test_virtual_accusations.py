@@ -1,6 +1,6 @@
-"""Real daemons in virtual time: two fellows of eight say of one honest member that they do not hear
-it, and then of the next one. It has a link in doubt to both, and they have one each: it went, and
-within six seconds all six honest ones were out, and the two had the run for themselves."""
+"""Real daemons in virtual time: two colluders of eight say of one honest member that they do not
+hear it, and then of the next one. It has a link in doubt to both, and they have one each: it went,
+and within six seconds all six honest ones were out, and the two had the run for themselves."""
 
 from pathlib import Path
 

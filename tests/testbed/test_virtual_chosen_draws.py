@@ -1,5 +1,5 @@
 """Real daemons in virtual time: in the first step of a view nobody has committed itself to what it
-opens. Of two fellows of eight the last one to claim knew all other openings, and chose its own so
+opens. Of two colluders of eight the last one to claim knew all other openings, and chose its own so
 that each of the two was drawn for the other: what they computed in such steps stayed, at any
 rate. Each run of the tests asks the draw itself (`tests/core/audit/test_draw.py`)."""
 
@@ -19,7 +19,7 @@ STEPS = 6
 
 @pytest.fixture
 def player(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Player:
-    """Of a run that has a microbatch for each of eight: fellows are a quarter of the holders."""
+    """Of a run that has a microbatch for each of eight: colluders are a quarter of the holders."""
 
     def of_eight(*arguments: Any) -> Path:
         return of_single_sequences(make_run(*arguments))

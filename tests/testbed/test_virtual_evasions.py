@@ -194,16 +194,16 @@ def test_who_has_nobody_drawn_by_what_cannot_be_true_is_convicted_when_the_step_
     assert played.problem == "" and played.stayed < played.lies
 
 
-def withhold_a_claim_for_a_fellow(lie: Any) -> None:
-    """The last of the fellows, where one of them is drawn: it is out for that, and its own work is
-    right."""
+def withhold_a_claim_for_a_colluder(lie: Any) -> None:
+    """The last of the colluders, where one of them is drawn: it is out for that, and its own work
+    is right."""
     liar, honest = evasions._flip_where(lie, in_first=False), Audits._claim
 
     async def claim(self: Any, here: Any, local: Any) -> Any:
         said, me = await honest(self, here, local), self._tools.me
-        if liar.lies and me == max(lie.fellows):
+        if liar.lies and me == max(lie.colluders):
             await evasions._until_others_have_claimed(self, here)
-            if not {*lie.fellows}.isdisjoint(evasions._drawn_by(here.book, me, said)):
+            if not {*lie.colluders}.isdisjoint(evasions._drawn_by(here.book, me, said)):
                 await self._state.until_over(here.view)
         return said
 
@@ -211,11 +211,11 @@ def withhold_a_claim_for_a_fellow(lie: Any) -> None:
 
 
 @pytest.mark.nightly
-def test_where_a_fellow_withholds_its_claim_the_works_of_all_are_computed_again(
+def test_where_a_colluder_withholds_its_claim_the_works_of_all_are_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It alone knew the draw; of the one that stayed nobody computed the work again."""
-    monkeypatch.setitem(INSTALLED, "evade-early", withhold_a_claim_for_a_fellow)
+    monkeypatch.setitem(INSTALLED, "evade-early", withhold_a_claim_for_a_colluder)
     monkeypatch.setattr(players, "make_run", lambda *it: of_single_sequences(make_run(*it)))
     schedule = lying_to_the_end("evade-early", "abcdefgh", "gh", RATE)
     played = Player(tmp_path, STEPS).play(LIES, schedule)
@@ -264,7 +264,7 @@ def test_who_has_another_one_go_whenever_it_is_drawn_is_convicted_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others then have other microbatches, and nobody could be held to what it had claimed: a
-    fellow that was back after a second each time kept its liar to the end."""
+    colluder that was back after a second each time kept its liar to the end."""
     run, drawn = with_audits(make_run(tmp_path, STEPS), RATE, 5), list[str]()
 
     async def wait_until_it_is_over(audits: Any, view: Any) -> None:
@@ -281,10 +281,10 @@ def test_who_has_another_one_go_whenever_it_is_drawn_is_convicted_all_the_same(
             while True:
                 while len(drawn) == count:
                     await asyncio.sleep(0.05)
-                count, fellow = len(drawn), swarm.named("c")
-                swarm.kill(fellow)
+                count, colluder = len(drawn), swarm.named("c")
+                swarm.kill(colluder)
                 await asyncio.sleep(1.0)
-                swarm.start(fellow)
+                swarm.start(colluder)
 
         with put_in(one.lying, [("d", "evade")]):
             going = asyncio.create_task(go_and_come_back())
@@ -365,10 +365,10 @@ def stop_in_turn(lie: Any) -> None:
     honest, honest_claim = Audits._audited, Audits._claim
 
     async def audited(self: Any, here: Any) -> Any:
-        judges = {here.book.drawn().get(it, it) for it in lie.fellows}
-        if liar.lies and not judges <= set(lie.fellows):
+        judges = {here.book.drawn().get(it, it) for it in lie.colluders}
+        if liar.lies and not judges <= set(lie.colluders):
             EVADED.add(here.step)
-            LEFT[:] = (*lie.fellows, *lie.fellows)
+            LEFT[:] = (*lie.colluders, *lie.colluders)
             await asyncio.sleep(here.plan.stage_holders().index(self._tools.me) * 1e-3)
             await evasions._have_all_agree_anew(self, here.view)
         return await honest(self, here)
@@ -394,7 +394,7 @@ EVADED: set[int] = set()
 def test_nor_does_it_help_to_stop_that_step_until_the_lie_in_it_would_be_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was claimed in the last four views of a step is kept, and each of two fellows may stop
+    """What was claimed in the last four views of a step is kept, and each of two colluders may stop
     it three times: they lied on, unless they did so in too many steps within a minute."""
     monkeypatch.setitem(INSTALLED, "evade", stop_in_turn)
     monkeypatch.setattr(players, "make_run", lambda *it: of_single_sequences(make_run(*it)))

@@ -29,7 +29,7 @@ def _lack_a_part_of_others(lie: Lie) -> None:
         if not lie.is_told(here.step):
             return await honest(self, here, peer_id)
         me = self._tools.me
-        others = [it for it in sorted(here.plan.stage_holders()) if it not in (me, *lie.fellows)]
+        others = [it for it in sorted(here.plan.stage_holders()) if it not in (me, *lie.colluders)]
         for layer, chunks in here.engine.mailbox.wire.chunks.items():
             owners = enumerate(chunks.owners)
             chunk = next(number for number, owner in owners if owner not in (me, others[0]))

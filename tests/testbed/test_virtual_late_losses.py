@@ -13,7 +13,7 @@ from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import LIES
 from tests.testbed.lying_to_the_end import lying_to_the_end, of_single_sequences
-from tests.testbed.test_virtual_lies_in_pipelines import FOUND, fellows_play
+from tests.testbed.test_virtual_lies_in_pipelines import FOUND, colluders_play
 
 STEPS = 16
 RATE = 0.5
@@ -48,7 +48,7 @@ def test_who_states_another_loss_where_it_is_not_drawn_is_held_to_what_it_told(
 
 @NIGHTLY
 @pytest.mark.parametrize("what", ["late-loss", "told-loss"])
-def test_so_are_two_of_eight_of_which_one_knows_whether_its_fellow_is_drawn_for_it(
+def test_so_are_two_of_eight_of_which_one_knows_whether_its_colluder_is_drawn_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """At a rate of one as well it lied then."""
@@ -81,7 +81,7 @@ def test_in_pipelines_it_tells_who_has_the_head_as_well_or_the_stage_before_it(
     what: str,
     told: str,
 ) -> None:
-    found = fellows_play(player, monkeypatch, stages, "b", what, rate=RATE)
+    found = colluders_play(player, monkeypatch, stages, "b", what, rate=RATE)
     assert found.problem == "" and found.lies
     assert what == "told-loss" or not found.stayed
     assert found.reports and any(told in report for report in found.reports), found.reports

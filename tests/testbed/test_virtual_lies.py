@@ -45,7 +45,7 @@ def test_a_quarter_at_most_is_drawn_to_lie_and_all_kinds_are() -> None:
         assert {name for fault in told for name in fault.whom} == set(schedule.liars)
         assert schedule.is_audited and not schedule.is_small
         alone = all(len(fault.whom) == 1 for fault in told)
-        assert schedule.lie_together or alone, "fellows tell the same, at once"
+        assert schedule.lie_together or alone, "colluders tell the same, at once"
         assert schedule.only(frozenset()).liars == schedule.liars
     kinds = {fault.what for it in schedules for fault in it.faults if fault.kind == "lie"}
     assert kinds == set(KINDS)

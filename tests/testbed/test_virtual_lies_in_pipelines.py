@@ -25,7 +25,7 @@ FIRSTS, LASTS = "ace", "bdf"
 """`a` and `b` are the first pair, through which one of the two held-out microbatches goes."""
 STEPS = 12
 NIGHTLY = pytest.mark.nightly
-FELLOWS = ("ac", "ce", "eg", "bd", "bf", "fh", "dh")
+COLLUDERS = ("ac", "ce", "eg", "bd", "bf", "fh", "dh")
 FOUND, DOUBTED = "works otherwise than those who computed it again", "leaves out one of"
 
 
@@ -83,7 +83,7 @@ def test_who_lies_is_found_and_nothing_of_it_stays(
     assert not told or any(told in report for report in found.reports), found.reports
 
 
-def fellows_play(
+def colluders_play(
     player: Player,
     monkeypatch: pytest.MonkeyPatch,
     stages: tuple[str, str],
@@ -106,14 +106,14 @@ def fellows_play(
     return player.play(LIES, schedule)
 
 
-@pytest.mark.parametrize("liars", ["ag", *(pytest.param(it, marks=NIGHTLY) for it in FELLOWS)])
-def test_fellows_that_are_half_of_a_stage_do_not_win_it(
+@pytest.mark.parametrize("liars", ["ag", *(pytest.param(it, marks=NIGHTLY) for it in COLLUDERS)])
+def test_colluders_that_are_half_of_a_stage_do_not_win_it(
     player: Player, monkeypatch: pytest.MonkeyPatch, liars: str
 ) -> None:
     """Two of four come to one work and two to the other; who holds the other stage is given the
     parameters. Where all links in doubt counted, one side went as a whole, which was the honest one
     for four of these eight pairs, and the losses were others."""
-    found = fellows_play(player, monkeypatch, ("aceg", "bdfh"), liars)
+    found = colluders_play(player, monkeypatch, ("aceg", "bdfh"), liars)
     assert found.problem == "" and found.lies and not found.stayed
     assert found.reports and all(FOUND in it for it in found.reports), found.reports
 
@@ -146,7 +146,7 @@ def test_one_of_two_and_two_of_three_holders_are_judged_by_the_other_stage(
 ) -> None:
     """Before, chance decided between two, and of three the honest one had to go: what liars had
     computed stayed."""
-    found = fellows_play(player, monkeypatch, stages, liars, what)
+    found = colluders_play(player, monkeypatch, stages, liars, what)
     assert found.problem == "" and found.lies and not found.stayed
     assert any(FOUND in report for report in found.reports), found.reports
 
@@ -157,7 +157,7 @@ def test_where_nobody_has_room_for_another_stage_its_holders_judge_as_they_did(
 ) -> None:
     """For whoever was drawn and cannot a holder is: the liar is out, and only not barred."""
     monkeypatch.setattr(lent_parameters, "free_bytes", lambda device: 0)
-    found = fellows_play(player, monkeypatch, ("ace", "bdf"), "a", "flip")
+    found = colluders_play(player, monkeypatch, ("ace", "bdf"), "a", "flip")
     assert found.problem == "" and found.lies and not found.stayed
     assert found.reports and all(FOUND in it for it in found.reports), found.reports
 

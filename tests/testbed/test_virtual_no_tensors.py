@@ -1,7 +1,7 @@
-"""Real daemons in virtual time in pipelines of two stages: the two of one pipeline are fellows, and
-claim that what went from each to the other were bytes of which nobody can make a tensor. Auditors
-failed on them, and had no word for or against either: both were free of audits, at any rate, and
-could make of their gradients what they liked."""
+"""Real daemons in virtual time in pipelines of two stages: the two of one pipeline are colluders,
+and claim that what went from each to the other were bytes of which nobody can make a tensor.
+Auditors failed on them, and had no word for or against either: both were free of audits, at any
+rate, and could make of their gradients what they liked."""
 
 import math
 import struct

@@ -59,7 +59,7 @@ def _open_falsely_to_one(lie: Lie) -> None:
         here.book.record(me, said)
         other = msgspec.structs.replace(said, opening=bytes(OPENING_BYTES))
         other = signed_claim(other, me, self._tools.net.sign)
-        others = [it for it in sorted(here.plan.stage_holders()) if it not in (me, *lie.fellows)]
+        others = [it for it in sorted(here.plan.stage_holders()) if it not in (me, *lie.colluders)]
         for peer_id in here.plan.stage_holders():
             is_it = peer_id == others[here.step % len(others)]
             self._tools.net.messenger.tell(peer_id, other if is_it else said)

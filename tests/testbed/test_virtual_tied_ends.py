@@ -17,7 +17,7 @@ from p2p_dtfm.testbed.virtual.lies import putting
 from p2p_dtfm.testbed.virtual.seeds import player as players
 from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
-from tests.testbed.test_virtual_lies_in_pipelines import fellows_play
+from tests.testbed.test_virtual_lies_in_pipelines import colluders_play
 
 KIND, STEPS = "tied", 10
 NIGHTLY = pytest.mark.nightly
@@ -61,7 +61,7 @@ def player(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Player:
 def test_who_gives_the_other_end_another_sum_is_in_doubt_and_nothing_of_it_stays(
     player: Player, monkeypatch: pytest.MonkeyPatch, stages: tuple[str, str], liar: str
 ) -> None:
-    found = fellows_play(player, monkeypatch, stages, liar, KIND)
+    found = colluders_play(player, monkeypatch, stages, liar, KIND)
     assert found.problem == "" and found.lies and not found.stayed
     told = "leaves out one of"
     assert found.reports and all(told in it and "tied" in it for it in found.reports), found.reports
@@ -71,5 +71,5 @@ def test_who_gives_the_other_end_another_sum_is_in_doubt_and_nothing_of_it_stays
 def test_with_a_tied_matrix_other_lies_are_found_as_ever(
     player: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = fellows_play(player, monkeypatch, ("ace", "bdf"), "b", "flip")
+    found = colluders_play(player, monkeypatch, ("ace", "bdf"), "b", "flip")
     assert found.problem == "" and found.lies and not found.stayed

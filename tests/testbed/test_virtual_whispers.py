@@ -1,8 +1,8 @@
-"""Real daemons in virtual time: of two fellows one lies in its work where the other alone is drawn
-to compute it again, and that one tells some of the honest ones that the work is false, and the rest
-that all is well. Those that were told found that it was so, and went for it, as accusers of whom
-most were not told: of eight honest ones they were one, or four at once, in a single step, each time
-it was drawn so. Nobody ever blamed the fellows."""
+"""Real daemons in virtual time: of two colluders one lies in its work where the other alone is
+drawn to compute it again, and that one tells some of the honest ones that the work is false, and
+the rest that all is well. Those that were told found that it was so, and went for it, as accusers
+of whom most were not told: of eight honest ones they were one, or four at once, in a single step,
+each time it was drawn so. Nobody ever blamed the colluders."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +32,7 @@ NIGHTLY = pytest.mark.nightly
 HALF_OF_ALL = 0.67
 """Of the honest ones: four of eight."""
 DRAWN_SOON = LIES + 2
-"""A seed in which a fellow is drawn alone within so few steps."""
+"""A seed in which a colluder is drawn alone within so few steps."""
 SOON_S = 5.0
 """Before anybody is accused."""
 UNLIKE = "has said one thing to some"
@@ -89,7 +89,7 @@ def test_nor_does_who_is_told_so_in_pipelines(
     assert any(UNLIKE in report for report in one.lying.reports)
 
 
-def test_nor_does_who_alone_is_asked_to_audit_in_a_fellow_s_place(
+def test_nor_does_who_alone_is_asked_to_audit_in_a_colluder_s_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned_in_pairs(monkeypatch, DRAWN_SOON, FIRSTS, LASTS)
@@ -135,6 +135,6 @@ def test_who_tells_all_but_one_what_it_claims_holds_them_up_once_in_a_view(tmp_p
 def test_who_says_that_it_waits_for_what_all_have_heard_is_waited_for_itself(
     tmp_path: Path, kind: str, steps: int
 ) -> None:
-    """Whom it named knew that first, accused it alone, and two fellows accused that one: five of
+    """Whom it named knew that first, accused it alone, and two colluders accused that one: five of
     six honest ones were out, one after the other."""
     played(tmp_path, kind, EIGHT, "gh", 1.0, steps)

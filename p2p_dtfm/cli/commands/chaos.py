@@ -110,7 +110,7 @@ def chaos(
     ] = None,
     apart: Annotated[
         bool,
-        typer.Option("--apart", help="Liars that find each other out, rather than fellows."),
+        typer.Option("--apart", help="Liars that find each other out, rather than colluders."),
     ] = False,
     rate: Annotated[
         float | None,

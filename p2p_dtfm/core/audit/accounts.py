@@ -15,7 +15,7 @@ from p2p_dtfm.core.audit.told_losses import fault_of_losses, stated_losses, unli
 from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
     EXCUSED,
-    MANY,
+    NO_MICROBATCH_LIMIT,
     OPENINGS_BYTES,
     OWN_BYTES,
     PART_BYTES,
@@ -24,7 +24,7 @@ from p2p_dtfm.core.audit.work import (
     changed_work,
     claim_digest,
     excused_by,
-    unlike_edges,
+    unlike_parts,
     work_of,
 )
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Account, Share
@@ -136,7 +136,7 @@ def findings(
     plan: Plan,
     segments: Sequence[Segment],
     one_arithmetic: bool = False,
-    kept_microbatches: int = MANY,
+    kept_microbatches: int = NO_MICROBATCH_LIMIT,
     due: Due = TRAINING,
 ) -> Findings:
     """Of all stage-holders' Prepared, each with an account; while one is missing only who has
@@ -159,8 +159,8 @@ def findings(
         _convict_denied(accounts, plan.stage_holders(), found)
         return found
     shares = {peer: account.share for peer, account in accounts.items()}
-    unlike = unlike_edges(shares, segments if due.trains else ())
-    misled = _doubt_edges(unlike, found)
+    unlike = unlike_parts(shares, segments if due.trains else ())
+    misled = _doubt_parts(unlike, found)
     unlike |= _doubt_losses(shares, found) | set(unlike_sums(said, segments))
     _convict_by_receivers(unlike, len(accounts), found)
     without_input = _doubt_boundaries(shares, plan, due, found)
@@ -221,7 +221,7 @@ def _most_were_told(peer_id: str, accounts: Mapping[str, Account]) -> bool:
     return 2 * told > len(accounts)
 
 
-def _doubt_edges(unlike: Collection[tuple[str, str]], found: Findings) -> set[str]:
+def _doubt_parts(unlike: Collection[tuple[str, str]], found: Findings) -> set[str]:
     """Returns who says that other gradients came to it than were claimed."""
     for owner, holder in sorted(unlike):
         reason = f"the gradients of {holder} are not those that {owner} has got from it"
@@ -333,7 +333,7 @@ def unlike_claims(accounts: Mapping[str, Account], works: Mapping[str, bytes]) -
 def _judge(peer_id: str, stated: Mapping[str, bytes], *, is_secret: bool, found: Findings) -> None:
     """Of one work: what most come to is what it is. `is_secret`: most were not told that anybody
     doubts it. Whoever is drawn and finds something else tells all, and all that can compute it
-    again: else a few fellows would be most of those that have."""
+    again: else a few colluders would be most of those that have."""
     value, count = Counter(stated.values()).most_common(1)[0]
     accusers = sorted(peer for peer, work in stated.items() if work != stated[peer_id])
     if not accusers:
@@ -361,8 +361,8 @@ def are_even(stated: Mapping[str, Hashable]) -> bool:
     """Whether two sides of several peers say unlike things, as many on either.
 
     Each has as many links in doubt, so by these one side would go as a whole, and it may be the
-    honest one: then fellows that are half of a layer's holders would be most of them. One goes from
-    either side, and by whoever takes their places fellows are fewer than half.
+    honest one: then colluders that are half of a layer's holders would be most of them. One goes
+    from either side, and by whoever takes their places colluders are fewer than half.
     """
     counts = Counter(stated.values()).values()
     return len(counts) == 2 and min(counts) == max(counts) >= 2
@@ -435,7 +435,7 @@ def _convict_gone(accounts: Mapping[str, Account], holders: Sequence[str], found
 
 
 def _convict(stated: Mapping[str, bytes], holders: int, found: Findings) -> None:
-    """Most of few that can compute a work again may be fellows: those who are left out by them
+    """Most of few that can compute a work again may be colluders: those who are left out by them
     come back. What more than half of all say is so, while fewer than that lie."""
     value, count = Counter(stated.values()).most_common(1)[0]
     if 2 * count > holders:

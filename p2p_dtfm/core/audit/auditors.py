@@ -1,7 +1,7 @@
-"""Where work is audited, a plan leaves nobody with fellows alone that could compute it again.
+"""Where work is audited, a plan leaves nobody with colluders alone that could compute it again.
 
 The fastest placement may be one of two peers with all layers beside others with parts of them: then
-each of the two is audited by the other alone, at any rate; and of few stage-holders fellows are
+each of the two is audited by the other alone, at any rate; and of few stage-holders colluders are
 soon most. So where at least three members have room for the whole model, and the plan that was
 found gives somebody fewer than two possible auditors, or a stage to fewer than half of those
 members, all of them get the whole model and at least a microbatch: a quarter that lies is then less

@@ -1,10 +1,10 @@
 """What auditors have told, by what all account for.
 
-Whoever is drawn tells all what a work comes to here. One that told a few that a fellow's false work
-is false, and the others that all is well, had these few go for it: they found that it is so, and
-most were not told. But it signs what it says, and all account for what they have heard. So who says
-two things of a work convicts itself; and by what it has said to all it is judged, though it takes
-that back in its Prepared.
+Whoever is drawn tells all what a work comes to here. One that told a few that a colluder's false
+work is false, and the others that all is well, had these few go for it: they found that it is so,
+and most were not told. But it signs what it says, and all account for what they have heard. So who
+says two things of a work convicts itself; and by what it has said to all it is judged, though it
+takes that back in its Prepared.
 """
 
 from collections.abc import Mapping

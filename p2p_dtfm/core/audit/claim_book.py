@@ -12,13 +12,13 @@ from p2p_dtfm.core.audit.judging import Judges, judges_of
 from p2p_dtfm.core.audit.roles import watched
 from p2p_dtfm.core.audit.told_losses import unlike_losses
 from p2p_dtfm.core.audit.work import (
-    MANY,
+    NO_MICROBATCH_LIMIT,
     OWN_BYTES,
     WORK_BYTES,
     has_layers_of,
     heard_claim,
     require_signed,
-    unlike_edges,
+    unlike_parts,
 )
 from p2p_dtfm.core.messages.audit_messages import (
     AUDITS_LIMIT,
@@ -42,9 +42,8 @@ from p2p_dtfm.core.protocol.signed import Verify
 from p2p_dtfm.core.protocol.snapshot import Bar, ViewId
 
 OPENING_BYTES = 32
-EVERYBODY = 1_000_000
-"""Millionths."""
-FELLOWS_DIVISOR = 4
+ALL_MILLIONTHS = 1_000_000
+COLLUDERS_DIVISOR = 4
 """So large a part of the stage-holders at most lies together."""
 BESIDES_LIMIT = 3
 """Auditors of one work besides the first: each takes as long as the work."""
@@ -91,7 +90,7 @@ class ClaimBook:
         view: ViewId,
         plan: Plan,
         rate_millionths: int,
-        kept_microbatches: int = MANY,
+        kept_microbatches: int = NO_MICROBATCH_LIMIT,
         bars: tuple[Bar, ...] = (),
         due: Callable[[int], Due | None] = always_training,
     ) -> None:
@@ -274,13 +273,13 @@ class ClaimBook:
         So is who has told somebody of other losses. Who is new here is drawn more often (`roles`).
         After the last step all are, by several as well: it is the number by which a run is known,
         there is one of it, nobody who lies has a step to lose, and who claims last would lie if its
-        fellow is drawn for it, as no frame goes from it that could tell of its loss.
+        colluder is drawn for it, as no frame goes from it that could tell of its loss.
         """
         assert not self.not_claimed()
         if self._draw is None:
             knows_all = self._holders <= self._commitments.keys()
             seed = self._seed()
-            rate = self._rate if knows_all and self._open.trains else EVERYBODY
+            rate = self._rate if knows_all and self._open.trains else ALL_MILLIONTHS
             unlike = unlike_boundaries(self._shares(), self._plan, self._open)
             always = {sender for _, sender in unlike | unlike_losses(self._shares())}
             always |= drawn_watched(seed, watched(self._bars, self._step))
@@ -290,7 +289,7 @@ class ClaimBook:
             misled = {receiver for receiver, _ in unlike}
             self._draw = {peer: by for peer, by in drawn.items() if peer not in misled}
             is_chosen = not knows_all or not self._open.trains
-            count = min(BESIDES_LIMIT, len(holders) // FELLOWS_DIVISOR - 1) if is_chosen else 0
+            count = min(BESIDES_LIMIT, len(holders) // COLLUDERS_DIVISOR - 1) if is_chosen else 0
             self._besides = drawn_besides(seed, self._draw, judges.__getitem__, count)
         return self._draw
 
@@ -300,7 +299,7 @@ class ClaimBook:
 
     def rounds(self) -> tuple[dict[str, str], ...]:
         """As `drawn`, and in the first step of a view and after the last step further auditors of
-        the same works: fewer fellows than these are in league with whoever lies, and it may have
+        the same works: fewer colluders than these are in league with whoever lies, and it may have
         chosen the first ones by what it opens, or its word by whom it knows to be drawn."""
         return (self.drawn(), *self._besides)
 
@@ -331,8 +330,8 @@ class ClaimBook:
     def drawn_instead(self) -> tuple[dict[str, str], ...]:
         """Holders of a stage, where auditors that have other layers could not judge it, as without
         room for it: one for each of these, none of whom audits it already. Else what it draws is
-        audited by nobody, or where there are several by fellows alone, as whoever chooses the draw
-        may have heard who has no room. Once all drawn have spoken."""
+        audited by nobody, or where there are several by colluders alone, as whoever chooses the
+        draw may have heard who has no room. Once all drawn have spoken."""
         rounds, audited = self.rounds(), self._at(self._step).audited
         if any(self.silent(drawn) for drawn in rounds):
             return ()
@@ -388,7 +387,7 @@ class ClaimBook:
     def _not_judged(self) -> set[str]:
         """Of the open step, whose work was to be computed again, and nobody has said that it comes
         to what was claimed. All, where one claim alone is missing, whose maker knew the draw, or an
-        opening is false, by which anything may be drawn, or nobody: it may be for a fellow."""
+        opening is false, by which anything may be drawn, or nobody: it may be for a colluder."""
         missing, audited, claims = self.not_claimed(), self._at(self._step).audited, self.claims
         if len(missing) == 1 or self.false_openings():
             return {*self._holders}
@@ -408,12 +407,12 @@ class ClaimBook:
     def misled(self) -> set[str]:
         """Who says that something else came to it than its sender has claimed."""
         segments = self._segments if self._open.trains else ()
-        return {owner for owner, _ in unlike_edges(self._shares(), segments)}
+        return {owner for owner, _ in unlike_parts(self._shares(), segments)}
 
     def unlike_to(self, me: str) -> list[str]:
         """Whose claim is not of what has come from it to this peer, or of what it has told it."""
         segments, shares = self._segments if self._open.trains else (), self._shares()
-        unlike = unlike_edges(shares, segments, (me,)) | unlike_losses(shares)
+        unlike = unlike_parts(shares, segments, (me,)) | unlike_losses(shares)
         works = {it: self.claims[it].work[OWN_BYTES:] for it in self.sums}
         summed = {it for it, work in works.items() if work != self.sums[it]}
         return sorted(summed.union(sender for receiver, sender in unlike if receiver == me))

@@ -49,8 +49,8 @@ def draw(
 def drawn_besides(
     seed: str, drawn: Mapping[str, str], judges_of: Callable[[str], Sequence[str]], count: int
 ) -> tuple[dict[str, str], ...]:
-    """So many more auditors for each that is drawn, all of them unlike: of fellows that have chosen
-    the draw there are fewer, so that one is honest."""
+    """So many more auditors for each that is drawn, all of them unlike: of colluders that have
+    chosen the draw there are fewer, so that one is honest."""
     busy = Counter(drawn.values())
     taken = {peer_id: {by} for peer_id, by in drawn.items()}
     rounds = []

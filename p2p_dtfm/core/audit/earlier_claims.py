@@ -236,7 +236,7 @@ class StoppedStep:
     def unjudged(self, plan: Plan, barred: Collection[str], view: str = "") -> list[str]:
         """Who was to be audited, and cannot be held to what it claims now: who has no stage any
         more, or all, where only chunks are others. Where one is gone the others have other
-        microbatches: of these as many as one has time for, or a fellow would go whenever somebody
+        microbatches: of these as many as one has time for, or a colluder would go whenever somebody
         is drawn; of more, those that `view`, the snapshot's digest, chooses, which says whose is
         the first, too, after those that are gone. Of those that computed the whole model: what has
         come into a stage in a pipeline is gone with the view."""

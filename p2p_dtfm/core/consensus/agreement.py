@@ -102,13 +102,13 @@ class Agreement(AgreementReadings):
         """Start from what is on disk."""
         self.recovery_evidence.lineage.move_to(step, lineage)
         self.recovery_evidence.held = dict(held)
-        self.has_saved(saved)
+        self.set_saved(saved)
 
-    def has_saved(self, saved: tuple[SavedState, ...]) -> None:
+    def set_saved(self, saved: tuple[SavedState, ...]) -> None:
         """What is on disk now, and could be started from."""
         self.recovery_evidence.saved = saved
 
-    def has_cuts(self, cuts: tuple[SavedState, ...]) -> None:
+    def set_cuts(self, cuts: tuple[SavedState, ...]) -> None:
         """What this peer has of cuts now."""
         self.recovery_evidence.cuts = cuts
 
@@ -252,8 +252,8 @@ class Agreement(AgreementReadings):
         return self._machines.syncing.vouch()
 
     def gives(self, given: Mapping[str, int], now_ns: int) -> None:
-        """So many bytes this peer has given, since the next view was agreed on, to each of those
-        that `needy` names."""
+        """How many bytes this peer has given to each peer that `needy` names since the next view
+        was agreed on."""
         self._machines.syncing.gives(given, now_ns)
 
     def committed(self, outcome: StepOutcome, now_ns: int) -> Actions:
@@ -273,7 +273,7 @@ class Agreement(AgreementReadings):
         """The reduced gradients of `step` for `layers` are here, as a holder or as a follower.
 
         The caller keeps them until `applied`, or until a later step has committed, and those of a
-        step that fails in several views as `may_be_rolled` says. Those of a step that is committed
+        step that fails in several views as `rollable_steps` says. Those of a step that is committed
         already, with which a guardian catches up, are of no use to anybody.
         """
         self._machines.takeover.reduced(step, layers)

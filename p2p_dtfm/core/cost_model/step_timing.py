@@ -41,7 +41,7 @@ class StepEnds:
 
 
 class StepAtWork:
-    """A step in virtual time. Reductions use its `time` and `network`, and say `is_ready`."""
+    """A step in virtual time. Reductions use its `time` and `network`, and call `note_ready`."""
 
     def __init__(
         self,
@@ -94,18 +94,18 @@ class StepAtWork:
     def computed(self, peer: int) -> None:
         """Its own gradients are whole now, and set out to its guardians."""
         self.computed_ns = self.time.now_ns
-        self.is_ready(peer)
+        self.note_ready(peer)
         for each in self._guarded:
             if each.holder == peer:
-                self.network.send(peer, each.guardian, each.size_bytes, self._is_guarded, each)
+                self.network.send(peer, each.guardian, each.size_bytes, self._note_guarded, each)
 
-    def is_ready(self, peer: int) -> None:
+    def note_ready(self, peer: int) -> None:
         """As far as is known: the peer has all sums of a segment, or nothing to wait for."""
         if self.time.now_ns > self.time.limit_ns:
             raise TooLate
         self.ready_ns[peer] = max(self.ready_ns.get(peer, 0), self.time.now_ns)
 
-    def _is_guarded(self, each: Guarded) -> None:
+    def _note_guarded(self, each: Guarded) -> None:
         """The guardian has all; its receipt is on its way."""
         back_ns = each.round_trip_ns - self._latency_ns(each.holder, each.guardian)
         held_up_ns = self.ready_ns[each.holder]
@@ -168,7 +168,7 @@ def step_ends(
     contributions: dict[int, list[Contribution]] = {}
     for segment in segments:
         exchange = ShardedExchange(
-            step.network, segment.holders, segment.weights, segment.size_bytes, step.is_ready
+            step.network, segment.holders, segment.weights, segment.size_bytes, step.note_ready
         )
         below = segment.below_ns or (0,) * len(segment.holders)
         for peer, below_ns in zip(segment.holders, below, strict=True):

@@ -89,11 +89,12 @@ def mutually_reachable(
     """The contributors without those that must go so that no evidence is left between two.
 
     Goes first who is in doubt with most others, now or, by the word of most members, of late: of
-    fellows that accuse or contradict one honest member after the other each time another one is in
-    doubt with all of them, but they are with all of these. Among equals who was with more of them
-    before, then who accuses again and again, by the word of most as well, then the one without whom
-    the rest goes on from the furthest step (`reached_step` of their contributions, -1 if layers are
-    lost), then newcomers, then the highest peer id. `bounds` spare asking for that of each.
+    colluders that accuse or contradict one honest member after the other each time another one is
+    in doubt with all of them, but they are with all of these. Among equals who was with more of
+    them before, then who accuses again and again, by the word of most as well, then the one without
+    whom the rest goes on from the furthest step (`reached_step` of their contributions, -1 if
+    layers are lost), then newcomers, then the highest peer id. `bounds` spare asking for that of
+    each.
     """
     staying, bound = dict(heard), None
     accusers, before = known_accusers(heard.values()), dict[str, set[str]]()

@@ -73,7 +73,7 @@ class _SaidOfStep:
 
     @property
     def is_over(self) -> bool:
-        """Most are elsewhere: what a few pass on of it is not what all have said there. Fellows
+        """Most are elsewhere: what a few pass on of it is not what all have said there. Colluders
         would be most of those of whom anything is heard, beside whomever they choose."""
         return 2 * self.near <= len(self.holders)
 

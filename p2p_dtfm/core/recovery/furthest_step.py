@@ -28,7 +28,7 @@ class FurthestStep:
     def __init__(
         self, parts: Collection[Contribution], layer_count: int, terms: StepTerms | None
     ) -> None:
-        complete = _may_be_complete(parts, terms)
+        complete = _possibly_complete_steps(parts, terms)
         self._layers = range(layer_count)
         self._copies: Counter[_Copy] = Counter()
         for part in parts:
@@ -57,7 +57,7 @@ class FurthestStep:
         return 0 if self._may_begin_anew or not has_members else NOWHERE
 
 
-def _may_be_complete(parts: Collection[Contribution], terms: StepTerms | None) -> set[int]:
+def _possibly_complete_steps(parts: Collection[Contribution], terms: StepTerms | None) -> set[int]:
     """Where steps lead whose outcome is told, or of which all stage-holders' Prepared are there."""
     retained = (part.retained for part in parts)
     found = {it.step + 1 for it in retained if it is not None and it.outcome is not None}

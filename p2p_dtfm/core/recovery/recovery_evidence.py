@@ -82,7 +82,7 @@ class RecoveryEvidence:
         self._reduced |= layers
 
     @property
-    def may_be_rolled(self) -> frozenset[tuple[ViewId, int]]:
+    def rollable_steps(self) -> frozenset[tuple[ViewId, int]]:
         """Of these steps, each in its view, a restart may still name the gradients here."""
         retained = self.retained
         last = (retained.view, retained.step) if retained is not None else None

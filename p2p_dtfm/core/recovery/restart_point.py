@@ -83,7 +83,7 @@ def _recover(
     limit = terms.total_steps + 1 if terms is not None else None
     members, furthest = claims.members or parts, claims.furthest(limit)
     floor = 0 if _accept_loss(members) else furthest - 1
-    as_said = _cuts(parts) | _saved_since(parts, furthest - _may_repeat(members))
+    as_said = _cuts(parts) | _saved_since(parts, furthest - _repeatable_steps(members))
     lost_layers = tuple(range(layer_count))
     newer: Recovery | None = None
     for target in _targets(parts, complete, claims, limit, floor):
@@ -109,7 +109,7 @@ def _saved_since(parts: list[Contribution], step: int) -> set[Target]:
     return {Target(item.version, item.lineage) for item in saved if item.version >= step}
 
 
-def _may_repeat(parts: list[Contribution]) -> int:
+def _repeatable_steps(parts: list[Contribution]) -> int:
     """As many steps or more most of them were told that a failure may cost."""
     said = sorted((part.may_repeat for part in parts), reverse=True)
     return said[len(said) // 2] if said else 0

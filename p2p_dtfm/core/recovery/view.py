@@ -73,10 +73,10 @@ class View:
             return self.guarded_at_once
         if before is None or not self.snapshot.planned or not isinstance(before.plan, Plan):
             return frozenset()
-        is_covered = all(before._has_copy(layer) & self._others(layer) for layer in self.guards)
+        is_covered = all(before._copy_holders(layer) & self._others(layer) for layer in self.guards)
         return frozenset() if is_covered else frozenset(self.guards)
 
-    def _has_copy(self, layer: int) -> set[str]:
+    def _copy_holders(self, layer: int) -> set[str]:
         """Who holds or guards it."""
         holders = {peer_id for peer_id, layers in self._layers.items() if layer in layers}
         return holders | ({self.guards[layer]} if layer in self.guards else set())

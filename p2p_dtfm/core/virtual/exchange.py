@@ -63,10 +63,10 @@ class ShardedExchange:
             owner, size = self._chunks[number]
             for peer in self._holders:
                 if peer != owner:
-                    self._network.send(owner, peer, size, self._has_sum, peer)
-            self._has_sum(owner)
+                    self._network.send(owner, peer, size, self._sum_arrived, peer)
+            self._sum_arrived(owner)
 
-    def _has_sum(self, peer: int) -> None:
+    def _sum_arrived(self, peer: int) -> None:
         self._incomplete[peer] -= 1
         if self._incomplete[peer] == 0:
             self._has_all(peer)
@@ -97,12 +97,12 @@ class StarExchange:
         else:
             self._network.send(peer, self._centre, self._size, self._came, peer)
 
-    def broadcast(self, has_sum: Then) -> None:
-        """The centre sends the sum to all; `has_sum(peer)` for each, itself included."""
+    def broadcast(self, sum_arrived: Then) -> None:
+        """The centre sends the sum to all; `sum_arrived(peer)` for each, itself included."""
         for peer in self._members:
             if peer != self._centre:
-                self._network.send(self._centre, peer, self._size, has_sum, peer)
-        has_sum(self._centre)
+                self._network.send(self._centre, peer, self._size, sum_arrived, peer)
+        sum_arrived(self._centre)
 
     def _came(self, _: int) -> None:
         self._missing -= 1

@@ -163,13 +163,13 @@ class Observer:
             return
         self._view_state = task.result()
 
-    def is_in_no_view(self) -> None:
+    def left_views(self) -> None:
         """The others go on without this peer: what it held and with whom is past. The next view's
         map resembles the last one."""
         if self._making is not None:
             self._making.cancel()
         if self._contributions is not None:
-            self._contributions.is_in_no_view()
+            self._contributions.left_views()
         self._points = points_of(self._view_state) or self._points
         self._view_state, self._timeline = ViewState(), Timeline()
 

@@ -211,7 +211,7 @@ class Dispatch:
                 self._hear_heartbeat(sender, message)
             self._membership.actions.do(actions)
             if isinstance(message, Active | Tidings):
-                trainer.may_commit()
+                trainer.wake()
         elif isinstance(message, SignedPrepared | Claimed | Audited):
             self._of_a_step(sender, message)
         elif isinstance(message, ShownClaims):

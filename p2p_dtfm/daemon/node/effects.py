@@ -193,7 +193,7 @@ class Effects:
         if action.gives_up_steps:
             await self._set_aside()
         trainer.leave_views()
-        self._local.observer.is_in_no_view()
+        self._local.observer.left_views()
         leaving = self._local.life.leaving
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(action.pause_ns / 1e9):

@@ -45,7 +45,7 @@ from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.ports import now
 from p2p_dtfm.ports.ctrl_c import ends_at_once
 from p2p_dtfm.ports.packages import of_an_import
-from p2p_dtfm.web.api import LocalApi, explained, make_app
+from p2p_dtfm.web.api import LocalApi, make_app, refusal_answer
 from p2p_dtfm.web.state import DashboardState, Event, Timeline, ViewState
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ class Resident:
         the machine allow it. `until_s`: by the clock on the wall. Raises `UserError` if the home is
         taken, or cannot be used."""
         home = self._held = Home(self._settings.home)
-        away = TimeAway(reason, by_itself, until_s, self._is_resumed, self._told_to_leave.set)
+        away = TimeAway(reason, by_itself, until_s, self._resume, self._told_to_leave.set)
         if not await self._acquire(home):
             return False
         self.decide, self._is_within = away.decide, False
@@ -389,7 +389,7 @@ class Resident:
                 away.goes_on_for(why)
         return goes_on
 
-    def _is_resumed(self) -> None:
+    def _resume(self) -> None:
         """By its user, whatever the hours and the owner of the machine say."""
         if self._yields is not None:
             self._yields.waive()
@@ -399,7 +399,7 @@ class Resident:
         """What it answers on its own machine."""
 
         async def not_while_paused(parameters: Mapping[str, str]) -> dict[str, Any]:
-            return explained(_PAUSED)
+            return refusal_answer(_PAUSED)
 
         readers = {
             "status": lambda: self._status_json(away.status),

@@ -43,7 +43,7 @@ class RunHistory:
         self._from_step = step
         self.pace.begins()
 
-    def is_in_no_view(self) -> None:
+    def left_views(self) -> None:
         """The others' steps go on, or none do: how fast, and until when, is not seen from here."""
         self.pace.ends()
 

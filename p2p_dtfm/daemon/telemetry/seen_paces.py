@@ -152,7 +152,7 @@ class SeenPaces:
         order = sorted(self._told, key=lambda peer_id: (-self._told[peer_id][0], peer_id))
         return {peer_id: self._told[peer_id][0] for peer_id in sorted(order[:PACES_LIMIT])}
 
-    def are_better(self, slow: dict[str, int]) -> list[str]:
+    def improved_peers(self, slow: dict[str, int]) -> list[str]:
         """Who of those that the plan in force takes to be slow is not any more, as seen here."""
         return sorted(self._better & slow.keys())
 
@@ -178,8 +178,8 @@ class SeenPaces:
 
 
 def pause_s(times: int, step_s: float = 0.0) -> float:
-    """For so long is who has nothing to compute taken to be as slow as it was, the so manieth
-    time, where steps take so long."""
+    """Seconds for which a peer without work keeps its slow pace: doubles with each of its `times`
+    slowdowns up to a limit, and is at least `PAUSE_STEPS` steps of `step_s`."""
     by_clock_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(max(0, times - 1), 10))
     return max(by_clock_s, PAUSE_STEPS * step_s)
 

@@ -66,7 +66,7 @@ class Cuts:
         self._outlet = outlet
         self._state = state
         self._workload = workload_of(tools.spec)
-        self._store = CutStore(outlet.has_cuts)
+        self._store = CutStore(outlet.set_cuts)
         self._view: View | None = None
         self._members: tuple[Member, ...] = ()
         """Of the last view."""
@@ -209,28 +209,28 @@ class Cuts:
         mine = [pair for pair in pairs if pair.holder == self._tools.me]
         self._digests = {}
 
-        def is_missing() -> set[int]:
+        def missing_layers() -> set[int]:
             """Layers without a receipt; the last ones may come while others are sent anew, and the
             next cut begin."""
             is_under_way = clock.newest == step and self._view is view
             return set(clock.missing) if is_under_way else set()
 
-        while is_missing():
+        while missing_layers():
             for pair in mine:
                 self._tools.net.messenger.tell(pair.guardian, CutBegun(view.id, step, lineage))
                 for layer in pair.layers:
-                    if layer in is_missing():
+                    if layer in missing_layers():
                         copy = self._store.layers(step, lineage)[layer]
                         self._digests[layer] = await asyncio.to_thread(copy.digest)
                         await self._send_layer(view, pair.guardian, pair.bytes_per_s, copy)
             self._received.clear()
             try:
                 async with asyncio.timeout(RECEIPT_LIMIT_S):
-                    while is_missing():
+                    while missing_layers():
                         await self._received.wait()
                         self._received.clear()
             except TimeoutError:
-                if late := is_missing():
+                if late := missing_layers():
                     log.info("sends layers of step %d anew: %s", step, sorted(late))
 
     async def _send_layer(

@@ -240,7 +240,7 @@ class Followers:
         """A step is, as far as this peer knows; None: it does not know what came of it."""
         for follower in filter(None, (self.guardian, *self._ending)):
             if outcome is not None:
-                follower.has_seen(outcome.step, outcome.gradient_norm)
+                follower.note_seen(outcome.step, outcome.gradient_norm)
             follower.go_on()
 
     # what arrives -------------------------------------------------------------------------------

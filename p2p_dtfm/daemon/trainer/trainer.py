@@ -156,7 +156,7 @@ class Trainer:
         self._followers.stop_guarding()
         self.cuts.stop()
         self._steps.forget_work()
-        self.history.is_in_no_view()
+        self.history.left_views()
         self._state.view = self._state.ledger = None
         self._waits_for_nobody()
         self._state.wake.set()
@@ -217,7 +217,7 @@ class Trainer:
         what = f"all {self._spec.total_steps:,} steps are committed"
         self._tools.status.say(State.DONE, what)
 
-    def may_commit(self) -> None:
+    def wake(self) -> None:
         """A member has said that it is active. Whose Prepared are all here waits for that alone."""
         self._state.wake.set()
 

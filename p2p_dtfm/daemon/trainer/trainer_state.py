@@ -45,7 +45,7 @@ class Outlet(Protocol):
     def states_changed(self) -> None:
         """What is held, or its version, is another."""
 
-    def has_cuts(self, cuts: tuple[SavedState, ...]) -> None:
+    def set_cuts(self, cuts: tuple[SavedState, ...]) -> None:
         """What is here of cuts is something else."""
 
     def reduced(self, step: int, layers: set[int]) -> frozenset[tuple[ViewId, int]]:

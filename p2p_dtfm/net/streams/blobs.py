@@ -307,7 +307,7 @@ class BlobExchange:
                 await self._continue(download, peer, patience)
             except TooSlow as error:
                 log.debug("%s is left for others: %s", peer, error)
-                if not turns.was_late(peer, error):
+                if not turns.note_late(peer, error):
                     download.causes[peer] = str(error)
             except (Unreachable, PeerFault) as error:
                 download.causes[peer] = error.cause
@@ -325,9 +325,9 @@ class BlobExchange:
         try:
             await self._take(download, peer, turn)
         except TooSlow:
-            self._donors.was_late(peer, turn)
+            self._donors.note_late(peer, turn)
             raise
-        self._donors.was_in_time(peer, turn)
+        self._donors.note_in_time(peer, turn)
 
     async def _take(self, download: _Download, peer: str, turn: DonorTurn) -> None:
         """Fetch from one peer what is missing, several chunks at once, and keep what came."""

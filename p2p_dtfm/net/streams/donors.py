@@ -23,11 +23,12 @@ LONG_S = 3.0
 is asked for at once is what the line carries in about as much time."""
 CHUNK_DEADLINE_S = 30.0
 CREDIT = 4
-"""So many times the wait for one chunk may somebody rest on what it gave before."""
+"""A donor may rest on what it gave before for at most this many times the wait for one chunk."""
 SLOW_ONES_TRIED = 4
-"""After so many that are too slow, and give something, the best of them is gone on with."""
+"""After this many donors that give something, but too slowly, the fetch goes on with the best of
+them."""
 LAST_S = 180.0
-"""For so long is who was too slow asked last."""
+"""How long a donor that was too slow is asked last."""
 DONORS_REMEMBERED = 1024
 
 
@@ -125,10 +126,10 @@ class Donors:
         known = self._known.get(peer_id)
         return DonorTurn(patience, CHUNK_FIRST_BYTES if known is None else known.length_bytes)
 
-    def was_late(self, peer_id: str, turn: DonorTurn) -> None:
+    def note_late(self, peer_id: str, turn: DonorTurn) -> None:
         self._note(peer_id, turn, CHUNK_LEAST_BYTES, now.monotonic_s() + LAST_S)
 
-    def was_in_time(self, peer_id: str, turn: DonorTurn) -> None:
+    def note_in_time(self, peer_id: str, turn: DonorTurn) -> None:
         """If with much patience, it stays as slow as it was."""
         known, is_fast = self._known.get(peer_id), turn.bytes_per_s >= FETCH_BYTES_PER_S
         until_s = known.last_until_s if known is not None and not is_fast else 0.0
@@ -168,7 +169,7 @@ class DonorTurns:
             self._left, self._late = [*self._donors.fastest_first(self._late), *self._left], []
         return self._left.pop(0), PATIENCES[self._round]
 
-    def was_late(self, peer: str, error: TooSlow) -> bool:
+    def note_late(self, peer: str, error: TooSlow) -> bool:
         """Whether it will be asked again, should nobody be better."""
         if not self._is_last_round:
             self._late.append(peer)

@@ -102,18 +102,18 @@ class Reductions:
         return tuple(spans.values())
 
     def _sum_of(self, segment: _Segment) -> Contribute:
-        def has_sum(peer: int) -> None:
+        def sum_arrived(peer: int) -> None:
             segment.left -= 1
             assert segment.left >= 0, "a holder has the sum once"
             segment.end_ns = self.reduced_ns = self._time.now_ns
-            self._step.is_ready(peer)
+            self._step.note_ready(peer)
 
-        return has_sum
+        return sum_arrived
 
     def _chain(self, segment: _Segment) -> Contribute:
         holders = segment.work.holders
         waiting = set(holders)
-        has_sum = self._sum_of(segment)
+        sum_arrived = self._sum_of(segment)
 
         def contribute(peer: int) -> None:
             waiting.remove(peer)
@@ -121,7 +121,7 @@ class Reductions:
                 segment.start_ns = self._time.now_ns
                 spent_ns = chain_ns(self._scenario, holders, segment.work.gradient_bytes)
                 for holder in holders:
-                    self._time.at(segment.start_ns + spent_ns, has_sum, holder)
+                    self._time.at(segment.start_ns + spent_ns, sum_arrived, holder)
 
         return contribute
 
@@ -167,17 +167,17 @@ class Reductions:
         for peer in segment.work.holders:
             groups.setdefault(self._scenario.peers[peer].group, []).append(peer)
         stars: dict[int, StarExchange] = {}
-        has_sum = self._sum_of(segment)
+        sum_arrived = self._sum_of(segment)
         leaders = tuple(members[0] for members in groups.values())
         if len(leaders) > 1:
             (weights,) = segment_weights([(leaders, 1)], self._pair_rate, self._limit)
             gathered = self._sharded(
-                segment, leaders, weights, lambda leader: stars[leader].broadcast(has_sum)
+                segment, leaders, weights, lambda leader: stars[leader].broadcast(sum_arrived)
             )
         else:
 
             def gathered(leader: int) -> None:
-                stars[leader].broadcast(has_sum)
+                stars[leader].broadcast(sum_arrived)
 
         size, of_member = segment.work.gradient_bytes, {}
         for members in groups.values():

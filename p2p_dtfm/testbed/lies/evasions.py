@@ -78,7 +78,7 @@ def _stop_where_drawn(lie: Lie, liar: _Here) -> None:
 
     async def audited(self: Any, here: Any) -> Any:
         auditor = here.book.drawn().get(self._tools.me)
-        if liar.lies and auditor is not None and auditor not in lie.fellows:
+        if liar.lies and auditor is not None and auditor not in lie.colluders:
             await _have_all_agree_anew(self, here.view)
         return await honest(self, here)
 
@@ -94,7 +94,7 @@ def stop_before_it_claims(lie: Lie) -> None:
         if not liar.lies:
             return said
         await _until_others_have_claimed(self, here)
-        if _drawn_by(book, me, said).get(me, "") not in ("", *lie.fellows):
+        if _drawn_by(book, me, said).get(me, "") not in ("", *lie.colluders):
             await _have_all_agree_anew(self, here.view)
         return said
 
@@ -113,18 +113,19 @@ def _drawn_by(book: Any, me: str, said: Any) -> dict[str, str]:
 
 def choose_the_draw(lie: Lie) -> None:
     """In the first step of a view, where nobody has committed itself to an opening: the last of the
-    fellows to speak waits for all others' claims, and tries openings until fellows audit them."""
+    colluders to speak waits for all others' claims, and tries openings until colluders audit
+    them."""
     liar, honest = _flip_where(lie, in_first=True), Audits._claim
 
     async def claim(self: Any, here: Any, local: Any) -> Any:
         said, me, book = await honest(self, here, local), self._tools.me, here.book
-        if not liar.lies or me != max(lie.fellows, default=me):
+        if not liar.lies or me != max(lie.colluders, default=me):
             return said
         await _until_others_have_claimed(self, here)
         for number in range(TRIED):
             other = msgspec.structs.replace(said, opening=number.to_bytes(OPENING_BYTES))
             drawn = _drawn_by(book, me, other)
-            if all(drawn.get(it) in lie.fellows for it in lie.fellows if it in drawn):
+            if all(drawn.get(it) in lie.colluders for it in lie.colluders if it in drawn):
                 return other
         return said
 
@@ -151,7 +152,7 @@ def tell_another_loss(lie: Lie) -> None:
 
 
 def _lie_of_the_loss_unless_drawn(lie: Lie, is_told: Callable[[int], bool], was_told: bool) -> None:
-    """It waits for all others' claims, and knows the draw before it has said its own; of fellows
+    """It waits for all others' claims, and knows the draw before it has said its own; of colluders
     the last one does so. `was_told`: already, so that it is the right one that does not fit."""
     honest, now = Audits._claim, _Here()
 
@@ -169,10 +170,10 @@ def _lie_of_the_loss_unless_drawn(lie: Lie, is_told: Callable[[int], bool], was_
             return right
         self._next_opening = right.opening  # once more
         false = await honest(self, here, dataclasses.replace(local, **changed(local)))
-        if me == max(lie.fellows, default=me):
+        if me == max(lie.colluders, default=me):
             await _until_others_have_claimed(self, here)
             drawn = _drawn_by(here.book, me, false if was_told else right)
-            now.lies = drawn.get(me, "") in ("", *lie.fellows)
+            now.lies = drawn.get(me, "") in ("", *lie.colluders)
         else:
             now.lies = True
         now.lies = now.lies and is_told(here.step)

@@ -225,7 +225,7 @@ def hear_otherwise(lie: Lie) -> None:
         made, me = await honest(self, view, plan, step, *rest), self._tools.me
         if made is None or not lie.is_told(step):
             return made
-        whom = min(peer_id for peer_id in made.heard if peer_id not in (me, *lie.fellows))
+        whom = min(peer_id for peer_id in made.heard if peer_id not in (me, *lie.colluders))
         other = made.heard[whom]._replace(claim=_DIGEST)
         return msgspec.structs.replace(made, heard=made.heard | {whom: other})
 

@@ -81,7 +81,7 @@ OUT_OR_BARRED = Promise(
     WITHIN_STEPS,
 )
 ODD_ONE = Promise(
-    "out within two steps, and back after 10, 20, 40, 80 seconds; of fellows that are half of a "
+    "out within two steps, and back after 10, 20, 40, 80 seconds; of colluders that are half of a "
     "stage's holders one, with an honest one, and where they are most of them it is an honest one",
     WITHIN_STEPS,
     costs_another=True,
@@ -116,7 +116,7 @@ TAKEN_BACK = Promise(
 )
 NOT_HEARD = Promise("not left out, and not heard: no work is moved", None, fair_within=5)
 TELLS_UNLIKE = Promise(
-    "out and barred in the first step in which it tells unlike things, whoever of the fellows "
+    "out and barred in the first step in which it tells unlike things, whoever of the colluders "
     "does, and no honest one for it",
     None,
 )
@@ -177,7 +177,7 @@ _WORK = {
         steps_after=EVADES_FOR,
     ),
     "chosen-draw": LieKind(
-        "flips its gradients in the first step of a view, and opens what has fellows audit it",
+        "flips its gradients in the first step of a view, and opens what has colluders audit it",
         BARRED,
         from_step=0,
     ),
@@ -213,8 +213,8 @@ _WORK = {
         steps_after=EVADES_FOR,
     ),
     "late-opening": LieKind(
-        "flips its gradients, and claims last: where it, or a fellow, is drawn it opens what draws "
-        "nobody, which is not what it was committed to",
+        "flips its gradients, and claims last: where it, or a colluder, is drawn it opens what "
+        "draws nobody, which is not what it was committed to",
         ONCE_DRAWN,
         rate=OFTEN,
         steps_after=EVADES_FOR,
@@ -334,15 +334,15 @@ _OF_OTHERS = {
         needs="",
     ),
     "whispered-doubt": LieKind(
-        "lies in its work where a fellow alone is drawn for it, and that one tells so large a part "
-        "of the honest ones, at least one, that it is false, and the others that all is well",
+        "lies in its work where a colluder alone is drawn for it, and that one tells so large a "
+        "part of the honest ones, at least one, that it is false, and the others that all is well",
         TELLS_UNLIKE,
         0.1,
         needs="",
         steps_after=EVADES_FOR,
     ),
     "whispered-refusal": LieKind(
-        "likewise, and the fellow tells who would audit in its place that it could not, and the "
+        "likewise, and the colluder tells who would audit in its place that it could not, and the "
         "others that all is well",
         TELLS_UNLIKE,
         pipelines=True,
@@ -379,7 +379,7 @@ _OF_OTHERS = {
         needs="",
     ),
     "silence-of-one": LieKind(
-        "accuses the same one of the others of silence as its fellows do, and then the next one",
+        "accuses the same one of the others of silence as its colluders do, and then the next one",
         Promise(
             "out when the second one is accused, and soon again whenever it is back; one or two of "
             "the others lose their places for a while",

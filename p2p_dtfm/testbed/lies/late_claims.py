@@ -23,9 +23,9 @@ from p2p_dtfm.train.stage.replay.work import bytes_of, chunk_digest
 
 
 async def _knows_that_it_is_drawn(audits: Any, here: Any, said: Any, lie: Lie) -> bool:
-    """Of fellows the last one waits for all others' claims; the rest never know."""
+    """Of colluders the last one waits for all others' claims; the rest never know."""
     me = audits._tools.me
-    if me != max(lie.fellows, default=me):
+    if me != max(lie.colluders, default=me):
         return False
     await _until_others_have_claimed(audits, here)
     return me in _drawn_by(here.book, me, said)
@@ -110,18 +110,18 @@ def _claim_otherwise_if_drawn(lie: Lie, *, is_split: bool) -> None:
 
 
 def open_what_draws_nobody(lie: Lie) -> None:
-    """Not what it has committed itself to, if a fellow is drawn, or itself: nothing is audited, and
-    who is found out by its opening is not barred."""
+    """Not what it has committed itself to, if a colluder is drawn, or itself: nothing is audited,
+    and who is found out by its opening is not barred."""
     liar, honest = _flip_where(lie, in_first=False), Audits._claim
 
     async def claim(self: Any, here: Any, local: Any) -> Any:
         said, me = await honest(self, here, local), self._tools.me
-        if not liar.lies or me != max(lie.fellows, default=me):
+        if not liar.lies or me != max(lie.colluders, default=me):
             return said
         await _until_others_have_claimed(self, here)
-        fellows = {me, *lie.fellows}
+        colluders = {me, *lie.colluders}
         for number in range(TRIED):
-            if fellows.isdisjoint(_drawn_by(here.book, me, said)):
+            if colluders.isdisjoint(_drawn_by(here.book, me, said)):
                 break
             said = msgspec.structs.replace(said, opening=number.to_bytes(OPENING_BYTES))
         return said

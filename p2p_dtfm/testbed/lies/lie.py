@@ -12,12 +12,13 @@ PACE_VARIABLE = "PACE_OF_A_DAEMON"
 
 
 class Lie(msgspec.Struct, frozen=True):
-    """`fellows` are the peers that lie together: each finds nothing wrong with the others' work."""
+    """`colluders` are the peers that lie together: each finds nothing wrong with the others'
+    work."""
 
     kind: str
     from_step: int
     strength: float = 1.0
-    fellows: tuple[str, ...] = ()
+    colluders: tuple[str, ...] = ()
 
     def is_told(self, step: int) -> bool:
         return step >= self.from_step

@@ -29,7 +29,7 @@ _MOMENTS = 2
 
 
 def find_what_suits(lie: Lie) -> None:
-    """Of a fellow's work what it claims; of others', where that is the lie, something else, or
+    """Of a colluder's work what it claims; of others', where that is the lie, something else, or
     what they claim as well."""
     honest = Judge.work_of
 
@@ -43,7 +43,7 @@ def find_what_suits(lie: Lie) -> None:
         *rest: Any,
         **more: Any,
     ) -> bytes:
-        if lie.is_told(step) and (peer_id in lie.fellows or lie.kind == "lazy"):
+        if lie.is_told(step) and (peer_id in lie.colluders or lie.kind == "lazy"):
             work: bytes = claims[peer_id].work
             return work
         found = await honest(self, peer_id, microbatches, batch, step, claims, *rest, **more)
@@ -65,7 +65,7 @@ def judge_one_thing_for_some(lie: Lie) -> None:
         here.book.record(self._tools.me, said)
         other, chosen = with_work(self, said, COULD_NOT), in_its_place(self._tools.me, here, said)
         for peer_id in here.plan.stage_holders():
-            is_told_so = peer_id in (chosen, *lie.fellows) or not chosen
+            is_told_so = peer_id in (chosen, *lie.colluders) or not chosen
             self._tools.net.messenger.tell(peer_id, said if is_told_so else other)
 
     put(Audits, "_say", say)
@@ -106,8 +106,8 @@ def accuse_of_silence(lie: Lie) -> None:
 
 
 def accuse_one_of_silence(lie: Lie) -> None:
-    """The same one as its fellows: it has a link in doubt to each of them, and they have one each.
-    As soon as that one is out, the next one."""
+    """The same one as its colluders: it has a link in doubt to each of them, and they have one
+    each. As soon as that one is out, the next one."""
     honest, said_ns = Heartbeats._beat, [0]
 
     def beat(self: Any, now_ns: int) -> None:
@@ -115,7 +115,7 @@ def accuse_one_of_silence(lie: Lie) -> None:
         agreement = self._agreement
         if agreement.view is None or now_ns - said_ns[0] < ACCUSES_EVERY_NS:
             return
-        others = sorted(set(agreement.view.member_ids) - {self._me, *lie.fellows})
+        others = sorted(set(agreement.view.member_ids) - {self._me, *lie.colluders})
         if others and lie.is_told(agreement.step):
             said_ns[0] = now_ns
             self._do(agreement.suspect(others[0], "so I say", now_ns))
@@ -145,7 +145,7 @@ def call_others_slow(lie: Lie) -> None:
     def told(self: SeenPaces) -> dict[str, int]:
         if not lie.is_told(0):
             return honest(self)
-        victims = sorted(self._seen.keys() - set(lie.fellows))
+        victims = sorted(self._seen.keys() - set(lie.colluders))
         return dict.fromkeys(victims[:PACES_LIMIT], SLOWEST_NS)
 
     put(SeenPaces, "told", told)

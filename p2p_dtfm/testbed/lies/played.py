@@ -160,8 +160,8 @@ def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], Non
     names = [f"peer-{number}" for number in range(case.peers)]
     ids = {name: peer_id_of(directory / name) for name in names}
     lying = liars_of(case, ids)
-    fellows = tuple(ids[name] for name in lying) if case.together else ()
-    lie = Lie(case.kind, case.from_step, case.strength, fellows)
+    colluders = tuple(ids[name] for name in lying) if case.together else ()
+    lie = Lie(case.kind, case.from_step, case.strength, colluders)
     (directory / "run.json").write_text(spec.model_dump_json())
     verdict, liars = LieVerdict(), {ids[name]: name for name in lying}
     with (

@@ -1,6 +1,6 @@
 """Lies of auditors that tell one member something else of a work than the others, or nothing.
 
-The fellow whose work it is lies in it where fellows alone were drawn for it: it says its claim
+The colluder whose work it is lies in it where colluders alone were drawn for it: it says its claim
 last, and knows the draw by then.
 """
 
@@ -31,7 +31,7 @@ def whisper_doubts(lie: Lie) -> None:
         turn = here.step % max(1, len(honest))
         return (honest[turn:] + honest[:turn])[:count]
 
-    _lie_where_fellows_judge(lie)
+    _lie_where_colluders_judge(lie)
     _tell_otherwise(lie, chosen, WRONG)
 
 
@@ -40,9 +40,9 @@ def whisper_that_it_could_not(lie: Lie) -> None:
     word."""
 
     def chosen(me: str, here: Any, said: Any) -> list[str]:
-        return [it for it in (in_its_place(me, here, said),) if it and it not in lie.fellows]
+        return [it for it in (in_its_place(me, here, said),) if it and it not in lie.colluders]
 
-    _lie_where_fellows_judge(lie)
+    _lie_where_colluders_judge(lie)
     _tell_otherwise(lie, chosen, COULD_NOT)
 
 
@@ -60,7 +60,7 @@ def claim_to_all_but_one(lie: Lie) -> None:
             return
         me, holders = self._tools.me, here.plan.stage_holders()
         here.book.record(me, said)
-        victim = min(set(holders) - {me, *lie.fellows})
+        victim = min(set(holders) - {me, *lie.colluders})
         for peer_id in set(holders) - {victim}:
             self._tools.net.messenger.tell(peer_id, said)
 
@@ -82,7 +82,7 @@ def _say_that_it_was_not_told(lie: Lie, kind: Kind) -> None:
     async def account(self: Any, view: Any, plan: Any, step: int, *rest: Any) -> Any:
         made, me = await honest(self, view, plan, step, *rest), self._tools.me
         drawn = {by for each in self._book.rounds() for by in each.values()} if made else set()
-        victims = sorted(drawn - {me, *lie.fellows})
+        victims = sorted(drawn - {me, *lie.colluders})
         if not victims or not lie.is_told(step):
             return made
         while not self._state.is_over(view):
@@ -95,25 +95,25 @@ def _say_that_it_was_not_told(lie: Lie, kind: Kind) -> None:
 
 
 def _honest(lie: Lie, me: str, here: Any, said: Any) -> list[str]:
-    return sorted(set(here.plan.stage_holders()) - {me, said.peer_id, *lie.fellows})
+    return sorted(set(here.plan.stage_holders()) - {me, said.peer_id, *lie.colluders})
 
 
 def _liar_of(lie: Lie, plan: Any) -> str:
-    """The one of the fellows that lies in its work: it computes losses."""
-    if len(lie.fellows) < 2:
+    """The one of the colluders that lies in its work: it computes losses."""
+    if len(lie.colluders) < 2:
         return ""
     ends = {it: plan.layers_of(it).stop for it in plan.stage_holders()}
     last = max(ends.values())
-    return max((it for it in lie.fellows if ends.get(it) == last), default="")
+    return max((it for it in lie.colluders if ends.get(it) == last), default="")
 
 
-def _fellows_judge(lie: Lie, book: Any, peer_id: str) -> bool:
+def _colluders_judge(lie: Lie, book: Any, peer_id: str) -> bool:
     """And nobody else."""
     auditors = {by for drawn in book.rounds() for peer, by in drawn.items() if peer == peer_id}
-    return bool(auditors) and auditors <= set(lie.fellows)
+    return bool(auditors) and auditors <= set(lie.colluders)
 
 
-def _lie_where_fellows_judge(lie: Lie) -> None:
+def _lie_where_colluders_judge(lie: Lie) -> None:
     honest, lied = Audits._claim, list[int]()
 
     async def claim(self: Any, here: Any, local: Any) -> Any:
@@ -127,7 +127,7 @@ def _lie_where_fellows_judge(lie: Lie) -> None:
             await self._state.wait()
         claims = here.book._at(here.step).claims
         claims[me] = said
-        is_safe = _fellows_judge(lie, here.book, me)
+        is_safe = _colluders_judge(lie, here.book, me)
         del claims[me]
         here.book._draw = None
         if not is_safe or not lie.is_told(here.step):
@@ -144,7 +144,7 @@ def _lie_where_fellows_judge(lie: Lie) -> None:
 
 
 def _tell_otherwise(lie: Lie, chosen: Chosen, work: bytes | None) -> None:
-    """Those that are chosen are told `work`, or nothing; of fellows of the one alone that lies in
+    """Those that are chosen are told `work`, or nothing; of colluders of the one alone that lies in
     it."""
     honest = Audits._say
 
@@ -153,8 +153,8 @@ def _tell_otherwise(lie: Lie, chosen: Chosen, work: bytes | None) -> None:
             return False
         liar = _liar_of(lie, here.plan)
         if work is None or not liar:
-            return said.peer_id not in lie.fellows
-        return said.peer_id == liar and _fellows_judge(lie, here.book, liar)
+            return said.peer_id not in lie.colluders
+        return said.peer_id == liar and _colluders_judge(lie, here.book, liar)
 
     def say(self: Any, here: Any, said: Any) -> None:
         others = chosen(self._tools.me, here, said) if is_about(here, said) else []

@@ -138,7 +138,7 @@ class VirtualDisk:
         if stays and (self.lies or not changes[stays - 1].is_whole):
             changes[stays - 1].tear()
 
-    def was_replaced(self) -> None:
+    def note_replaced(self) -> None:
         """By another one, with other files."""
         self._changes.clear()
 

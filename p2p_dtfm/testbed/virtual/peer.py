@@ -193,7 +193,7 @@ class Peer:
         """In the place of what is there; nobody runs in it."""
         shutil.rmtree(self.home)
         copy.rename(self.home)
-        self.disk.was_replaced()
+        self.disk.note_replaced()
 
 
 def _not_of_the_living(folder: str, names: list[str]) -> set[str]:

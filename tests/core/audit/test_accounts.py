@@ -68,7 +68,7 @@ def test_an_accusation_of_which_nobody_was_told_costs_its_maker() -> None:
 
 
 def test_of_two_against_two_one_of_either_goes() -> None:
-    """By links in doubt one side would go as a whole, and it may be the honest one: fellows that
+    """By links in doubt one side would go as a whole, and it may be the honest one: colluders that
     are half of a layer's holders would be most of them."""
     wrong = b"0" * 32
     found = {"a": {"c": wrong}, "b": {"c": wrong}, "d": {"c": WORKS["c"]}}

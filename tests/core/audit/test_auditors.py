@@ -1,4 +1,4 @@
-"""In a run with audits nobody's work is left to a fellow alone, where members have the memory."""
+"""In a run with audits nobody's work is left to a colluder alone, where members have the memory."""
 
 import msgspec
 import pytest

@@ -69,7 +69,7 @@ def as_claimed(by: str, of: str) -> Words:
 
 @pytest.mark.parametrize("them", ["a", "ad"])
 def test_who_found_that_it_is_so_keeps_its_place_and_who_whispered_it_goes(them: str) -> None:
-    """b was drawn for its fellow c, whose work is false."""
+    """b was drawn for its colluder c, whose work is false."""
     words = as_claimed("b", "c") | {name: [("b", "c", WRONG)] for name in them}
     truth = {name: {"c": b"t" * WORK_BYTES} for name in them}
     said = told(truth, words, dict.fromkeys(them, "c"))
@@ -83,7 +83,7 @@ def test_who_found_that_it_is_so_keeps_its_place_and_who_whispered_it_goes(them:
 
 def test_before_an_auditor_s_words_were_accounted_for_an_honest_one_went() -> None:
     """Nor is anybody spared by words that nobody signed otherwise: who accuses behind the others'
-    backs goes as before, whatever of a fellow's it shows."""
+    backs goes as before, whatever of a colluder's it shows."""
     said = told({"a": {"c": WRONG}}, {}, {"a": "c"})
     assert set(findings(said, PLAN, SEGMENTS).liars) == {"a"}
     shown = told({"a": {"c": WRONG}, "b": {"c": WRONG}}, {"a": [("b", "c", WRONG)]}, {"a": "c"})
@@ -98,7 +98,7 @@ def test_who_tells_one_alone_that_it_could_not_judge_goes_as_well() -> None:
     assert set(found.liars) == found.convicted == {"b"} and not found.doubts
 
 
-def test_a_fellow_s_whispers_save_nobody_whom_all_were_told_of() -> None:
+def test_a_colluder_s_whispers_save_nobody_whom_all_were_told_of() -> None:
     truth = {name: {"c": WRONG} for name in "abd"}
     words = {name: [("a", "c", WRONG), ("d", "c", WORKS["c"])] for name in NAMES}
     words["b"][1] = ("d", "c", COULD_NOT)

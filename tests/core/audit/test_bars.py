@@ -126,7 +126,7 @@ def test_who_is_silent_or_has_come_back_pays_for_no_even_vote_of_then() -> None:
 
 
 def test_half_of_all_stage_holders_bar_nobody_though_most_of_those_that_can_judge_do() -> None:
-    """Two of three that can compute it again may be fellows of one liar."""
+    """Two of three that can compute it again may be colluders of one liar."""
     shares = {n: share_of(n, "cpu-2" if n == "d" else "cpu-1") for n in NAMES}
     works = {n: work_of_share(shares[n], n) for n in NAMES}
     said = step_of(shares, {"a": {"c": WRONG}, "b": {"c": WRONG}})
@@ -297,7 +297,7 @@ def test_newcomers_have_no_word_where_there_are_members() -> None:
     assert not chosen(parts).bars and "c" in places(parts)
 
 
-def test_who_was_left_out_has_no_word_though_a_fellow_brings_the_old_view_along() -> None:
+def test_who_was_left_out_has_no_word_though_a_colluder_brings_the_old_view_along() -> None:
     """d is a member still, and says that it is in the view in which c and e were."""
     old = PresentView(VIEW, tuple(Member(name, 1) for name in "abcde"), PLAN)
     new = PresentView(ViewId(4, "cd" * 32), tuple(Member(name, 1) for name in "abd"), PLAN)
@@ -342,10 +342,10 @@ def test_bars_are_bounded_and_the_newest_are_kept() -> None:
 
 
 def test_bars_that_are_over_are_forgotten_before_those_in_force() -> None:
-    """Else whoever makes many keys has a fellow's long bar forgotten."""
-    fellow = Bar(ViewId(1, ""), 1, "fellow", 5, 1 + 16 * FIRST_STEPS, "")
+    """Else whoever makes many keys has a colluder's long bar forgotten."""
+    colluder = Bar(ViewId(1, ""), 1, "colluder", 5, 1 + 16 * FIRST_STEPS, "")
     many = [Bar(ViewId(n, ""), n, f"p{n:04}", 1, n + 400, "") for n in range(2, 2 * BARS_LIMIT)]
-    assert fellow in united([fellow, *many]) and len(united([fellow, *many])) == BARS_LIMIT
+    assert colluder in united([colluder, *many]) and len(united([colluder, *many])) == BARS_LIMIT
 
 
 def test_of_two_bars_of_one_peer_the_longer_one_stays() -> None:

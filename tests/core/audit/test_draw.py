@@ -74,7 +74,7 @@ def test_another_arithmetic_audits_nobody_and_who_has_the_same_layers_does() -> 
 
 
 def test_where_parameters_are_stated_each_member_is_drawn_for_each() -> None:
-    """So a liar's only fellow is drawn for it once in three times, not each time."""
+    """So a liar's only colluder is drawn for it once in three times, not each time."""
     plan = two_by_two()
     shares = {
         name: msgspec.structs.replace(share, parameters=dict.fromkeys(plan.layers_of(name), b"p"))
@@ -176,7 +176,7 @@ def in_pairs(count: int, opening: bytes = b"o" * 32, is_reversed: bool = False) 
 
 
 def test_who_is_drawn_instead_nobody_knows_before_all_have_claimed() -> None:
-    """It followed from the view and the step: of fellows the one that would audit in the place of
+    """It followed from the view and the step: of colluders the one that would audit in the place of
     who has no room, whoever that is, was known when the step began."""
     instead: dict[tuple[str, ...], set[str]] = {}
     for number in range(64):
@@ -202,11 +202,11 @@ def test_who_is_drawn_instead_nobody_knows_before_all_have_claimed() -> None:
 def test_for_each_further_auditor_that_had_no_room_a_holder_is_drawn_instead(
     count: int, failing: int
 ) -> None:
-    """Else who chooses the draw has its fellow drawn, and beside it those that have no room."""
+    """Else who chooses the draw has its colluder drawn, and beside it those that have no room."""
     book, tried = in_pairs(count), 0
     for peer in book.drawn():
         auditors = [drawn[peer] for drawn in book.rounds()]
-        fellows, honest = auditors[:-failing], auditors[-failing:]
+        colluders, honest = auditors[:-failing], auditors[-failing:]
         if any(book.has_layers(by, peer) for by in honest):
             continue
         tried += 1
@@ -217,7 +217,7 @@ def test_for_each_further_auditor_that_had_no_room_a_holder_is_drawn_instead(
                 assert book.drawn_instead() == (), "not all have spoken"
                 book.record(by, Audited(VIEW, 7, it, work))
         instead = [drawn[peer] for drawn in book.drawn_instead()]
-        assert len(set(instead)) == failing and not set(instead) & {*fellows, *honest, peer}
+        assert len(set(instead)) == failing and not set(instead) & {*colluders, *honest, peer}
         assert all(book.has_layers(by, peer) for by in instead)
         assert set(book.not_audited()) <= set(instead) and book.disputed() == []
         for by in instead:
@@ -226,8 +226,8 @@ def test_for_each_further_auditor_that_had_no_room_a_holder_is_drawn_instead(
     assert tried
 
 
-def test_in_the_first_step_of_a_view_nobody_is_audited_by_its_fellows_alone() -> None:
-    """Whoever speaks last there chooses the draw. Of sixteen three fellows of a liar may be."""
+def test_in_the_first_step_of_a_view_nobody_is_audited_by_its_colluders_alone() -> None:
+    """Whoever speaks last there chooses the draw. Of sixteen three colluders of a liar may be."""
     for holders, besides in ((7, 0), (8, 1), (12, 2), (16, 3), (40, 3)):
         names = [f"{number:02}" for number in range(holders)]
         judges = {it: [name for name in names if name != it] for it in names}

@@ -128,7 +128,7 @@ WITHOUT_LIAR = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 2, 2) for n in "abc"), 
 
 
 def test_where_an_opening_is_false_all_are_to_be_computed_again() -> None:
-    """It may have been chosen so that nobody is drawn, for its maker or for a fellow."""
+    """It may have been chosen so that nobody is drawn, for its maker or for a colluder."""
     said = claims()
     assert begun_before(said).stopped("a", BASE).not_audited == frozenset()
     said[LIAR] = msgspec.structs.replace(said[LIAR], opening=bytes(32))
@@ -171,7 +171,7 @@ def test_nor_is_it_held_against_who_has_kept_its_claim(change: dict[str, object]
 def test_who_has_kept_its_claim_to_itself_is_held_to_what_it_sent() -> None:
     said = that_kept_its_claim()
     before = in_known_ways(stopped(said))
-    assert before.not_audited == {*NAMES}, "it alone knew the draw: its own, and its fellow's"
+    assert before.not_audited == {*NAMES}, "it alone knew the draw: its own, and its colluder's"
     assert before.changed(claims()) == [LIAR]
     assert before.changed(claims(d=FLIPPED)) == []
     del said["b"]
@@ -211,7 +211,7 @@ def test_of_who_is_gone_the_work_is_to_be_computed_again_unless_it_was() -> None
 
 
 def test_of_who_is_still_there_it_is_computed_again_as_well_where_the_step_was_drawn() -> None:
-    """A fellow went whenever somebody was drawn, so that all others had other microbatches and
+    """A colluder went whenever somebody was drawn, so that all others had other microbatches and
     nobody could hold them to what they had claimed."""
     without = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 2, 2) for n in "acd"), (), 1)
     before = dataclasses.replace(stopped(claims(d=FLIPPED)), was_drawn=True)

@@ -1,4 +1,4 @@
-"""Who judges a work without having its layers, and what comes of it: fellows that are half of a
+"""Who judges a work without having its layers, and what comes of it: colluders that are half of a
 stage's holders, or most, are few among all who judge."""
 
 import msgspec
@@ -89,7 +89,7 @@ def test_a_liar_is_out_and_barred_by_members_of_other_stages(liar: str) -> None:
     assert set(result.liars) == result.convicted == {liar} and not result.doubts
 
 
-def test_fellows_that_are_most_of_a_stage_are_out_and_the_honest_one_is_not() -> None:
+def test_colluders_that_are_most_of_a_stage_are_out_and_the_honest_one_is_not() -> None:
     """They say of its work that it is not what it is. Before, two of three were most."""
     found = {judge: {"a": WORKS["a"]} for judge in LASTS} | {it: {"a": JUNK} for it in "ce"}
     result = findings_of(HONEST, found)

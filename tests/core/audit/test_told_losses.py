@@ -159,10 +159,10 @@ def test_who_claims_another_loss_than_it_told_is_audited_in_any_case() -> None:
 
 
 @pytest.mark.parametrize(("names", "auditors"), [("abcdefgh", 2), ("abcdefg", 1)])
-def test_after_the_last_step_each_is_audited_by_more_than_fellows_can_be(
+def test_after_the_last_step_each_is_audited_by_more_than_colluders_can_be(
     names: str, auditors: int
 ) -> None:
-    """Nothing is told then: who claims last would lie where its fellow alone is drawn for it."""
+    """Nothing is told then: who claims last would lie where its colluder alone is drawn for it."""
     book = ClaimBook(VIEW, in_a_row(*names), 0, due=lambda step: AFTER)
     shares = {name: Share("cpu-1", 1, {}, {}) for name in names}
     for step in (7, 8):

@@ -138,7 +138,8 @@ def test_nothing_is_taken_back_from_before_it_had_a_stage() -> None:
 
 
 def test_who_is_found_in_steps_that_are_done_again_costs_no_more_of_those_before() -> None:
-    """Fellows are found one after the other; each was drawn for nothing in them the first time."""
+    """Colluders are found one after the other; each was drawn for nothing in them the first
+    time."""
     first, again = msgspec.structs.replace(bar(), peer_id="c"), bar(step=26)
     assert undo_due((first,), (first, again), TERMS, Epochs(1, (24,))) == Undo(("d",), 24, 6)
     assert undo_due((first,), (first, again), TERMS, Epochs(1, (30,))) == Undo(("d",), 14, 6)

@@ -1,7 +1,7 @@
 """The Prepared that one peer lacks, and this one has: who tells its own to all but that one would
 have it wait, and all others for it."""
 
-from p2p_dtfm.core.audit.claim_book import FELLOWS_DIVISOR
+from p2p_dtfm.core.audit.claim_book import COLLUDERS_DIVISOR
 from p2p_dtfm.core.consensus.actions import Actions, SendMessage
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.messages.agreement_messages import Heartbeat
@@ -85,9 +85,9 @@ class PassingOn:
         return times + 1
 
     def _pass_on(self, peer_id: str, signed: Signed, times: int = 0) -> Actions:
-        """Not all do so, but some that are more than fellows, others each time; of many those that
-        hear it. Those first that have said Prepared of the step as well: who has come since with
-        the next view has not got it, nor may a spare have that skipped it."""
+        """Not all do so, but some that are more than colluders, others each time; of many those
+        that hear it. Those first that have said Prepared of the step as well: who has come since
+        with the next view has not got it, nor may a spare have that skipped it."""
         state, view = self._state, self._state.view
         assert view is not None
         told: Actions = [SendMessage((peer_id,), SignedPrepared(signed))]
@@ -100,7 +100,7 @@ class PassingOn:
             drawn = digest_bytes(f"{at} {times} {peer_id} {signed.peer_id} {it}".encode())
             return it not in signers, drawn
 
-        chosen = sorted(others, key=turn)[: 1 + len(others) // FELLOWS_DIVISOR]
+        chosen = sorted(others, key=turn)[: 1 + len(others) // COLLUDERS_DIVISOR]
         return told if state.me.peer_id in chosen else []
 
 

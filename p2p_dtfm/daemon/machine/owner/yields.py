@@ -59,7 +59,7 @@ class Yields:
             self._judge(await asyncio.to_thread(self._look), now_s, at_once)
         return REASONS[self._yields_for] if self._yields_for else None
 
-    def is_away_for(self, reason: str) -> None:
+    def note_away_for(self, reason: str) -> None:
         """A process before this one has begun to make way, for this reason."""
         named = [name for name, text in REASONS.items() if text == reason]
         if named:
@@ -117,5 +117,5 @@ def yields_of(settings: Settings, away_for: str = "") -> Yields | None:
         )
 
     yields = Yields(on_power, on_line, settings.busy_percent, look)
-    yields.is_away_for(away_for)
+    yields.note_away_for(away_for)
     return yields

@@ -42,7 +42,7 @@ class Heartbeats:
             await rarely.lingers("tick late")
             self._local.life.standstill.look()
             now_ns = now.monotonic_ns()
-            self._agreement.has_saved(self._participant.checkpoints.saved)
+            self._agreement.set_saved(self._participant.checkpoints.saved)
             self._beat(now_ns)
             self._do(self._agreement.tick(now_ns))
             self._departure.leave_at_last()

@@ -5,7 +5,7 @@ import asyncio
 import logging
 
 from p2p_dtfm.core.consensus.views.view_precedence import is_shown_by_most
-from p2p_dtfm.core.membership.fellows import WAIT_NS
+from p2p_dtfm.core.membership.fellows import FELLOWS_WAIT_NS
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.facts.in_words import counted
@@ -134,14 +134,14 @@ class Entry:
         """After a power cut each comes back as its machine starts: those that are here together
         go on from the newest state that their disks make up."""
         agreement, status = self._membership.agreement, self._local.status
-        end_s = now.monotonic_s() + WAIT_NS / 1e9
+        end_s = now.monotonic_s() + FELLOWS_WAIT_NS / 1e9
         while not self._sees_view and now.monotonic_s() < end_s:
             if not (missing := agreement.missing_fellows):
                 return
             status.say(
                 State.WAITING,
-                f"waits {WAIT_NS / 1e9:.0f} s at most for {len(missing)} of those that it trained "
-                f"with last: they may have newer states than step {agreement.step}",
+                f"waits {FELLOWS_WAIT_NS / 1e9:.0f} s at most for {len(missing)} of those that it "
+                f"trained with last: they may have newer states than step {agreement.step}",
             )
             await asyncio.sleep(TICK_S)
 
@@ -165,7 +165,7 @@ class Entry:
                         silent.add(member)
                         continue
                 elif self._complete is not None:
-                    self._has_ended(self._complete)
+                    self._end_as_complete(self._complete)
                     return
                 else:
                     silent.clear()
@@ -175,7 +175,7 @@ class Entry:
                 turn += 1
                 await self._say_that_it_waits(agreed, turn)
                 if (complete := self._ended_meanwhile(agreed)) is not None:
-                    self._has_ended(complete)
+                    self._end_as_complete(complete)
                     return
             await asyncio.sleep(JOIN_RETRY_S)
 
@@ -186,7 +186,7 @@ class Entry:
             return None
         return self._complete if self._shows_most(agreed) else None
 
-    def _has_ended(self, complete: RunComplete) -> None:
+    def _end_as_complete(self, complete: RunComplete) -> None:
         """Who comes to a complete run has made a mistake; who has trained it, and was away from the
         others for the last step, has not. Raises `RunComplete`."""
         if not self._participant.views:
@@ -210,7 +210,7 @@ class Entry:
         if members and turn % REMIND_EVERY == 0:
             await self._ask_to_be_let_in(members[turn // REMIND_EVERY % len(members)])
 
-    def _may_let_in(self) -> list[str]:
+    def _possible_members(self) -> list[str]:
         """Who may be a member: those heard last come first. It may be nobody."""
         membership, messenger = self._membership, self._network.messenger
         first = membership.asked_first
@@ -229,7 +229,7 @@ class Entry:
         nobody else answers, or nothing has come of it that others do. Who has not been heard since
         this daemon began may be there."""
         heard_s, since_s = self._network.messenger.heard_s, now.monotonic_s() - GONE_AFTER_S
-        members = [peer for peer in self._may_let_in() if peer not in silent]
+        members = [peer for peer in self._possible_members() if peer not in silent]
         there = [peer for peer in members if heard_s.get(peer, since_s) >= since_s]
         return there if there and turn < PATIENT_TURNS else members
 

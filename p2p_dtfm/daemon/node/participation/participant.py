@@ -176,7 +176,7 @@ class Participant:
     async def resume_from_checkpoint(self) -> None:
         """A founder that finds whole checkpoints of its run goes on from the newest; all tell
         what they have on disk before they ask to be let in."""
-        self._agreement.has_saved(self.checkpoints.saved)
+        self._agreement.set_saved(self.checkpoints.saved)
         if not self.membership.founds or (found := await self.checkpoints.newest_whole()) is None:
             return
         if self._agreement.view is not None or self._agreement.next_view is not None:
@@ -199,8 +199,8 @@ class Participant:
     def _donors(self) -> list[str]:
         """Of the run's data."""
         agreement = self._agreement
-        following = agreement.next_view.member_ids if agreement.next_view is not None else ()
-        return self.network.donors((*following, *(it.peer_id for it in agreement.joiners)))
+        coming = agreement.next_view.member_ids if agreement.next_view is not None else ()
+        return self.network.donors((*coming, *(it.peer_id for it in agreement.joiners)))
 
     # what the trainer asks for -------------------------------------------------------------------
 
@@ -229,17 +229,17 @@ class Participant:
         self._later(self._agreement.committed(outcome, now.monotonic_ns()))
 
     def states_changed(self) -> None:
-        self._agreement.has_saved(self.checkpoints.saved)
+        self._agreement.set_saved(self.checkpoints.saved)
         held = self.trainer.held
         if held is not None:
             self._agreement.held = held
 
-    def has_cuts(self, cuts: tuple[SavedState, ...]) -> None:
-        self._agreement.has_cuts(cuts)
+    def set_cuts(self, cuts: tuple[SavedState, ...]) -> None:
+        self._agreement.set_cuts(cuts)
 
     def reduced(self, step: int, layers: set[int]) -> frozenset[tuple[ViewId, int]]:
         self._agreement.reduced(step, layers)
-        return self._agreement.recovery_evidence.may_be_rolled
+        return self._agreement.recovery_evidence.rollable_steps
 
     def applied(self, step: int, layers: Collection[int]) -> None:
         self._agreement.applied(step, layers)

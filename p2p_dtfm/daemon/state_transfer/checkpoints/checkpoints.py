@@ -127,7 +127,7 @@ class Checkpoints:
         try:
             return await self._compute.run(load_layer, directory, layer)
         except UserError:
-            self._here.is_damaged(step, layer)
+            self._here.mark_damaged(step, layer)
             raise
 
     async def newest_whole(self) -> tuple[Checkpoint, dict[int, LayerState]] | None:
@@ -205,7 +205,7 @@ class Checkpoints:
             return None
         self._troubles.over("checkpoint")
         self._unsaved.discard(step)
-        self._here.is_written(step, written)
+        self._here.mark_written(step, written)
         self._here.changed()
         return written
 

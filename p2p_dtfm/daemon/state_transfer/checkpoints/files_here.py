@@ -79,13 +79,13 @@ class FilesHere:
         step = checkpoint.manifest.step
         return tuple(layer for layer in checkpoint.layers if (step, layer) not in self._damaged)
 
-    def is_damaged(self, step: int, layer: int) -> None:
+    def mark_damaged(self, step: int, layer: int) -> None:
         """It could not be loaded: nobody is told of it any more, in this life."""
         self._damaged.add((step, layer))
         self.changed()
         self.look()
 
-    def is_written(self, step: int, layers: set[int]) -> None:
+    def mark_written(self, step: int, layers: set[int]) -> None:
         """Anew."""
         self._damaged -= {(step, layer) for layer in layers}
 

@@ -422,9 +422,9 @@ class Follower:
         self._replaying.go_on()
         self._on_progress()
 
-    def has_seen(self, step: int, norm: float) -> None:
-        """See `Replaying.has_seen`."""
-        self._replaying.has_seen(step, norm)
+    def note_seen(self, step: int, norm: float) -> None:
+        """See `Replaying.note_seen`."""
+        self._replaying.note_seen(step, norm)
 
     def go_on(self) -> None:
         """States may be moved on that were held back."""

@@ -94,7 +94,7 @@ class Replaying:
         self._gradients.drop(given)
         self._committed.pop(donor, None)
 
-    def has_seen(self, step: int, norm: float) -> None:
+    def note_seen(self, step: int, norm: float) -> None:
         """This peer has seen the step commit itself, with a gradient of that norm."""
         _note(self._seen, step, norm)
         self._wake.set()

@@ -39,7 +39,7 @@ async def unlike_layers(
 
 
 def witnesses_of(holders: Sequence[str], giver: str) -> Sequence[str]:
-    """Whom to ask: of more than two an odd number, so that fellows that are fewer than the others
+    """Whom to ask: of more than two an odd number, so that colluders that are fewer than the others
     are no half of them."""
     others = [peer for peer in holders if peer != giver]
     asked = others if len(others) >= ENOUGH else holders

@@ -80,7 +80,7 @@ class Microbatches:
         order = self._order(places)
         not_final = dict.fromkeys(reversed(self._runner.layer_states))
 
-        def is_final(layer: int) -> None:
+        def note_final(layer: int) -> None:
             del not_final[layer]
             on_final(layer)
 
@@ -94,7 +94,7 @@ class Microbatches:
                 await self._take_arrivals(step, places, order, tensors)
                 if ahead is None and order.only_weights_are_left:
                     owed = [replay.microbatches[place] for place in order.take_weights()]
-                    await self._weights_by_layer(owed, is_final)
+                    await self._weights_by_layer(owed, note_final)
                     break
                 begun, ahead = ahead, None
                 if begun is None:
@@ -104,7 +104,7 @@ class Microbatches:
                             await self._mailbox.wait_for_arrival(self._awaited(step, order))
                         continue
                     if not order.splits and order.only_weights_are_left:
-                        await self._end_backwards(step, tasklet, tensors, is_final)
+                        await self._end_backwards(step, tasklet, tensors, note_final)
                         continue
                     begun = self._begin(step, tasklet, tensors)
                 ahead = self._look_ahead(step, begun.tasklet, order, tensors)
@@ -116,7 +116,7 @@ class Microbatches:
             if ahead is not None:
                 ahead.running.cancel()
         for layer in list(not_final):  # where all was done before
-            is_final(layer)
+            note_final(layer)
 
     def _order(self, places: Mapping[int, int]) -> StageOrder:
         """That of this step; `places` are those of its microbatches in it."""
@@ -145,7 +145,7 @@ class Microbatches:
             return await work
         except PeerFault as fault:
             assert fault.peer_id, "it is a neighbour"
-            await self._frames.refuse(fault.peer_id, fault)
+            await self._frames.blame_and_wait(fault.peer_id, fault)
 
     def _begin(self, step: int, tasklet: Tasklet, tensors: Arrived) -> "_Begun":
         """Give a tasklet to the compute thread, behind what it has to do already."""
@@ -171,16 +171,16 @@ class Microbatches:
         return None if after is None else self._begin(step, after, tensors)
 
     async def _end_backwards(
-        self, step: int, tasklet: Tasklet, tensors: Arrived, is_final: Callable[[int], None]
+        self, step: int, tasklet: Tasklet, tensors: Arrived, note_final: Callable[[int], None]
     ) -> None:
         """The last backward of a stage that does not split."""
         number = self._replay.microbatches[tasklet.microbatch]
         gradient = tensors.gradients.pop(tasklet.microbatch, None)
-        sent = await self._last_backward(number, gradient, is_final)
+        sent = await self._last_backward(number, gradient, note_final)
         self._say(step)
         # before the last layer's own gradient sets out: the stage before waits for nothing else
         self._send_if_missing(step, tasklet, sent)
-        is_final(min(self._runner.layer_states))
+        note_final(min(self._runner.layer_states))
 
     def _send_if_missing(self, step: int, tasklet: Tasklet, sent: Outgoing | None) -> None:
         """To the neighbour, unless it has kept what came of it."""
@@ -271,7 +271,7 @@ class Microbatches:
             self._boundary.send(step, kind, number, sent)
 
     async def _last_backward(
-        self, number: int, gradient: Tensor | None, is_final: Callable[[int], None]
+        self, number: int, gradient: Tensor | None, note_final: Callable[[int], None]
     ) -> Outgoing | None:
         """Layer by layer, so that other work of this peer's thread gets in between. All but the
         first of them are final then."""
@@ -283,7 +283,7 @@ class Microbatches:
             sent = await self._unless_poisoned(work)
             gradient = None
             if layer != first:
-                is_final(layer)
+                note_final(layer)
                 await asyncio.sleep(0)  # what is now to be done with it goes first
         return sent
 
@@ -309,14 +309,16 @@ class Microbatches:
         while (unfinished := self._work.unfinished) is not None:
             self._backward_layer(unfinished.microbatch, unfinished.layer - 1, None)
 
-    async def _weights_by_layer(self, owed: Sequence[int], is_final: Callable[[int], None]) -> None:
+    async def _weights_by_layer(
+        self, owed: Sequence[int], note_final: Callable[[int], None]
+    ) -> None:
         """What splitting has left at the end: for each layer of all microbatches, in order."""
         for layer in reversed(self._runner.layer_states):
             for number in owed:
                 part = self._runner.weight_backward_layer
                 weights = self._recorder.timed("backward", number, part)
                 await self._compute.run(weights, number, layer)
-            is_final(layer)
+            note_final(layer)
             await asyncio.sleep(0)
 
     @property
@@ -336,7 +338,7 @@ class Microbatches:
                 try:
                     entry = await self._boundary.decoded(key, payload)
                 except PeerFault as fault:
-                    await self._frames.refuse(key.sender, fault)
+                    await self._frames.blame_and_wait(key.sender, fault)
             work = self._compute.run(self._evaluate, step, number, entry)
             result = await self._unless_poisoned(work)
             if self._runner.has_head:

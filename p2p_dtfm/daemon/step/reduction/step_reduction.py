@@ -81,7 +81,7 @@ class StepReduction:
         comes before what the caller computes after its next turn of the event loop."""
         reduction = self._of_layer.get(layer)
         if reduction is None or layer in self._filled:
-            self._is_final(layer)
+            self._mark_final(layer)
         else:
             self._filling.add(asyncio.create_task(self._fill(layer, reduction)))
 
@@ -92,7 +92,7 @@ class StepReduction:
             reduction.fill(layer, self._states[layer].gradient_vector())
             self._filled.add(layer)
 
-    def _is_final(self, layer: int) -> None:
+    def _mark_final(self, layer: int) -> None:
         self._final[layer].set()
         if layer in self._begins:
             self._begins[layer].set()
@@ -122,7 +122,7 @@ class StepReduction:
     async def _fill(self, layer: int, reduction: SegmentReduction) -> None:
         gradient = self._states[layer].gradient_vector()
         await self._compute.run(reduction.fill, layer, gradient)
-        self._is_final(layer)
+        self._mark_final(layer)
 
     async def _wait_for(self, layer: int) -> None:
         await self._final[layer].wait()
@@ -251,6 +251,6 @@ class _Courses:
         """`got` is complete, once all has been taken."""
         await asyncio.gather(*self._digesting)
 
-    async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
+    async def blame_and_wait(self, peer_id: str, fault: PeerFault) -> NoReturn:
         """What came was not changed on its way, so it is not the link."""
-        await self._frames.refuse(peer_id, fault)
+        await self._frames.blame_and_wait(peer_id, fault)

@@ -105,7 +105,7 @@ class Audits:
             try:
                 book.record(sender, said)
             finally:  # what is refused may be the second thing that somebody claims
-                self._has_heard()
+                self._note_heard()
                 self._state.wake.set()
         elif view is None or said.view.number >= view.id.number:
             self._early.keep(sender, said, len(encode_for_wire(said)))
@@ -116,7 +116,7 @@ class Audits:
             raise PeerFault("claims in a run without audits", sender)
         if self._book is not None and said.view == self._book.view:
             self._book.show(sender, said, verify)
-            self._has_heard()
+            self._note_heard()
             if self._here is not None and self._here.book is self._book:
                 self._here.words.answer(sender, said)
             self._state.wake.set()
@@ -126,7 +126,7 @@ class Audits:
         if self._here is not None and self._here.book is self._book:
             self._here.words.passes_on(sender, work)
 
-    def _has_heard(self) -> None:
+    def _note_heard(self) -> None:
         if self._here is not None and self._here.book is self._book:
             self._here.words.heard()
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from p2p_dtfm.core.audit.claim_book import FELLOWS_DIVISOR, ClaimBook
+from p2p_dtfm.core.audit.claim_book import COLLUDERS_DIVISOR, ClaimBook
 from p2p_dtfm.core.audit.work import heard_of
 from p2p_dtfm.core.messages.audit_messages import UNLIKE_LIMIT, HeardAudit, ShownClaims
 from p2p_dtfm.core.messages.work import Kind, Work
@@ -96,7 +96,7 @@ class LateWords:
     def passes_on(self, peer_id: str, work: Work) -> None:
         """The claims that a peer says it lacks, if it says so for long: whoever has told all but
         that one would have it wait, and all others for it. Not all here do so, but some that are
-        more than fellows; in this view's next steps as soon as they have heard it, or it would be
+        more than colluders; in this view's next steps as soon as they have heard it, or it would be
         as long in each."""
         is_here = (work.view, work.step) == (self._view, self._step)
         if not is_here or peer_id not in self._plan.stage_holders():
@@ -124,7 +124,7 @@ class LateWords:
         def turn(it: str) -> str:
             return digest_bytes(f"{self._step} {peer_id} {whose} {it}".encode())
 
-        return self._me in sorted(others, key=turn)[: 1 + len(others) // FELLOWS_DIVISOR]
+        return self._me in sorted(others, key=turn)[: 1 + len(others) // COLLUDERS_DIVISOR]
 
     def show(self) -> None:
         """Audits take long: it may be that others have heard another opening, and drawn others; or

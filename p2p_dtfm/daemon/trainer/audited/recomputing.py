@@ -179,14 +179,14 @@ class Recomputing:
         except asyncio.CancelledError:
             raise
         except NoParameters as found:
-            await self._may_have_started_again(view)
+            await self._wait_for_restart(view)
             for peer_id in found.peer_ids:
                 self._outlet.poison(peer_id, "claims parameters that are none")
         except UnlikeParts as found:
             self._outlet.poison(found.peer_id, "a claim of other chunks than its segments have")
         except BlobUnavailable as found:
             if found.denied:
-                await self._may_have_started_again(view)
+                await self._wait_for_restart(view)
             for peer_id, cause in found.causes.items():
                 # it has claimed them in this step: who says now that it has none is out as who
                 # sends what nobody should, once all who audit have been told so
@@ -197,7 +197,7 @@ class Recomputing:
             return COULD_NOT
         await self._state.until_over(view)
 
-    async def _may_have_started_again(self, view: View) -> None:
+    async def _wait_for_restart(self, view: View) -> None:
         """Who has claimed something, and says now that it has none, may be another life of the same
         peer, which tells so as soon as it asks to be let in: then the view is over. Raises
         `Stopped`."""

@@ -28,12 +28,12 @@ from p2p_dtfm.train.stage.replay.arithmetic import max_threads
 
 KEPT_LIMIT = 4
 """Views of one step: the last ones, and the first of them, which had taken steps before, whatever
-others came after it. In these all is audited; but fellows have them stopped as well, until the lie
-would be forgotten."""
+others came after it. In these all is audited; but colluders have them stopped as well, until the
+lie would be forgotten."""
 LATE_S = 1.0
 LATE_STEPS = 12
-"""So long, and so many times as long as a step, goes by before no more works are begun: who is like
-the others is through with all of them by then."""
+"""No more works are begun after this time and this many steps: a peer like the others is through
+with all of them by then."""
 DENIED, NOT_DENIED = b"denied", b""
 
 

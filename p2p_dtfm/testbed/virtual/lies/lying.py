@@ -15,7 +15,7 @@ from p2p_dtfm.testbed.virtual.process import PROCESS
 
 IN_WORK = ("zeros", "flip", "noise", "replay", "skipped", "tokens", "sum", "loss", "scale", "bend")
 """Of a stage-holder's own work: only who computes it again finds it, and where it is not drawn, or
-a fellow is, it stays."""
+a colluder is, it stays."""
 IN_STAGES = ("activation", "overflow")
 """Likewise, in pipelines alone."""
 WHILE_NOT_DRAWN = (
@@ -125,7 +125,7 @@ class Lying:
         return self.kinds.get(self.here(), "")
 
     def victims(self, peer_ids: Any) -> list[str]:
-        """Of these the honest ones, in order: all fellows choose the same."""
+        """Of these the honest ones, in order: all colluders choose the same."""
         return sorted(peer_id for peer_id in peer_ids if peer_id not in self.names)
 
     # what was done -----------------------------------------------------------------------------

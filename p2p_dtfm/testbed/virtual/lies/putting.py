@@ -43,7 +43,7 @@ class LieInTurn:
         self.kind = kind
         default = KINDS_OF_DAEMONS[kind].strength if kind in KINDS_OF_DAEMONS else None
         self.strength = STRENGTHS.get(kind, default or 1.0)
-        self.fellows = tuple(sorted(lying.ids.values())) if lying.together else ()
+        self.colluders = tuple(sorted(lying.ids.values())) if lying.together else ()
         self._lying = lying
         self._name = name
 
@@ -62,7 +62,7 @@ class LieInTurn:
 
 
 class LieOfOthers(LieInTurn):
-    """About whom it audits: it spares its fellows whatever it lies in now."""
+    """About whom it audits: it spares its colluders whatever it lies in now."""
 
     def __init__(self, lying: Lying, name: str) -> None:
         super().__init__(lying, name, "accuse")

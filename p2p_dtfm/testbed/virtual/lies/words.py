@@ -1,4 +1,5 @@
-"""Lies that fellows tell together, or that only a world in one process can tell of each of them."""
+"""Lies that colluders tell together, or that only a world in one process can tell of each of
+them."""
 
 from typing import Any
 
@@ -60,7 +61,7 @@ def _other(payload: bytes) -> bytes:
 
 
 def _states(patches: Patches, lying: Lying) -> None:
-    """What a newcomer is given, and what fellows say of it when they are asked."""
+    """What a newcomer is given, and what colluders say of it when they are asked."""
 
     def put(self: Any, payload: memoryview, *others: Any) -> str:
         if lying.kind() != "state":
@@ -82,7 +83,7 @@ def _states(patches: Patches, lying: Lying) -> None:
 
 
 def _frames(patches: Patches, lying: Lying) -> None:
-    """Nothing goes to those who are no fellows, and whoever asks is told that all has."""
+    """Nothing goes to those who are no colluders, and whoever asks is told that all has."""
 
     def send_later(self: Any, peer_id: str, lane: str, header: Any, payload: Any) -> None:
         if lying.kind() == "frames withheld" and peer_id not in lying.names:

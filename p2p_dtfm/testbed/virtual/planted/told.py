@@ -37,7 +37,7 @@ def _waits_for_those_of_before(patches: Patches) -> None:
 
 
 def _rate_stays(patches: Patches) -> None:
-    patches.nothing(RunHistory, "is_in_no_view")
+    patches.nothing(RunHistory, "left_views")
 
 
 def _troubles_stay(patches: Patches) -> None:
@@ -54,7 +54,7 @@ def _state_stays(patches: Patches) -> None:
     right = patches.put(Status, "_enter", enter)
 
 
-def _has_sent_more(patches: Patches) -> None:
+def _sends_more(patches: Patches) -> None:
     def committed(given: Any, step: int, sent_bytes: int, guarded_bytes: int) -> None:
         right(given, step, 9 * sent_bytes, guarded_bytes)
 
@@ -81,6 +81,6 @@ TOLD = (
     Planted("rate-stays", "who is in no view tells of its rate", _rate_stays, PARTINGS),
     Planted("troubles-stay", "what is wrong is never over", _troubles_stay, QUICK_STORMS),
     Planted("trains-for-good", "who has trained says so for good", _state_stays, MOMENTS),
-    Planted("sent-ninefold", "nine times what was sent is told", _has_sent_more, QUICK_STORMS),
+    Planted("sent-ninefold", "nine times what was sent is told", _sends_more, QUICK_STORMS),
     Planted("hears-all", "all are heard of just now", _hears_all),
 )

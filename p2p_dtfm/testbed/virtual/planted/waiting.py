@@ -54,7 +54,7 @@ def _new_holder_sleeps(patches: Patches) -> None:
 
 
 def _active_wakes_nobody(patches: Patches) -> None:
-    patches.nothing(Trainer, "may_commit")
+    patches.nothing(Trainer, "wake")
 
 
 class _NeverCleared(asyncio.Event):

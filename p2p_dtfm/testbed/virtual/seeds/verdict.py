@@ -2,7 +2,7 @@
 
 Promised is, where a stage has three that can compute its work again and less than half lie: what is
 drawn and given to an honest auditor does not commit if it is wrong, its maker is barred, nobody
-honest is, and all honest ones have the same. What was not drawn, or given to a fellow, stays: in
+honest is, and all honest ones have the same. What was not drawn, or given to a colluder, stays: in
 these runs nothing is undone.
 """
 

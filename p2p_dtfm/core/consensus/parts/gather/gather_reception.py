@@ -10,7 +10,7 @@ from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.patience import patience_ns
 from p2p_dtfm.core.consensus.attempts.silence import silent_in
-from p2p_dtfm.core.consensus.parts.gather.entry_verdict import entry_verdict, may_have_opened
+from p2p_dtfm.core.consensus.parts.gather.entry_verdict import entry_verdict, possible_openers
 from p2p_dtfm.core.consensus.parts.gather.far_senders import (
     NOBODY_OPENED,
     gather_worth_reading,
@@ -93,7 +93,7 @@ class GatherReception:
             return Verdict([answer], "has said Ready to it: that must have got lost")
         found = entry_verdict(self._state, message, opened)
         if found.calls_off:  # or it would vouch anew with each step, and hardly ever enter
-            self._state.following.doom(f"{message.sender.peer_id} does not wait for it any more")
+            self._state.agreed.doom(f"{message.sender.peer_id} does not wait for it any more")
         if not found.enters:
             said = self._answer_without(message, opened, now_ns)
             return Verdict(said, f"takes no part: {found.reason}")
@@ -134,7 +134,7 @@ class GatherReception:
             return
         if any(self._doubts_link(item, message.number, members) for item in message.accusations):
             return
-        makers = may_have_opened(state, message, parts)
+        makers = possible_openers(state, message, parts)
         if any(self._has_reason(part) for part in parts if part.member in makers):
             return
         if len(makers) == 1:  # who passes it on has entered on the word of another one

@@ -411,7 +411,8 @@ def _lacking(attempt: Attempt) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _with_reason(told: Actions, attempt: Attempt) -> Actions:
     """The first of these messages with the outline by which this peer takes part: whose own comes
-    alone is taken for who has stopped the steps (`may_have_opened`). What it names others bring."""
+    alone is taken for who has stopped the steps (`possible_openers`). What it names others
+    bring."""
     if attempt.planned or attempt.only_newcomers or not told:
         return told
     [first, *rest] = told

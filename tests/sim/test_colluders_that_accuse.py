@@ -14,7 +14,7 @@ from tests.sim.test_lying_members import replicas
 WATCHED_NS = 40 * SECOND_NS
 
 
-class Fellows:
+class Colluders:
     """Each half second they look at the newest view, and accuse so many of its honest members, of
     whom they have accused fewest so far."""
 
@@ -68,17 +68,17 @@ def test_who_waits_for_all_to_be_back_has_no_second_one_out(
     members: str, liars: str, at_once: int
 ) -> None:
     """Who is let in again knows what most of the others know of before."""
-    fellows = Fellows(members, liars, at_once, wait_for_all=True)
-    fellows.world.run_to(2 * WATCHED_NS)
-    assert len(fellows.out_ever) == 1
-    assert sum(not fellows.liars_in(view) for view in fellows.views.values()) >= 2
+    colluders = Colluders(members, liars, at_once, wait_for_all=True)
+    colluders.world.run_to(2 * WATCHED_NS)
+    assert len(colluders.out_ever) == 1
+    assert sum(not colluders.liars_in(view) for view in colluders.views.values()) >= 2
 
 
 @pytest.mark.parametrize("liars", ["abcd", "jklm"])
 def test_four_of_thirteen_that_accuse_several_at_once_do_not_have_all_out(liars: str) -> None:
     """They are in doubt with three each, and with those that they accuse next."""
-    fellows = Fellows("abcdefghijklm", liars, 3, wait_for_all=False)
-    fellows.world.run_to(WATCHED_NS)
-    assert len(fellows.out_ever) <= 3
-    assert all(len(fellows.honest_in(view)) >= 6 for view in fellows.views.values())
-    assert not all(fellows.liars_in(view) for view in fellows.views.values())
+    colluders = Colluders("abcdefghijklm", liars, 3, wait_for_all=False)
+    colluders.world.run_to(WATCHED_NS)
+    assert len(colluders.out_ever) <= 3
+    assert all(len(colluders.honest_in(view)) >= 6 for view in colluders.views.values())
+    assert not all(colluders.liars_in(view) for view in colluders.views.values())

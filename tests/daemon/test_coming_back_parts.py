@@ -290,7 +290,7 @@ def test_a_home_that_has_lost_its_memory_looks_before_it_founds(
     async def found() -> tuple[bool, str]:
         joining = joining_of(tmp_path)
         monkeypatch.setattr(joining._acquaintances, "look_before_going_alone", look)
-        monkeypatch.setattr(joining._leads, "turned_away", lambda: "")
+        monkeypatch.setattr(joining._acquaintances, "turned_away", lambda: None)
         with pytest.raises(AttributeError, match="identity"):  # as far as the stand-ins go
             await joining._found_run()
         return joining.founds, caplog.text

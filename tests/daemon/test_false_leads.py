@@ -277,7 +277,7 @@ def test_of_several_initial_peers_one_that_lies_is_passed_over(
 def test_who_was_passed_over_is_not_asked_again() -> None:
     class Messenger:
         def __init__(self) -> None:
-            self.passed_over = {"false": "says that the run is complete"}
+            self.passed_over = {"false": UserError("says that the run is complete")}
 
         async def ask(self, peer_id: str, *rest: object) -> bytes:
             raise AssertionError(peer_id)

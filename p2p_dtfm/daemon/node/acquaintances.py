@@ -24,7 +24,7 @@ from p2p_dtfm.daemon.peers.home_memory import (
 from p2p_dtfm.daemon.peers.member_search import Found, MemberSearch, Sought
 from p2p_dtfm.daemon.peers.reachability import own_addresses
 from p2p_dtfm.daemon.peers.recall import Past
-from p2p_dtfm.daemon.peers.run_source import Run
+from p2p_dtfm.daemon.peers.run_source import OtherProtocol, Run
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.net.contacts.addresses import parse_address, peer_ids_of
 from p2p_dtfm.net.contacts.first_contacts import reach_any
@@ -43,6 +43,7 @@ REUNION_S = 10.0
 REUNION_LIMIT_S = 30.0
 NOBODY_ANSWERS = "members"
 BARRED = "barred"
+UNLIKE_TOLD = 16
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -73,6 +74,8 @@ class Acquaintances:
         )
         self._memory_lock = asyncio.Lock()
         self._memory_fails = False
+        self._told_unlike = set[str]()
+        """Of whom the log has said that it speaks another protocol."""
 
     @classmethod
     async def start(cls, local: Local, network: Network, past: Past) -> "Acquaintances":
@@ -142,6 +145,7 @@ class Acquaintances:
             log.info(
                 "found %s, a member of run %s, %s", found.peer_id, run_digest[:16], found.where
             )
+        self._say_who_speaks_otherwise()
         return found
 
     async def find_view(self, run: Run, own_step: int) -> Found:
@@ -165,6 +169,25 @@ class Acquaintances:
             means_it = self._local.settings.run and peer_id in given
             log.warning("%s%s", what, "; without --run this joins that one" if means_it else "")
 
+    def _say_who_speaks_otherwise(self) -> None:
+        """Of each once, and not of many: any number of strangers can say it."""
+        for peer_id, why in self._network.messenger.passed_over.items():
+            if isinstance(why, OtherProtocol) and len(self._told_unlike) < UNLIKE_TOLD:
+                if peer_id not in self._told_unlike:
+                    log.warning("%s: %s", why.cause, why.fixes[0])
+                self._told_unlike.add(peer_id)
+
+    def is_known(self, peer_id: str) -> bool:
+        """Whether the user has named it, or it was met in this run."""
+        return peer_id in peer_ids_of(self._local.settings.initial_peers) or self._has_met(peer_id)
+
+    def turned_away(self) -> UserError | None:
+        """Why somebody who is known answers, and could not be followed."""
+        passed_over = self._network.messenger.passed_over
+        known = [why for peer_id, why in passed_over.items() if self.is_known(peer_id)]
+        unlike = (why for why in known if isinstance(why, OtherProtocol))
+        return next(unlike, known[0] if known else None)
+
     def say_nobody_answers(
         self, run_digest: str, pause_s: float, complete_by: str = "", could_go_on: bool = False
     ) -> None:
@@ -187,6 +210,9 @@ class Acquaintances:
         if complete_by:
             what += f" that was met here; {complete_by}, which was not, {SHOWS_END}"
             fix = f"if you know that peer, start this one again with {option} and {its_own}"
+        if isinstance(unlike := self.turned_away(), OtherProtocol):
+            what = f"no member of run {run_digest[:16]} of this version answers; {unlike.cause}"
+            fix = f"{unlike.fixes[0]}; this daemon goes on looking meanwhile"
         self._local.status.say(State.WAITING, f"{what}; looks again in {pause_s:.0f} s")
         self._local.status.troubles.tell(NOBODY_ANSWERS, what, fix)
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from p2p_dtfm.core.gate.dialling import NamedDoors
 from p2p_dtfm.core.messages.agreement_messages import Standing
-from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.invited.chains import NOT_INVITED
 from p2p_dtfm.daemon.peers.wire import Introduction, Knock, Message, PeerAddress, pack
 from p2p_dtfm.net.contacts.addresses import is_public, is_relayed, ways_to, whole
@@ -84,7 +84,7 @@ class Messenger:
         """The last cause that was told of each peer, and when."""
         self.run_digest = ""
         """Of the run to join, once it is known."""
-        self.passed_over: dict[str, str] = {}
+        self.passed_over: dict[str, UserError] = {}
         """Who answered which run it trains, and could not be followed; and why."""
         self.introduction: Introduction | None = None
         """What each peer is told before anything else, in a run by invitation."""
@@ -148,7 +148,7 @@ class Messenger:
             await self.ask(peer_id, Knock(self.run_digest))
             put_newest(self._knocked_s, peer_id, now_s, PEERS_LIMIT)
 
-    def pass_over(self, peer_id: str, reason: str) -> None:
+    def pass_over(self, peer_id: str, reason: UserError) -> None:
         """Ask it no more which run it trains, until `passed_over` is cleared."""
         put_newest(self.passed_over, peer_id, reason, PEERS_LIMIT)
 

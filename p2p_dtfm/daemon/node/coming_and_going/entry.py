@@ -246,7 +246,8 @@ class Entry:
             return True
         if agreement.view is not None:  # let in meanwhile, by one of those that were asked before
             return False
-        if self._membership.may_go_on_alone and self._has_waited(pause_s):
+        may_go = self._membership.may_go_on_alone and self._has_waited(pause_s)
+        if may_go and acquaintances.turned_away() is None:
             await self._go_on_alone()
             return False
         if not agreement.attempting and agreement.next_view is None:

@@ -82,6 +82,7 @@ class Daemon:
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(local.home.release)
             stack.callback(local.observer.close)
+            local.world.note_typed(local.home.root, settings)
             stack.push_async_callback(local.compute.end)
             if past is None:
                 past = await asyncio.to_thread(recall, settings)

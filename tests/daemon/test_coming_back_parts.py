@@ -524,6 +524,24 @@ def test_remembered_peers_that_are_no_nodes_of_the_directory_end_nothing(
         asyncio.run(Acquaintances.start(told, network, Past([], None)))
 
 
+@pytest.mark.parametrize("founded_it", [True, False])
+def test_who_founded_a_run_is_not_told_to_remove_its_key(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, founded_it: bool
+) -> None:
+    """Whoever moves a home is told once, and a founder's rights go with its key for good."""
+    memory = memory_of(tmp_path)
+    me = memory.signed_spec.peer_id if founded_it else "me"
+    network = network_of(me)
+    network.first_contacts = ()
+    run: Any = SimpleNamespace(
+        digest=memory.run_digest, signed_spec=memory.signed_spec, spec=memory.spec
+    )
+    known = acquaintances_of(tmp_path, network, Past([memory], memory))
+    asyncio.run(known.begin_to_remember(run))
+    assert "last used on another machine" in caplog.text
+    assert ("remove" in caplog.text) is not founded_it
+
+
 def test_a_copied_home_does_not_speak_as_the_same_peer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,11 +255,7 @@ class Acquaintances:
         recalled = next((item for item in self.runs if item.run_digest == run.digest), None)
         machine = this_machine()
         if recalled is not None and recalled.machine != machine:
-            log.warning(
-                "this home was last used on another machine: if it still runs there, two daemons "
-                "speak as one peer; to be another peer, end this one and remove %s",
-                self._local.home.identity,
-            )
+            self._say_that_it_was_moved(run)
         self.comes_back = self.memory is not None
         memory = recalled or Memory(run.signed_spec, 0, machine)
         here = meeting_points(self._local.settings, self._network)
@@ -272,6 +268,19 @@ class Acquaintances:
         self.directory.call_again_at([*where][:CALLED_LIMIT])
         await self.remember(None)
         await self._answer_nearby(run.digest, only_known=False)
+
+    def _say_that_it_was_moved(self, run: Run) -> None:
+        me, identity = self._network.me.peer_id, self._local.home.identity
+        fix = f"to be another peer, end this one and remove {identity}"
+        if me in (run.signed_spec.peer_id, run.spec.admission.founder, *run.spec.privacy.ends):
+            fix = (
+                f"end one of the two, and keep {identity}: this peer's rights in the run rest on it"
+            )
+        log.warning(
+            "this home was last used on another machine: if it still runs there, two daemons "
+            "speak as one peer; %s",
+            fix,
+        )
 
     async def _answer_nearby(self, run_digest: str, *, only_known: bool) -> None:
         """Tell those on the local network that ask for members of this run where this peer is."""

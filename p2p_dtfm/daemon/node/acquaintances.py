@@ -10,6 +10,7 @@ from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.membership.fellows import is_worth_a_return
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.machine.life import is_a_service
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import CALL_LIMIT_S, CALLED_LIMIT, Network
@@ -44,6 +45,8 @@ REUNION_LIMIT_S = 30.0
 NOBODY_ANSWERS = "members"
 BARRED = "barred"
 UNLIKE_TOLD = 16
+SERVICE_FILE = "~/.config/p2p-dtfm/service.toml"
+"""Where `p2p-dtfm service install` writes its settings, mostly."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -204,8 +207,8 @@ class Acquaintances:
         )
         if could_go_on:
             fix = (
-                "start one of them; or, if none of them comes back, start this one again without "
-                f"{option}: it goes on from its own disk"
+                f"start one of them; or, if all wait as this one does, {self._how_alone(option)}: "
+                "it goes on from its own disk, and they find it"
             )
         if complete_by:
             what += f" that was met here; {complete_by}, which was not, {SHOWS_END}"
@@ -215,6 +218,16 @@ class Acquaintances:
             fix = f"{unlike.fixes[0]}; this daemon goes on looking meanwhile"
         self._local.status.say(State.WAITING, f"{what}; looks again in {pause_s:.0f} s")
         self._local.status.troubles.tell(NOBODY_ANSWERS, what, fix)
+
+    def _how_alone(self, usual: str) -> str:
+        """What is to be done for it to be told of no peers; `usual` names the option where nobody
+        has typed one."""
+        settings = self._local.settings
+        typed = (name for name in ("invite", "initial_peers") if getattr(settings, name))
+        name = next(typed, usual.removeprefix("--"))
+        if is_a_service():
+            return f"take {name} out of {SERVICE_FILE} and type systemctl --user restart p2p-dtfm"
+        return f"start this one again without --{name.replace('_', '-')}"
 
     async def look_before_going_alone(self, run_digest: str) -> Found | None:
         """Where others start at the same moment, as after a power cut, one goes first: the others

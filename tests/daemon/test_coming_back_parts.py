@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.machine.view_history import ViewHistory
 from p2p_dtfm.daemon.machine.world import Machine
 from p2p_dtfm.daemon.node.acquaintances import Acquaintances
+from p2p_dtfm.daemon.node.daemon import Daemon
 from p2p_dtfm.daemon.node.join.own_disk import why_not_alone
 from p2p_dtfm.daemon.node.join.run_joining import RunJoining
 from p2p_dtfm.daemon.node.local import Local
@@ -276,6 +278,29 @@ def test_who_has_changed_a_run_spec_is_told_that_it_is_another_run(
     joining_of(tmp_path)._which_founding(longer.model_copy(update={"name": "another"}))
     joining_of(tmp_path)._which_founding(run_spec())
     assert not caplog.text
+
+
+def test_a_founder_whose_data_were_moved_is_told_that_its_home_has_them(tmp_path: Path) -> None:
+    """The line that founded the run was refused, with no way out but to prepare them again."""
+    file = tmp_path / "mine.toml"
+    text = find_run_spec("tiny").read_text()
+    file.write_text(re.sub(r"(?m)^source = .*$", 'source = "moved"', text))
+    spec = read_run_spec(str(file))
+    data = spec.data.model_copy(update={"manifest": "00" * 32, "source": "My texts"})
+    memory = memory_of(tmp_path, spec.model_copy(update={"data": data}))
+    directory = remember(tmp_path, memory)
+
+    def fixes(**settings: object) -> tuple[str, ...]:
+        made = settings_of(tmp_path, run=str(file), **settings)
+        with pytest.raises(UserError, match="no prepared data in") as refused:
+            asyncio.run(Daemon(made, DashboardHost()).run(recall(made)))
+        return refused.value.fixes
+
+    told = f"p2p-dtfm --home {tmp_path} --run-digest {memory.run_digest[:16]} goes on with run"
+    assert not any(told in fix for fix in fixes()), "they are not in it"
+    (directory / "blobs").mkdir()
+    assert told in fixes()[0] and "p2p-dtfm prepare" in fixes()[1]
+    assert not any(told in fix for fix in fixes(new=True))
 
 
 def test_a_home_that_has_lost_its_memory_looks_before_it_founds(

@@ -75,7 +75,7 @@ class Daemon:
     async def run(self, past: Past | None = None) -> int:
         """Returns the exit code. Raises `UserError`. `past`: of its home, if it was read."""
         local, settings, life = self._local, self._local.settings, self._local.life
-        check_before_start(settings)
+        check_before_start(settings, past.without_data(settings) if past is not None else ())
         local.dashboard.check_ports(settings.dashboard, settings.public_status)
         _refuse_emulation_among_strangers(settings)
         local.home.acquire()

@@ -312,6 +312,22 @@ def test_who_waits_to_be_let_in_is_turned_away_once_its_invitation_is_taken_back
     assert [it.peer_id for it in agreement.joiners] == [ALICE.peer_id]
 
 
+def test_who_is_away_is_revoked_by_name(tmp_path: Path) -> None:
+    """A stolen laptop sleeps, and is in no view: it was "no members are called" so."""
+    line, book = founders_line(tmp_path), book_of(tmp_path, FOUNDER)
+    for guest in (ALICE, BOB):
+        book.introduced(guest.peer_id, chain_by(line, guest))
+    names = {FOUNDER.peer_id: "founder", ALICE.peer_id: "ada", BOB.peer_id: "bob"}
+    names[CAROL.peer_id] = "bob"  # who is here, and is meant where both may be
+    with pytest.raises(UserError, match="no members are called 'eve'") as unknown:
+        revoke(book, "eve", (FOUNDER.peer_id,), names.__getitem__)
+    assert "ada, bob" in unknown.value.fixes[0]
+    assert revoke(book, "ada", (FOUNDER.peer_id,), names.__getitem__)["revoked"] == ALICE.peer_id
+    assert not book.known.admits(ALICE.peer_id) and book.known.admits(BOB.peer_id)
+    members = (FOUNDER.peer_id, CAROL.peer_id)
+    assert revoke(book, "bob", members, names.__getitem__)["revoked"] == CAROL.peer_id
+
+
 def test_what_a_full_disk_did_not_take_is_written_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -75,7 +75,8 @@ async def _why_not(address: str, where: str, peer_id: str, error: Unreachable) -
         return (
             f"{name} does not answer on TCP port {port}: something drops the packets",
             f"on {name}, open TCP port {port} in the firewall (sudo ufw allow {port}/tcp), and "
-            "forward it on the router in front of it",
+            "forward it on the router in front of it; or your own network lets no such calls out, "
+            "as some companies' do: try another one",
         )
     except ConnectionRefusedError:
         return (

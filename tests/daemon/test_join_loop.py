@@ -97,6 +97,7 @@ class FakeMessenger:
 class FakeAcquaintances:
     def __init__(self, looks: Iterable[Found | None]) -> None:
         self.welcomed_by = ""
+        self.comes_back = False
         self.looked = 0
         self.said: list[str] = []
         self.turned: UserError | None = None
@@ -311,6 +312,24 @@ def test_whose_members_are_of_another_version_by_now_waits_for_them() -> None:
         await loop
 
     play(for_a_while)
+
+
+def test_who_waits_before_it_founds_and_hears_of_another_version_founds_nothing() -> None:
+    """It came back to nobody, and one of those that it had met began meanwhile."""
+    newcomer = Newcomer(run="tiny")
+
+    async def begins() -> None:
+        newcomer.settings.expect_peers, newcomer.settings.expect_wait_s = 2, 60.0
+        founding = asyncio.create_task(newcomer.found())
+        await asyncio.sleep(0.01)
+        newcomer.acquaintances.turned = OtherProtocol("began", 99)
+        while newcomer.acquaintances.looked < 6:
+            await asyncio.sleep(0.001)
+        assert newcomer.acquaintances.said and not newcomer.agreement.founded
+        newcomer.agreement.view = "let in"
+        await founding
+
+    play(begins)
 
 
 def test_two_newcomers_do_not_wait_for_each_other() -> None:

@@ -41,6 +41,8 @@ CLOSE_S = 3.0
 IDLE_S = 60.0
 KNOCK_AGAIN_S = 300.0
 REFUSALS_TOLD_EVERY_S = 10.0
+NOT_UNDERSTOOD = ("message that is not a valid", "a message of an unknown kind")
+"""What whoever cannot read a message answers."""
 PACKED_LIMIT = 4
 PEERS_LIMIT = 4096
 """Peers remembered; whoever was learnt longest ago is forgotten first."""
@@ -350,9 +352,11 @@ class Messenger:
         first = cause != before and now_s - told_s >= REFUSALS_TOLD_EVERY_S
         if first:
             put_newest(self._refusals, peer_id, (cause, now_s), PEERS_LIMIT)
-        is_news = first and not isinstance(message, Standing)  # told to who may just have started
-        level = logging.WARNING if is_news else logging.DEBUG
-        log.log(level, "%s refuses a %s: %s", peer_id, _name(message), cause)
+        is_unlike = cause.startswith(NOT_UNDERSTOOD)
+        is_news = first and (is_unlike or not isinstance(message, Standing))
+        level = logging.WARNING if is_news else logging.DEBUG  # who has just started refuses that
+        more = ": perhaps it is of another version" if is_unlike else ""
+        log.log(level, "%s refuses a %s: %s%s", peer_id, _name(message), cause, more)
 
     async def _next(self, peer_id: str, queue: asyncio.Queue[Message]) -> Message | None:
         """The next message; None, with the worker forgotten, when there is none for a while."""

@@ -268,7 +268,7 @@ class Acquaintances:
         recalled = next((item for item in self.runs if item.run_digest == run.digest), None)
         machine = this_machine()
         if recalled is not None and recalled.machine != machine:
-            self._say_that_it_was_moved(run)
+            self._say_that_it_was_moved(recalled)
         self.comes_back = self.memory is not None
         memory = recalled or Memory(run.signed_spec, 0, machine)
         here = meeting_points(self._local.settings, self._network)
@@ -282,10 +282,10 @@ class Acquaintances:
         await self.remember(None)
         await self._answer_nearby(run.digest, only_known=False)
 
-    def _say_that_it_was_moved(self, run: Run) -> None:
-        me, identity = self._network.me.peer_id, self._local.home.identity
+    def _say_that_it_was_moved(self, last: Memory) -> None:
+        spec, me, identity = last.spec, self._network.me.peer_id, self._local.home.identity
         fix = f"to be another peer, end this one and remove {identity}"
-        if me in (run.signed_spec.peer_id, run.spec.admission.founder, *run.spec.privacy.ends):
+        if me in (last.signed_spec.peer_id, spec.admission.founder, *spec.privacy.ends):
             fix = (
                 f"end one of the two, and keep {identity}: this peer's rights in the run rest on it"
             )

@@ -1,19 +1,22 @@
 """Exports while a run trains."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from p2p_dtfm.cli.commands.data import newest_checkpoint
 from p2p_dtfm.cli.commands.models import ExportFormat, _export_once, export
+from p2p_dtfm.cli.commands.offline.newest_model import newest_checkpoint, told_of_model
 from p2p_dtfm.cli.commands.offline.repeated_export import RepeatedExport
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.lineage import Epochs, marked
+from p2p_dtfm.daemon.peers.home_memory import write_memory
 from p2p_dtfm.ports.packages import how_to_install
 from p2p_dtfm.train.model import checkpoint as checkpoints
 from p2p_dtfm.train.model.checkpoint import list_checkpoints, read_manifest, take_back
 from p2p_dtfm.train.model.layer_state import LayerState
+from tests.daemon.test_memory import memory_of, place_of
 from tests.models.conftest import make_spec, random_states
 from tests.train.saved_layers import save_layers
 
@@ -51,11 +54,14 @@ def test_one_every_so_many_steps_and_the_newest_stay(tmp_path: Path) -> None:
         (out / name).touch()
     repeated.follow(said.append, next_step)
     assert said[0] == "waits: none yet; wait"
-    exported = [line.rsplit("step-")[1] for line in said[1:]]
+    exported = [line.rsplit("step-")[1] for line in said[1:-1]]
     run = spec.digest()[:8]
     assert exported == [f"{step:08d}-{run}.safetensors" for step in (2, 8, 14, 20)]
     kept = sorted(path.name for path in out.iterdir())
     new = [f"step-{step:08d}-{run}.safetensors" for step in (14, 20)]
+    assert said[-1].endswith(f"(model) is complete: its last step is {out / new[1]}")
+    repeated.follow(said.append, next_step)
+    assert said[-2] == said[-1], "who types it again hears why it ends"
     assert kept == sorted(["mine", *others, *new])
 
 
@@ -82,11 +88,11 @@ def test_what_the_run_has_taken_back_is_marked_and_goes_first(tmp_path: Path) ->
     said: list[str] = []
     first = [f"{step:064x}" for step in range(spec.total_steps + 1)]
     assert all(is_exported(step, first[step]) for step in (6, 12, spec.total_steps))
-    assert repeated.is_complete() and not said
+    assert repeated.complete() and not said
     lineage = marked(first[8], Epochs(1, (8,)))
     take_back(root, lineage, 8)
     assert not is_exported(8, lineage), "two steps newer than the newest that counts"
-    assert not repeated.is_complete()
+    assert not repeated.complete()
     behind = [f"step-{step:08d}-{run}.gguf" for step in (12, spec.total_steps)]
     assert said == [f"the run went back to step 8: {it} is taken-back-{it} now" for it in behind]
     assert is_exported(10, marked(first[1], Epochs(1, (8,))))
@@ -115,6 +121,48 @@ def test_an_export_that_cannot_come_to_anything_ends_it_and_says_how_to_mend_it(
         repeated.follow(said.append, waited.append)
     assert said == ["waits: no class of transformers is like it; choose another form"]
     assert len(waited) == 2
+
+
+def test_where_the_daemon_has_gone_it_says_that_it_waits_for_it(tmp_path: Path) -> None:
+    """It waited for ever, and said nothing."""
+    spec, root = make_spec(), tmp_path / "runs" / "r" / "checkpoints"
+    states, said = random_states(spec), list[str]()
+    nobody = iter(["", "no daemon", "no daemon", "", "no daemon"])
+    repeated = RepeatedExport(
+        partial(newest_checkpoint, tmp_path),
+        lambda directory, target: target.touch(),
+        tmp_path / "out",
+        every=1,
+        keep=1,
+        suffix=".gguf",
+        nobody_trains=lambda: next(nobody),
+    )
+    steps = iter([2, 2, 2, 2, spec.total_steps])
+
+    def next_step(limit_s: float) -> None:
+        save_layers(root, spec, (step := next(steps)), 0, at(states, step))
+
+    repeated.follow(said.append, next_step)
+    assert said.count("no daemon") == 2 and len(said) == 6
+
+
+def test_of_several_runs_in_a_home_it_is_the_one_that_it_is_in(tmp_path: Path) -> None:
+    """`tiny` was trained to its end, and then a copy of it, under the same name: the old model
+    wrote texts, was exported as the new one's, and `export --every` ended with it."""
+    older, newer = (make_spec().model_copy(update={"seed": seed}) for seed in (1, 2))
+    for spec, used_s in ((newer, 9), (older, 5)):
+        memory = memory_of(tmp_path, spec, used_s)
+        write_memory(place_of(tmp_path, memory), memory)
+    states, root = random_states(older), tmp_path / "runs"
+    save_layers(root / older.digest()[:16] / "checkpoints", older, 20, 0, at(states, 20))
+    with pytest.raises(UserError, match=f"of run {newer.digest()[:16]}, which") as none_yet:
+        newest_checkpoint(tmp_path)
+    assert f"of run {older.digest()[:16]} (model), step 20, which" in none_yet.value.fixes[1]
+    for step in (4, 2):  # as a copy may have them
+        save_layers(root / newer.digest()[:16] / "checkpoints", newer, step, 0, at(states, step))
+    found = newest_checkpoint(tmp_path)
+    assert found.name == "step-00000004" and found.parents[1].name == newer.digest()[:16]
+    assert told_of_model(found) == f"the model of model (run {newer.digest()[:16]}) after step 4"
 
 
 def test_a_checkpoint_that_is_pruned_as_it_is_found_is_none(

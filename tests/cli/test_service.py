@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from p2p_dtfm.cli import main, python_fault, system_fault
 from p2p_dtfm.cli.app import app
+from p2p_dtfm.cli.commands import swarm
 from p2p_dtfm.cli.commands.here import service
 from p2p_dtfm.cli.commands.run import run_daemon
 from p2p_dtfm.cli.terminal.durations import seconds_of
@@ -132,10 +133,18 @@ def test_print_shows_all_and_writes_nothing(home: Path) -> None:
     assert not home.exists()
 
 
-def test_install_and_uninstall(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("result", ["success", "timeout"])
+def test_install_and_uninstall(home: Path, monkeypatch: pytest.MonkeyPatch, result: str) -> None:
+    """It had two minutes to hand its layers over; then it was killed, and what it had trained was
+    said to stay."""
     asked: list[tuple[str, ...]] = []
+
+    def systemctl(*words: str) -> str:
+        asked.append(words)
+        return f"Result={result}\n" if words[0] == "show" else ""
+
     monkeypatch.setattr(service, "_require_systemd", lambda: None)
-    monkeypatch.setattr(service, "_systemctl", lambda *words: asked.append(words))
+    monkeypatch.setattr(service, "_systemctl", systemctl)
     done = CliRunner().invoke(app, ["service", "install", *GIVEN])
     assert done.exit_code == 0, done.output
     unit, settings = home / "systemd/user/p2p-dtfm.service", home / "p2p-dtfm/service.toml"
@@ -148,10 +157,35 @@ def test_install_and_uninstall(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
     asked.clear()
     again = CliRunner().invoke(app, ["service", "install", *GIVEN])
     assert isinstance(again.exception, UserError) and "already" in again.exception.cause
-    assert CliRunner().invoke(app, ["service", "uninstall"]).exit_code == 0
+    assert "TimeoutStopSec=900\n" in unit.read_text()
+    done = CliRunner().invoke(app, ["service", "uninstall"])
+    assert done.exit_code == 0, done.output
+    assert ("stays in its home" in done.stdout) is (result == "success")
+    assert ("killed after 15 minutes" in done.stdout) is (result == "timeout")
     assert not unit.exists() and not settings.exists() and asked[2][0] == "disable"
     gone = CliRunner().invoke(app, ["service", "uninstall"])
     assert isinstance(gone.exception, UserError)
+
+
+@pytest.mark.parametrize("order", ["leave", "pause", "pause --for 3d"])
+def test_who_stops_a_service_for_a_while_is_told_how_long_that_lasts(
+    home: Path, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    """A pause of three days ended with the next start of the machine, and whoever had left was in
+    again after the next log-in."""
+    monkeypatch.setattr(service, "_require_systemd", lambda: None)
+    monkeypatch.setattr(service, "_systemctl", lambda *words: "")
+    monkeypatch.setattr(swarm, "call_daemon", lambda *words: None)
+    own, other = home.parent / "own", home.parent / "other"
+
+    def said(where: Path) -> str:
+        return CliRunner().invoke(app, [*order.split(), "--home", str(where)]).output
+
+    assert "service" not in said(own)
+    done = CliRunner().invoke(app, ["service", "install", "--home", str(own), *GIVEN])
+    assert done.exit_code == 0, done.output
+    assert "when you log in, or the machine starts; p2p-dtfm service uninstall" in said(own)
+    assert "service" not in said(other), "which is begun by hand"
 
 
 def test_where_systemd_cannot_be_told_nothing_is_written(

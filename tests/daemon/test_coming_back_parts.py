@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.machine.view_history import ViewHistory
 from p2p_dtfm.daemon.machine.world import Machine
 from p2p_dtfm.daemon.node.acquaintances import Acquaintances
+from p2p_dtfm.daemon.node.daemon import Daemon
 from p2p_dtfm.daemon.node.join.own_disk import why_not_alone
 from p2p_dtfm.daemon.node.join.run_joining import RunJoining
 from p2p_dtfm.daemon.node.local import Local
@@ -278,6 +280,29 @@ def test_who_has_changed_a_run_spec_is_told_that_it_is_another_run(
     assert not caplog.text
 
 
+def test_a_founder_whose_data_were_moved_is_told_that_its_home_has_them(tmp_path: Path) -> None:
+    """The line that founded the run was refused, with no way out but to prepare them again."""
+    file = tmp_path / "mine.toml"
+    text = find_run_spec("tiny").read_text()
+    file.write_text(re.sub(r"(?m)^source = .*$", 'source = "moved"', text))
+    spec = read_run_spec(str(file))
+    data = spec.data.model_copy(update={"manifest": "00" * 32, "source": "My texts"})
+    memory = memory_of(tmp_path, spec.model_copy(update={"data": data}))
+    directory = remember(tmp_path, memory)
+
+    def fixes(**settings: object) -> tuple[str, ...]:
+        made = settings_of(tmp_path, run=str(file), **settings)
+        with pytest.raises(UserError, match="no prepared data in") as refused:
+            asyncio.run(Daemon(made, DashboardHost()).run(recall(made)))
+        return refused.value.fixes
+
+    told = f"p2p-dtfm --home {tmp_path} --run-digest {memory.run_digest[:16]} goes on with run"
+    assert not any(told in fix for fix in fixes()), "they are not in it"
+    (directory / "blobs").mkdir()
+    assert told in fixes()[0] and "p2p-dtfm prepare" in fixes()[1]
+    assert not any(told in fix for fix in fixes(new=True))
+
+
 def test_a_home_that_has_lost_its_memory_looks_before_it_founds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -290,7 +315,7 @@ def test_a_home_that_has_lost_its_memory_looks_before_it_founds(
     async def found() -> tuple[bool, str]:
         joining = joining_of(tmp_path)
         monkeypatch.setattr(joining._acquaintances, "look_before_going_alone", look)
-        monkeypatch.setattr(joining._leads, "turned_away", lambda: "")
+        monkeypatch.setattr(joining._acquaintances, "turned_away", lambda: None)
         with pytest.raises(AttributeError, match="identity"):  # as far as the stand-ins go
             await joining._found_run()
         return joining.founds, caplog.text
@@ -522,6 +547,24 @@ def test_remembered_peers_that_are_no_nodes_of_the_directory_end_nothing(
     assert met == [at.split("/")[-1]]
     with pytest.raises(UserError, match="could not join"):
         asyncio.run(Acquaintances.start(told, network, Past([], None)))
+
+
+@pytest.mark.parametrize("founded_it", [True, False])
+def test_who_founded_a_run_is_not_told_to_remove_its_key(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, founded_it: bool
+) -> None:
+    """Whoever moves a home is told once, and a founder's rights go with its key for good."""
+    memory = memory_of(tmp_path)
+    me = memory.signed_spec.peer_id if founded_it else "me"
+    network = network_of(me)
+    network.first_contacts = ()
+    run: Any = SimpleNamespace(
+        digest=memory.run_digest, signed_spec=memory.signed_spec, spec=memory.spec
+    )
+    known = acquaintances_of(tmp_path, network, Past([memory], memory))
+    asyncio.run(known.begin_to_remember(run))
+    assert "last used on another machine" in caplog.text
+    assert ("remove" in caplog.text) is not founded_it
 
 
 def test_a_copied_home_does_not_speak_as_the_same_peer(

@@ -210,6 +210,30 @@ def test_who_could_go_on_from_its_own_disk_is_told_how(tmp_path: Path, could_go_
     assert ("without --initial-peers: it goes on from its own disk" in fix) is could_go_on
 
 
+@pytest.mark.parametrize("is_service", [False, True])
+@pytest.mark.parametrize("is_invited", [False, True])
+def test_who_could_go_on_is_told_of_the_option_that_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_service: bool, is_invited: bool
+) -> None:
+    """Whoever had typed `--invite` was to leave out `--initial-peers`; and of a service, which all
+    members ran, nobody was told where that is."""
+    monkeypatch.setattr("p2p_dtfm.daemon.node.acquaintances.is_a_service", lambda: is_service)
+    (there,) = peer_ids(tmp_path, 1)
+    given: dict[str, object] = {"initial_peers": (f"/ip4/192.0.2.7/tcp/4001/p2p/{there}",)}
+    for typed, option in (("p2pi1-line", "invite"), ("", "initial_peers")):
+        daemon = seeker(tmp_path, {}, invite=typed, **given)
+        if is_invited:
+            invited = run_spec(admission={"mode": "invited", "key": "ab" * 32, "founder": "x" * 52})
+            daemon._acquaintances.memory = memory_of(tmp_path, invited)
+        daemon._acquaintances.say_nobody_answers("12" * 32, 4.0, could_go_on=True)
+        ((_, fix),) = daemon._acquaintances._local.status.troubles.present()
+        if is_service:
+            assert f"take {option} out of ~/.config/p2p-dtfm/service.toml" in fix
+            assert "systemctl --user restart p2p-dtfm: it goes on from its own disk" in fix
+        else:
+            assert f"without --{option.replace('_', '-')}: it goes on from its own disk" in fix
+
+
 def test_in_a_run_by_invitation_nobody_is_told_to_name_an_address(tmp_path: Path) -> None:
     """By which nobody is let in there."""
     daemon = seeker(tmp_path, {})
@@ -277,7 +301,7 @@ def test_of_several_initial_peers_one_that_lies_is_passed_over(
 def test_who_was_passed_over_is_not_asked_again() -> None:
     class Messenger:
         def __init__(self) -> None:
-            self.passed_over = {"false": "says that the run is complete"}
+            self.passed_over = {"false": UserError("says that the run is complete")}
 
         async def ask(self, peer_id: str, *rest: object) -> bytes:
             raise AssertionError(peer_id)

@@ -26,6 +26,7 @@ from p2p_dtfm.core.protocol.invited.chains import (
 from p2p_dtfm.core.protocol.invited.guest_list import UNKNOWN_LIMIT, GuestList
 from p2p_dtfm.core.protocol.invited.line import InvitationLine, read_line
 from p2p_dtfm.core.protocol.records import sign_record
+from p2p_dtfm.core.protocol.run_spec import AdmissionSpec
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.node.dispatch import Dispatch
@@ -35,12 +36,12 @@ from p2p_dtfm.daemon.peers.guests import guest_book
 from p2p_dtfm.daemon.peers.guests.desk import new_line, revoke
 from p2p_dtfm.daemon.peers.guests.guest_book import TOLD_AT_ONCE, GuestBook
 from p2p_dtfm.daemon.peers.guests.guest_watch import GuestWatch
-from p2p_dtfm.daemon.peers.guests.own_invitation import OwnInvitation
+from p2p_dtfm.daemon.peers.guests.own_invitation import OwnInvitation, invitation_of
 from p2p_dtfm.daemon.peers.wire import Introduction, Revocations, pack
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed, verify
 from p2p_dtfm.ports import disk, now
 from p2p_dtfm.sim.faults.simulated_process import sign_for
-from tests.core.builders import record
+from tests.core.builders import record, run_spec
 from tests.core.liars import say, swarm
 
 RUN = digest_bytes(b"a run")
@@ -87,6 +88,22 @@ def watch_of(book: GuestBook, me: Identity, views: SimpleNamespace) -> tuple[Gue
     told: list[Any] = []
     messenger = SimpleNamespace(me=me.peer_id, tell=lambda *what: told.append(what))
     return GuestWatch(book, views, messenger, lambda actions: None), told  # type: ignore[arg-type]
+
+
+def test_whose_key_as_a_founder_is_lost_is_told_to_put_it_back(tmp_path: Path) -> None:
+    """It was to ask whoever had invited it."""
+    admission = AdmissionSpec(mode="invited", founder=FOUNDER.peer_id, key="00" * 32)
+    spec = run_spec(admission=admission)
+    line, has_lost = founders_line(tmp_path / "founder"), ALICE
+    with pytest.raises(UserError, match="this home founded run") as lost:
+        invitation_of(tmp_path / "founder", has_lost, None, spec)
+    assert "put identity.key back" in lost.value.fixes[0] and lost.value.exit_code == 5
+    assert invitation_of(tmp_path / "founder", FOUNDER, None, spec) is not None
+    assert invitation_of(tmp_path / "founder", has_lost, line, spec) is not None, "as a guest"
+    guest = OwnInvitation(tmp_path / "founder", RUN, ALICE)
+    guest.come_by(line)
+    guest.write()
+    assert invitation_of(tmp_path / "founder", BOB, None, spec) is not None, "told by its log"
 
 
 def view(number: int, *members: Identity) -> SimpleNamespace:
@@ -293,6 +310,22 @@ def test_who_waits_to_be_let_in_is_turned_away_once_its_invitation_is_taken_back
     book.revoked([sign_revocation(word, FOUNDER.peer_id, FOUNDER.sign)])
     watch.look()
     assert [it.peer_id for it in agreement.joiners] == [ALICE.peer_id]
+
+
+def test_who_is_away_is_revoked_by_name(tmp_path: Path) -> None:
+    """A stolen laptop sleeps, and is in no view: it was "no members are called" so."""
+    line, book = founders_line(tmp_path), book_of(tmp_path, FOUNDER)
+    for guest in (ALICE, BOB):
+        book.introduced(guest.peer_id, chain_by(line, guest))
+    names = {FOUNDER.peer_id: "founder", ALICE.peer_id: "ada", BOB.peer_id: "bob"}
+    names[CAROL.peer_id] = "bob"  # who is here, and is meant where both may be
+    with pytest.raises(UserError, match="no members are called 'eve'") as unknown:
+        revoke(book, "eve", (FOUNDER.peer_id,), names.__getitem__)
+    assert "ada, bob" in unknown.value.fixes[0]
+    assert revoke(book, "ada", (FOUNDER.peer_id,), names.__getitem__)["revoked"] == ALICE.peer_id
+    assert not book.known.admits(ALICE.peer_id) and book.known.admits(BOB.peer_id)
+    members = (FOUNDER.peer_id, CAROL.peer_id)
+    assert revoke(book, "bob", members, names.__getitem__)["revoked"] == CAROL.peer_id
 
 
 def test_what_a_full_disk_did_not_take_is_written_once_there_is_room(

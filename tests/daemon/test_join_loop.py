@@ -12,12 +12,13 @@ from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
 from p2p_dtfm.core.messages.agreement_messages import Standing
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.daemon.node.coming_and_going import entry
 from p2p_dtfm.daemon.node.coming_and_going.entry import Entry
 from p2p_dtfm.daemon.peers.discovery import first_found
 from p2p_dtfm.daemon.peers.member_search import Found, MemberSearch, Sought
-from p2p_dtfm.daemon.peers.run_source import RunComplete
+from p2p_dtfm.daemon.peers.run_source import OtherProtocol, RunComplete
 from p2p_dtfm.daemon.peers.wire import Barred, KnownPeers, PeerAddress
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.net.errors import Refused, Unreachable
@@ -66,7 +67,7 @@ class FakeMessenger:
         """That let others in, some time."""
         self.barred: dict[str, Barred] = {}
         """Who says that this one is barred."""
-        self.passed_over: dict[str, str] = {}
+        self.passed_over: dict[str, UserError] = {}
 
     async def ask(self, peer_id: str, message: object) -> bytes:
         self.asked.append(peer_id)
@@ -96,8 +97,11 @@ class FakeMessenger:
 class FakeAcquaintances:
     def __init__(self, looks: Iterable[Found | None]) -> None:
         self.welcomed_by = ""
+        self.comes_back = False
         self.looked = 0
         self.said: list[str] = []
+        self.turned: UserError | None = None
+        """By somebody who is known."""
         self._looks = iter(looks)
 
     async def call_again(self) -> None:
@@ -106,6 +110,9 @@ class FakeAcquaintances:
     async def look_for_members(self, run_digest: str) -> Found | None:
         self.looked += 1
         return next(self._looks, None)
+
+    def turned_away(self) -> UserError | None:
+        return self.turned
 
     def say_nobody_answers(self, run_digest: str, pause_s: float) -> None:
         self.said.append(run_digest)
@@ -288,6 +295,41 @@ def test_who_came_back_to_members_that_then_died_goes_on_alone() -> None:
     newcomer.acquaintances.welcomed_by = "died-since"
     play(newcomer.join)
     assert newcomer.resumed and newcomer.agreement.founded and newcomer.membership.founds
+
+
+def test_whose_members_are_of_another_version_by_now_waits_for_them() -> None:
+    """It went on alone beside them: as far as it saw nobody answered."""
+    newcomer = Newcomer(run="tiny")
+    newcomer.acquaintances.welcomed_by = "updated-since"
+    newcomer.acquaintances.turned = OtherProtocol("updated-since", 99)
+
+    async def for_a_while() -> None:
+        loop = asyncio.create_task(newcomer.join())
+        while newcomer.acquaintances.looked < 6:
+            await asyncio.sleep(0.001)
+        assert newcomer.acquaintances.said and not newcomer.agreement.founded
+        newcomer.agreement.view = "let in"
+        await loop
+
+    play(for_a_while)
+
+
+def test_who_waits_before_it_founds_and_hears_of_another_version_founds_nothing() -> None:
+    """It came back to nobody, and one of those that it had met began meanwhile."""
+    newcomer = Newcomer(run="tiny")
+
+    async def begins() -> None:
+        newcomer.settings.expect_peers, newcomer.settings.expect_wait_s = 2, 60.0
+        founding = asyncio.create_task(newcomer.found())
+        await asyncio.sleep(0.01)
+        newcomer.acquaintances.turned = OtherProtocol("began", 99)
+        while newcomer.acquaintances.looked < 6:
+            await asyncio.sleep(0.001)
+        assert newcomer.acquaintances.said and not newcomer.agreement.founded
+        newcomer.agreement.view = "let in"
+        await founding
+
+    play(begins)
 
 
 def test_two_newcomers_do_not_wait_for_each_other() -> None:

@@ -223,3 +223,21 @@ def test_an_address_that_a_peer_made_up_ends_no_search() -> None:
     host = SimpleNamespace(peer_id="me")
     made_up = ("/ip4/192.0.2.999/tcp/1/p2p/x", "nonsense")
     assert asyncio.run(reach_any(cast(Any, host), made_up, 1.0)) == ()
+
+
+def test_a_container_is_the_same_machine_at_each_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has another host name each time, and no number of its own: at each start it was told that
+    its home had been on another machine."""
+    mark, names = tmp_path / ".containerenv", iter(["a1b2", "c3d4", "e5f6", "a7b8"])
+    monkeypatch.setattr(home_memory, "MACHINE_ID", tmp_path / "machine-id")
+    monkeypatch.setattr(home_memory, "CONTAINER_MARKS", (mark,))
+    monkeypatch.setattr("platform.node", lambda: next(names))
+    assert home_memory.this_machine() != home_memory.this_machine()
+    mark.touch()
+    assert home_memory.this_machine() == home_memory.this_machine()
+    (tmp_path / "machine-id").write_text("12ab")
+    of_its_own = home_memory.this_machine()
+    mark.unlink()
+    assert of_its_own == home_memory.this_machine()

@@ -55,6 +55,9 @@ def test_the_fix_names_this_machines_own_address_and_port() -> None:
         "to 192.168.1.7, and start with --listen /ip4/0.0.0.0/tcp/5000"
     )
     assert "ports 31330 and 31331" in opening_fix("5.9.0.4", own, ["/ip4/0.0.0.0/tcp/0"], True)
+    for takes_lines, others in ((False, "TCP port 31340"), (True, "TCP ports 31340 and 31341")):
+        told = opening_fix("5.9.0.4", own, ["/ip4/0.0.0.0/tcp/0"], takes_lines)
+        assert f"; a second machine behind that router takes {others}" in told
     public = [f"/ip4/5.9.0.4/tcp/5000/p2p/{SECOND}"]
     for takes_lines, allowed in ((False, "5000"), (True, "5000:5001")):
         assert f"firewall (sudo ufw allow {allowed}/tcp)" in opening_fix(

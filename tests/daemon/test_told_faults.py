@@ -6,12 +6,17 @@ from typing import Any
 
 import pytest
 
+from p2p_dtfm.core.messages.agreement_messages import Standing
+from p2p_dtfm.core.messages.certificate import Certificate
+from p2p_dtfm.core.messages.on_the_wire import Unreadable
+from p2p_dtfm.core.protocol.canonical import encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.daemon.node import network
 from p2p_dtfm.daemon.node.network import FAULTS_TOLD_EVERY_S, Network
 from p2p_dtfm.daemon.peers import messenger
 from p2p_dtfm.daemon.peers.messenger import REFUSALS_TOLD_EVERY_S, Messenger
-from p2p_dtfm.daemon.peers.wire import Hello
+from p2p_dtfm.daemon.peers.wire import Hello, unpack
 
 
 def _told(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -58,3 +63,22 @@ def test_who_refuses_each_time_for_another_reason_is_told_of_now_and_then(
     refuses("no run yet")
     refuses("no run yet")
     assert _told(caplog) == ["peer refuses a Hello: no run yet"]
+
+
+def test_who_does_not_understand_where_others_stand_is_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Two that had begun apart, of unlike versions, were silent about each other: what is told to
+    outsiders is mostly refused since they have just begun."""
+    part: Any = SimpleNamespace(_refusals={})
+    sender = Member("somebody", 1)
+    agreed = Certificate(ViewId(3, "ab" * 32), "", (sender,), ())
+    standing = Standing(sender, agreed, True, 9, "")
+    Messenger._log_refusal(part, "new", standing, "this peer does not take part in a run yet")
+    assert not _told(caplog)
+    payload = encode_for_wire((1, {"type": "standing", "said_otherwise": True}))
+    with pytest.raises(Unreadable) as unreadable:
+        unpack(payload)
+    Messenger._log_refusal(part, "other", standing, unreadable.value.cause)
+    (told,) = _told(caplog)
+    assert told.endswith(": perhaps it is of another version")

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from p2p_dtfm.cli import main
-from p2p_dtfm.cli.commands.data import newest_checkpoint, prepare
+from p2p_dtfm.cli.commands.data import prepare
+from p2p_dtfm.cli.commands.offline.newest_model import newest_checkpoint
 from p2p_dtfm.cli.commands.run import run_daemon
 from p2p_dtfm.cli.terminal.mistyped import fault_of_path
 from p2p_dtfm.core.protocol.errors import UserError

@@ -45,7 +45,14 @@ def readable(template: str) -> str:
 
 
 _RAISED = ("UserError", "DeviceFault", "P2pdLost")
-_SAYS_ITSELF = ("AnotherRun", "NoTextField", "NobodyTrains", "RunComplete", "ShardUnreadable")
+_SAYS_ITSELF = (
+    "AnotherRun",
+    "NoTextField",
+    "NobodyTrains",
+    "OtherProtocol",
+    "RunComplete",
+    "ShardUnreadable",
+)
 """Classes whose own text becomes an error's."""
 
 

@@ -8,6 +8,7 @@ import typer
 
 from p2p_dtfm.cli.app import HomeOption, app
 from p2p_dtfm.cli.commands.offline.conversations import prepare_conversations
+from p2p_dtfm.cli.commands.offline.newest_model import newest_checkpoint, told_of_model
 from p2p_dtfm.cli.terminal.plain import harmless_lines
 from p2p_dtfm.cli.terminal.progress import progress_of_bytes
 from p2p_dtfm.core.protocol.errors import UserError
@@ -229,47 +230,16 @@ def _model_of(directory: Path) -> "tuple[Loaded, Tokenizer]":
     from p2p_dtfm.train.data.prepare import TOKENIZER_NAME
     from p2p_dtfm.train.hugging_face.export import is_imported, model_in
     from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
-    from p2p_dtfm.train.model.generate import load_model
+    from p2p_dtfm.train.model.generate import load_model, whole_checkpoint
     from p2p_dtfm.train.model.gpt import layer_count
 
     if not is_imported(directory):
+        directory = whole_checkpoint(directory)
+        typer.echo(told_of_model(directory), err=True)
         return load_model(directory), tokenizer_of(directory)
     model = model_in(directory)
     tokenizer = read_tokenizer_json(directory / TOKENIZER_NAME)
     return (model.spec, [model.layer(n) for n in range(layer_count(model.spec))]), tokenizer
-
-
-def newest_checkpoint(home: Path | None) -> Path:
-    """The newest checkpoint with all layers, of any run of this home. Raises `UserError`."""
-    from p2p_dtfm.daemon.machine.home import Home, default_home
-    from p2p_dtfm.train.model.checkpoint import list_checkpoints
-    from p2p_dtfm.train.model.gpt import layer_count
-
-    root = Home(home or default_home()).root
-    found = [
-        (written_s, checkpoint.directory)
-        for run in sorted(root.glob("runs/*/checkpoints"))
-        for checkpoint in list_checkpoints(run)
-        if len(checkpoint.layers) == layer_count(checkpoint.manifest.spec())
-        if (written_s := _written_s(checkpoint.directory)) is not None
-    ]
-    if not found:
-        raise UserError(
-            f"no whole checkpoint in {root}",
-            (
-                "train first; a checkpoint is whole when every layer has been saved or fetched",
-                "name another home (--home DIR), or a checkpoint's directory instead",
-            ),
-        )
-    return max(found, key=lambda item: item[0])[1]
-
-
-def _written_s(checkpoint: Path) -> float | None:
-    """None of one that a daemon has pruned since it was listed."""
-    try:
-        return (checkpoint / "manifest.json").stat().st_mtime
-    except FileNotFoundError:
-        return None
 
 
 def tokenizer_of(directory: Path) -> "Tokenizer":

@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from p2p_dtfm.cli.app import JsonOption, app
-from p2p_dtfm.cli.commands.data import newest_checkpoint, tokenizer_of
+from p2p_dtfm.cli.commands.data import tokenizer_of
+from p2p_dtfm.cli.commands.offline.newest_model import newest_checkpoint
 from p2p_dtfm.cli.scenarios.played_run import bring_weights, playable, run_to_play
 from p2p_dtfm.cli.terminal.plain import harmless_lines
 from p2p_dtfm.core.protocol.errors import UserError

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from p2p_dtfm.cli.app import HomeOption, app
-from p2p_dtfm.cli.commands.data import newest_checkpoint, tokenizer_of
+from p2p_dtfm.cli.commands.data import tokenizer_of
+from p2p_dtfm.cli.commands.offline.newest_model import newest_checkpoint
 from p2p_dtfm.cli.terminal.progress import progress_of_bytes
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
@@ -114,8 +115,22 @@ def export(
 
     suffix = "" if form is ExportFormat.HF else f".{form.value}"
     newest, kept = partial(newest_checkpoint, home), KEPT if keep is None else keep
-    repeated = RepeatedExport(newest, write, out, every, kept, suffix)
+    repeated = RepeatedExport(newest, write, out, every, kept, suffix, partial(_runs_in, home))
     repeated.follow(lambda text: typer.echo(text, err=True), threading.Event().wait)
+
+
+def _runs_in(home: Path | None) -> str:
+    """What is missing where no daemon runs in that home; empty where one does."""
+    from p2p_dtfm.daemon.machine.home import Home, default_home, home_option
+    from p2p_dtfm.daemon.machine.local_client import holder_of
+
+    place = Home(home or default_home())
+    if holder_of(place) is not None:
+        return ""
+    return (
+        f"no daemon runs in {place.root}: nothing new comes until one is started, "
+        f"p2p-dtfm{home_option(place.root)}"
+    )
 
 
 def _require_possible(out: Path, form: ExportFormat, imported: Path | None) -> None:

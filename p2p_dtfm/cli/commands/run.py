@@ -15,6 +15,7 @@ from p2p_dtfm.daemon.machine.away import Away, StepAside
 from p2p_dtfm.daemon.machine.devices.shares import devices_of, is_several
 from p2p_dtfm.daemon.machine.home import fault_of_home, is_full, require_made
 from p2p_dtfm.daemon.machine.life import code_of_what_may_pass, is_begun_by_systemd
+from p2p_dtfm.daemon.machine.owner.allowed import left_out, note_typed
 from p2p_dtfm.daemon.machine.settings import Settings, given_zeros
 from p2p_dtfm.daemon.node.resident import Resident
 from p2p_dtfm.daemon.peers.guests.pasted_line import with_invitation
@@ -30,6 +31,7 @@ _FIXES_OF_HOME = (
 def run_daemon(settings: Settings) -> int:
     """Run until the end; the exit code. What nobody foresaw is logged whole, with exit code 1."""
     given, settings = settings, with_invitation(settings)
+    forgotten = left_out(given)
     if is_begun_by_systemd():
         require_made(settings.home)
     if is_several(settings.device):
@@ -39,9 +41,13 @@ def run_daemon(settings: Settings) -> int:
         recall(settings)  # what is mistyped is told before anything is begun
         devices = devices_of(settings.device)
         if len(devices) > 1:
+            if forgotten:
+                print(forgotten, file=sys.stderr)
+            note_typed(given.home, given)  # its daemons have their shares of it
             return SeveralDevices(given, devices, sys.stdout, sys.stderr).run()
         settings = settings.model_copy(update={"device": devices[0]})
-    return _run(Resident(settings, steps_aside=True), settings, given_zeros(settings))
+    resident = Resident(settings, steps_aside=True)
+    return _run(resident, settings, given_zeros(settings), forgotten)
 
 
 def go_on(away: Away) -> int:
@@ -50,8 +56,12 @@ def go_on(away: Away) -> int:
     return _run(Resident(settings, steps_aside=True, away=away), settings)
 
 
-def _run(resident: Resident, settings: Settings, remarks: Sequence[str] = ()) -> int:
+def _run(
+    resident: Resident, settings: Settings, remarks: Sequence[str] = (), forgotten: str = ""
+) -> int:
     handler = set_up_logging(settings.log, str if settings.ids else resident.named)
+    if forgotten:
+        logging.getLogger("p2p_dtfm").warning("%s", forgotten)
     for remark in remarks:
         logging.getLogger("p2p_dtfm").info("%s", remark)
     try:

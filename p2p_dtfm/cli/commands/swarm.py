@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from p2p_dtfm.cli.app import HomeOption, JsonOption, app
+from p2p_dtfm.cli.commands.here.installed import is_of_service
 from p2p_dtfm.cli.terminal.durations import seconds_of
 from p2p_dtfm.cli.terminal.member_row import member_table
 from p2p_dtfm.cli.terminal.plain import plain
@@ -296,6 +297,13 @@ def leave(home: HomeOption = None) -> None:
     """Finish the step, hand the layers to the others, and end the daemon."""
     _tell(homes_here(home), "leave")
     typer.echo("the daemon hands its layers over and leaves; p2p-dtfm status shows how far it is")
+    _tell_of_service(home, "the service begins it again when you log in")
+
+
+def _tell_of_service(home: Path | None, what: str) -> None:
+    """What leave and pause end is what runs now."""
+    if is_of_service(home):
+        typer.echo(f"{what}, or the machine starts; p2p-dtfm service uninstall ends that")
 
 
 @app.command()
@@ -319,9 +327,10 @@ def pause(
             f"the daemon hands its layers over and is away for {duration(seconds)}; "
             "p2p-dtfm resume makes it take part before"
         )
-        return
-    _tell(homes_here(home), "pause")
-    typer.echo("the daemon hands its layers over; p2p-dtfm resume makes it take part again")
+    else:
+        _tell(homes_here(home), "pause")
+        typer.echo("the daemon hands its layers over; p2p-dtfm resume makes it take part again")
+    _tell_of_service(home, "the service ends the pause when you log in")
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.home import expanded
 from p2p_dtfm.daemon.machine.settings import Settings
@@ -20,8 +21,9 @@ from p2p_dtfm.train.stage.measure import select_device
 from p2p_dtfm.train.stage.room_to_train import require_room
 
 
-def check_before_start(settings: Settings) -> None:
-    """Raises `UserError` for the first thing that cannot be right."""
+def check_before_start(settings: Settings, without_data: tuple[str, ...] = ()) -> None:
+    """Raises `UserError` for the first thing that cannot be right. `without_data`: what does as
+    well where those of the run spec are missing."""
     for address in settings.listen:
         check_listen_address(address)
     for address in settings.announce:
@@ -33,7 +35,11 @@ def check_before_start(settings: Settings) -> None:
         spec = with_sizes(read_run_spec(path))
         require_directions(spec)
         if has_own_data(spec):
-            open_prepared(data_directory(spec, path))
+            try:
+                open_prepared(data_directory(spec, path))
+            except UserError as error:
+                fixes = (*without_data, *error.fixes)
+                raise UserError(error.cause, fixes, error.exit_code) from error
         device = select_device(settings.device)
         if device.type == "cpu" and emulated_flops_per_s(settings.device) is None:
             require_room(spec, granted_memory().free_bytes)

@@ -19,6 +19,8 @@ from p2p_dtfm.core.protocol.records import Device
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.daemon.machine.locks import temporary_folder
+from p2p_dtfm.daemon.machine.owner.allowed import note_typed
+from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.net.direct.lines import DirectLines
 from p2p_dtfm.net.directory.directory import Directory
 from p2p_dtfm.net.directory.port import DirectoryPort
@@ -43,6 +45,10 @@ class World(Protocol):
     @property
     def lock_folder(self) -> Path:
         """Where daemons of one world see that no two speak as one peer."""
+        ...
+
+    def note_typed(self, home: Path, settings: Settings) -> None:
+        """For who starts the daemon the next time."""
         ...
 
     async def start_host(
@@ -98,6 +104,9 @@ class Machine:
     @property
     def lock_folder(self) -> Path:
         return temporary_folder()
+
+    def note_typed(self, home: Path, settings: Settings) -> None:
+        note_typed(home, settings)
 
     async def start_host(
         self, identity: Path, listen: Sequence[str], announce: Sequence[str], maps_port: bool

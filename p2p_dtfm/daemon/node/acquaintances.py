@@ -10,6 +10,7 @@ from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.membership.fellows import is_worth_a_return
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.machine.life import is_a_service
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import CALL_LIMIT_S, CALLED_LIMIT, Network
@@ -24,7 +25,7 @@ from p2p_dtfm.daemon.peers.home_memory import (
 from p2p_dtfm.daemon.peers.member_search import Found, MemberSearch, Sought
 from p2p_dtfm.daemon.peers.reachability import own_addresses
 from p2p_dtfm.daemon.peers.recall import Past
-from p2p_dtfm.daemon.peers.run_source import Run
+from p2p_dtfm.daemon.peers.run_source import OtherProtocol, Run
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.net.contacts.addresses import parse_address, peer_ids_of
 from p2p_dtfm.net.contacts.first_contacts import reach_any
@@ -43,6 +44,9 @@ REUNION_S = 10.0
 REUNION_LIMIT_S = 30.0
 NOBODY_ANSWERS = "members"
 BARRED = "barred"
+UNLIKE_TOLD = 16
+SERVICE_FILE = "~/.config/p2p-dtfm/service.toml"
+"""Where `p2p-dtfm service install` writes its settings, mostly."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -73,6 +77,8 @@ class Acquaintances:
         )
         self._memory_lock = asyncio.Lock()
         self._memory_fails = False
+        self._told_unlike = set[str]()
+        """Of whom the log has said that it speaks another protocol."""
 
     @classmethod
     async def start(cls, local: Local, network: Network, past: Past) -> "Acquaintances":
@@ -142,6 +148,7 @@ class Acquaintances:
             log.info(
                 "found %s, a member of run %s, %s", found.peer_id, run_digest[:16], found.where
             )
+        self._say_who_speaks_otherwise()
         return found
 
     async def find_view(self, run: Run, own_step: int) -> Found:
@@ -165,6 +172,25 @@ class Acquaintances:
             means_it = self._local.settings.run and peer_id in given
             log.warning("%s%s", what, "; without --run this joins that one" if means_it else "")
 
+    def _say_who_speaks_otherwise(self) -> None:
+        """Of each once, and not of many: any number of strangers can say it."""
+        for peer_id, why in self._network.messenger.passed_over.items():
+            if isinstance(why, OtherProtocol) and len(self._told_unlike) < UNLIKE_TOLD:
+                if peer_id not in self._told_unlike:
+                    log.warning("%s: %s", why.cause, why.fixes[0])
+                self._told_unlike.add(peer_id)
+
+    def is_known(self, peer_id: str) -> bool:
+        """Whether the user has named it, or it was met in this run."""
+        return peer_id in peer_ids_of(self._local.settings.initial_peers) or self._has_met(peer_id)
+
+    def turned_away(self) -> UserError | None:
+        """Why somebody who is known answers, and could not be followed."""
+        passed_over = self._network.messenger.passed_over
+        known = [why for peer_id, why in passed_over.items() if self.is_known(peer_id)]
+        unlike = (why for why in known if isinstance(why, OtherProtocol))
+        return next(unlike, known[0] if known else None)
+
     def say_nobody_answers(
         self, run_digest: str, pause_s: float, complete_by: str = "", could_go_on: bool = False
     ) -> None:
@@ -181,14 +207,27 @@ class Acquaintances:
         )
         if could_go_on:
             fix = (
-                "start one of them; or, if none of them comes back, start this one again without "
-                f"{option}: it goes on from its own disk"
+                f"start one of them; or, if all wait as this one does, {self._how_alone(option)}: "
+                "it goes on from its own disk, and they find it"
             )
         if complete_by:
             what += f" that was met here; {complete_by}, which was not, {SHOWS_END}"
             fix = f"if you know that peer, start this one again with {option} and {its_own}"
+        if isinstance(unlike := self.turned_away(), OtherProtocol):
+            what = f"no member of run {run_digest[:16]} of this version answers; {unlike.cause}"
+            fix = f"{unlike.fixes[0]}; this daemon goes on looking meanwhile"
         self._local.status.say(State.WAITING, f"{what}; looks again in {pause_s:.0f} s")
         self._local.status.troubles.tell(NOBODY_ANSWERS, what, fix)
+
+    def _how_alone(self, usual: str) -> str:
+        """What is to be done for it to be told of no peers; `usual` names the option where nobody
+        has typed one."""
+        settings = self._local.settings
+        typed = (name for name in ("invite", "initial_peers") if getattr(settings, name))
+        name = next(typed, usual.removeprefix("--"))
+        if is_a_service():
+            return f"take {name} out of {SERVICE_FILE} and type systemctl --user restart p2p-dtfm"
+        return f"start this one again without --{name.replace('_', '-')}"
 
     async def look_before_going_alone(self, run_digest: str) -> Found | None:
         """Where others start at the same moment, as after a power cut, one goes first: the others
@@ -229,11 +268,7 @@ class Acquaintances:
         recalled = next((item for item in self.runs if item.run_digest == run.digest), None)
         machine = this_machine()
         if recalled is not None and recalled.machine != machine:
-            log.warning(
-                "this home was last used on another machine: if it still runs there, two daemons "
-                "speak as one peer; to be another peer, end this one and remove %s",
-                self._local.home.identity,
-            )
+            self._say_that_it_was_moved(recalled)
         self.comes_back = self.memory is not None
         memory = recalled or Memory(run.signed_spec, 0, machine)
         here = meeting_points(self._local.settings, self._network)
@@ -246,6 +281,19 @@ class Acquaintances:
         self.directory.call_again_at([*where][:CALLED_LIMIT])
         await self.remember(None)
         await self._answer_nearby(run.digest, only_known=False)
+
+    def _say_that_it_was_moved(self, last: Memory) -> None:
+        spec, me, identity = last.spec, self._network.me.peer_id, self._local.home.identity
+        fix = f"to be another peer, end this one and remove {identity}"
+        if me in (last.signed_spec.peer_id, spec.admission.founder, *spec.privacy.ends):
+            fix = (
+                f"end one of the two, and keep {identity}: this peer's rights in the run rest on it"
+            )
+        log.warning(
+            "this home was last used on another machine: if it still runs there, two daemons "
+            "speak as one peer; %s",
+            fix,
+        )
 
     async def _answer_nearby(self, run_digest: str, *, only_known: bool) -> None:
         """Tell those on the local network that ask for members of this run where this peer is."""

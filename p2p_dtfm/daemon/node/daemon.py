@@ -75,13 +75,14 @@ class Daemon:
     async def run(self, past: Past | None = None) -> int:
         """Returns the exit code. Raises `UserError`. `past`: of its home, if it was read."""
         local, settings, life = self._local, self._local.settings, self._local.life
-        check_before_start(settings)
+        check_before_start(settings, past.without_data(settings) if past is not None else ())
         local.dashboard.check_ports(settings.dashboard, settings.public_status)
         _refuse_emulation_among_strangers(settings)
         local.home.acquire()
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(local.home.release)
             stack.callback(local.observer.close)
+            local.world.note_typed(local.home.root, settings)
             stack.push_async_callback(local.compute.end)
             if past is None:
                 past = await asyncio.to_thread(recall, settings)

@@ -12,7 +12,12 @@ from typing import Any, TypeVar
 
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.daemon.peers.messenger import Messenger
-from p2p_dtfm.daemon.peers.run_source import AnotherRun, ask_welcome, ask_welcome_shortly
+from p2p_dtfm.daemon.peers.run_source import (
+    AnotherRun,
+    OtherProtocol,
+    ask_welcome,
+    ask_welcome_shortly,
+)
 from p2p_dtfm.daemon.peers.wire import Welcome
 from p2p_dtfm.net.directory.port import DirectoryPort
 from p2p_dtfm.net.directory.values import Presence
@@ -91,7 +96,7 @@ async def _look(
             # who trains another run has told so: then most likely the digest is mistyped
             patience_s = LOOK_FOR_S if refused.exit_code == UNREACHABLE else 0.0
             if now.monotonic_s() > began_s + patience_s:
-                raise await _nobody(directory, run_digest, refused) from refused
+                raise await _nobody(messenger, directory, run_digest, refused) from refused
         await asyncio.sleep(LOOK_AGAIN_S)
 
 
@@ -189,7 +194,7 @@ async def first_found(
 
 
 def _with_hint(error: UserError) -> UserError:
-    if error.exit_code != UNREACHABLE:
+    if error.exit_code != UNREACHABLE or isinstance(error, OtherProtocol):
         return error
     hint = (
         "if the address is of a bootstrap node, name the run with --run-digest and all "
@@ -198,7 +203,13 @@ def _with_hint(error: UserError) -> UserError:
     return UserError(error.cause, (*error.fixes, hint), error.exit_code)
 
 
-async def _nobody(directory: DirectoryPort, run_digest: str, refused: UserError) -> UserError:
+async def _nobody(
+    messenger: Messenger, directory: DirectoryPort, run_digest: str, refused: UserError
+) -> UserError:
+    """Where somebody trains the run in another version that is what is to be seen to."""
+    for unlike in messenger.passed_over.values():
+        if isinstance(unlike, OtherProtocol):
+            return unlike
     try:
         is_known = await directory.fetch_run(run_digest) is not None
     except Unreachable:

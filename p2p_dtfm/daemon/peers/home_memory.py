@@ -29,6 +29,8 @@ ADDRESSES_LIMIT = 8
 MEETING_POINTS_LIMIT = 8
 FILE_LIMIT_BYTES = 4 << 20
 RUNS_LIMIT = 256
+MACHINE_ID = Path("/etc/machine-id")
+CONTAINER_MARKS = (Path("/run/.containerenv"), Path("/.dockerenv"))
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -181,9 +183,11 @@ def _written_s(directory: Path) -> float:
 
 
 def this_machine() -> str:
-    """A name for this machine that says nothing of it."""
+    """A name for this machine that says nothing of it. A container has another host name each time
+    that it is made."""
     try:
-        own = Path("/etc/machine-id").read_bytes()
+        own = MACHINE_ID.read_bytes()
     except OSError:
-        own = platform.node().encode()
+        in_container = any(mark.exists() for mark in CONTAINER_MARKS)
+        own = b"" if in_container else platform.node().encode()
     return digest_bytes(b"p2p-dtfm machine " + own.strip())[:16]

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from p2p_dtfm.core.gate.dialling import NamedDoors
 from p2p_dtfm.core.messages.agreement_messages import Standing
-from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.invited.chains import NOT_INVITED
 from p2p_dtfm.daemon.peers.wire import Introduction, Knock, Message, PeerAddress, pack
 from p2p_dtfm.net.contacts.addresses import is_public, is_relayed, ways_to, whole
@@ -41,6 +41,8 @@ CLOSE_S = 3.0
 IDLE_S = 60.0
 KNOCK_AGAIN_S = 300.0
 REFUSALS_TOLD_EVERY_S = 10.0
+NOT_UNDERSTOOD = ("message that is not a valid", "a message of an unknown kind")
+"""What whoever cannot read a message answers."""
 PACKED_LIMIT = 4
 PEERS_LIMIT = 4096
 """Peers remembered; whoever was learnt longest ago is forgotten first."""
@@ -84,7 +86,7 @@ class Messenger:
         """The last cause that was told of each peer, and when."""
         self.run_digest = ""
         """Of the run to join, once it is known."""
-        self.passed_over: dict[str, str] = {}
+        self.passed_over: dict[str, UserError] = {}
         """Who answered which run it trains, and could not be followed; and why."""
         self.introduction: Introduction | None = None
         """What each peer is told before anything else, in a run by invitation."""
@@ -148,7 +150,7 @@ class Messenger:
             await self.ask(peer_id, Knock(self.run_digest))
             put_newest(self._knocked_s, peer_id, now_s, PEERS_LIMIT)
 
-    def pass_over(self, peer_id: str, reason: str) -> None:
+    def pass_over(self, peer_id: str, reason: UserError) -> None:
         """Ask it no more which run it trains, until `passed_over` is cleared."""
         put_newest(self.passed_over, peer_id, reason, PEERS_LIMIT)
 
@@ -350,9 +352,11 @@ class Messenger:
         first = cause != before and now_s - told_s >= REFUSALS_TOLD_EVERY_S
         if first:
             put_newest(self._refusals, peer_id, (cause, now_s), PEERS_LIMIT)
-        is_news = first and not isinstance(message, Standing)  # told to who may just have started
-        level = logging.WARNING if is_news else logging.DEBUG
-        log.log(level, "%s refuses a %s: %s", peer_id, _name(message), cause)
+        is_unlike = cause.startswith(NOT_UNDERSTOOD)
+        is_news = first and (is_unlike or not isinstance(message, Standing))
+        level = logging.WARNING if is_news else logging.DEBUG  # who has just started refuses that
+        more = ": perhaps it is of another version" if is_unlike else ""
+        log.log(level, "%s refuses a %s: %s%s", peer_id, _name(message), cause, more)
 
     async def _next(self, peer_id: str, queue: asyncio.Queue[Message]) -> Message | None:
         """The next message; None, with the worker forgotten, when there is none for a while."""

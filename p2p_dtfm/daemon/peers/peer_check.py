@@ -12,7 +12,7 @@ from p2p_dtfm.core.protocol.invited.chains import NOT_INVITED
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.peers.bootstrap_node import REFUSAL
-from p2p_dtfm.daemon.peers.wire import Hello, Knock, Welcome, pack
+from p2p_dtfm.daemon.peers.wire import Hello, Knock, Welcome, pack, protocol_of
 from p2p_dtfm.net.contacts.addresses import host_and_port, parse_address
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
@@ -75,7 +75,8 @@ async def _why_not(address: str, where: str, peer_id: str, error: Unreachable) -
         return (
             f"{name} does not answer on TCP port {port}: something drops the packets",
             f"on {name}, open TCP port {port} in the firewall (sudo ufw allow {port}/tcp), and "
-            "forward it on the router in front of it",
+            "forward it on the router in front of it; or your own network lets no such calls out, "
+            "as some companies' do: try another one",
         )
     except ConnectionRefusedError:
         return (
@@ -104,11 +105,14 @@ async def _ask(host: Host, address: str, peer_id: str, connect_ms: float) -> Fin
     reached = f"{address}: connected in {connect_ms:.0f} ms"
     try:
         reply = await control.call(peer_id, pack(0, Hello(PROTOCOL_VERSION, ())), ASK_DEADLINE_S)
+        if (version := protocol_of(reply)) != PROTOCOL_VERSION:
+            older = "this program" if version > PROTOCOL_VERSION else "that daemon"
+            cause = f"{reached}; speaks protocol {version}, not {PROTOCOL_VERSION}"
+            return Finding("initial peer", "failed", cause, f"update {older}", facts)
         welcome = decode(reply, Welcome)
         spec = RunSpec.from_canonical_bytes(welcome.run_spec.payload)
-        if welcome.protocol_version == PROTOCOL_VERSION:  # a stranger is not told of the data
-            knock = Knock(digest_bytes(welcome.run_spec.payload))
-            await control.call(peer_id, pack(0, knock), ASK_DEADLINE_S)
+        knock = Knock(digest_bytes(welcome.run_spec.payload))  # a stranger is not told of the data
+        await control.call(peer_id, pack(0, knock), ASK_DEADLINE_S)
     except Refused as refusal:
         if REFUSAL in refusal.cause:
             found = f"{reached}; a bootstrap node: join with --run-digest"
@@ -125,10 +129,6 @@ async def _ask(host: Host, address: str, peer_id: str, connect_ms: float) -> Fin
         return Finding("initial peer", "failed", f"{reached}; then: {error.cause}", fix, facts)
     finally:
         await control.close()
-    if welcome.protocol_version != PROTOCOL_VERSION:
-        older = "this program" if welcome.protocol_version > PROTOCOL_VERSION else "that daemon"
-        cause = f"{reached}; speaks protocol {welcome.protocol_version}, not {PROTOCOL_VERSION}"
-        return Finding("initial peer", "failed", cause, f"update {older}", facts)
     digest = digest_bytes(welcome.run_spec.payload)
     found = f"{reached}; trains {spec.name} ({digest[:16]}), step {welcome.step}"
     facts |= {"run_digest": digest}

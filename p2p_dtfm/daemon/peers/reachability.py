@@ -49,6 +49,8 @@ PUNCH_AGAIN_S = 600.0
 PEERS_REMEMBERED = 1024
 OWN_AGAIN_S = 1.0
 OWN_PATIENCE_S = 60.0
+USUAL_PORT, SECOND_PORT = 31330, 31340
+"""Of whoever has chosen none: a router passes each on to one machine."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -397,7 +399,8 @@ def opening_fix(
 ) -> str:
     """What opens the way in, with this machine's own addresses and ports."""
     own = [host for host, _ in map(host_and_port, addresses)]
-    port = next((port for _, port in map(host_and_port, listen) if port), 31330)
+    chosen = next((port for _, port in map(host_and_port, listen) if port), None)
+    port = chosen or USUAL_PORT
     ports = ports_text(port, takes_lines)
     if public_host in own:
         allowed = f"{port}:{port + 1}" if takes_lines else port
@@ -406,10 +409,16 @@ def opening_fix(
             f"and start with --listen /ip4/0.0.0.0/tcp/{port}"
         )
     inward = next((host for host in own if not is_public(host)), "this machine")
-    return (
+    told = (
         f"on the router at {public_host}, forward {ports} to {inward}, and start with "
         f"--listen /ip4/0.0.0.0/tcp/{port}"
     )
+    if chosen is not None:
+        return told
+    others = f"TCP port {SECOND_PORT}"
+    if takes_lines:
+        others = f"TCP ports {SECOND_PORT} and {SECOND_PORT + 1}"
+    return f"{told}; a second machine behind that router takes {others} in the same way"
 
 
 def ports_text(port: int, takes_lines: bool) -> str:

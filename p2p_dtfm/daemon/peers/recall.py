@@ -9,7 +9,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.sections.data_spec import DataSpec
 from p2p_dtfm.core.protocol.sections.privacy_spec import PrivacySpec
-from p2p_dtfm.daemon.machine.home import home_option
+from p2p_dtfm.daemon.machine.home import home_option, place_of_run
 from p2p_dtfm.daemon.machine.life import code_of_what_may_pass
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.peers.home_memory import Memory, remembered_runs
@@ -27,6 +27,20 @@ class Past(NamedTuple):
     def addresses(self) -> tuple[str, ...] | None:
         """Of those met in the run to come back to; None where there is none."""
         return None if self.recalled is None else self.recalled.addresses()
+
+    def without_data(self, settings: Settings) -> tuple[str, ...]:
+        """What to type where the data of a run spec have been moved: the home of who founded it has
+        its own copy."""
+        from p2p_dtfm.train.data import BLOBS_NAME  # which takes a while, and is seldom needed
+
+        home, memory = settings.home, self.recalled
+        if memory is None or not settings.run:
+            return ()
+        if not (place_of_run(home, memory.run_digest) / BLOBS_NAME).is_dir():
+            return ()
+        digest = memory.run_digest[:16]
+        line = f"p2p-dtfm{home_option(home)} --run-digest {digest}"
+        return (f"{line} goes on with run {digest}, whose data are in this home",)
 
 
 def recall(settings: Settings) -> Past:

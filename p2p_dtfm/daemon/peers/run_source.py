@@ -1,6 +1,7 @@
 """Where a run comes from: a file of the founder, or another peer."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from p2p_dtfm.core.protocol.signed import Signed, verifying_in
 from p2p_dtfm.daemon.machine.before_start import data_directory
 from p2p_dtfm.daemon.peers.bootstrap_node import REFUSAL as BOOTSTRAP_REFUSAL
 from p2p_dtfm.daemon.peers.messenger import Messenger
-from p2p_dtfm.daemon.peers.wire import Hello, Welcome
+from p2p_dtfm.daemon.peers.wire import Hello, Welcome, protocol_of
 from p2p_dtfm.net.contacts.identity import Identity, verify
 from p2p_dtfm.net.directory.values import VALUE_LIMIT_BYTES, open_run, sign_run
 from p2p_dtfm.net.errors import Refused, Unreachable
@@ -141,7 +142,7 @@ async def ask_welcome(
 ) -> tuple[str, Welcome]:
     """Ask the initial peers which run they train. (who answered, its answer)
 
-    Raises `UserError`: exit code 5 for another run or protocol, 6 if nobody answers.
+    Raises `UserError`: exit code 5 for another run, 6 if nobody answers who speaks this protocol.
     """
     end_s = now.monotonic_s() + WELCOME_PATIENCE_S
     while True:
@@ -149,16 +150,20 @@ async def ask_welcome(
             return await _ask_welcome_once(messenger, peer_ids, addresses, expected_digest)
         except NobodyTrains as error:  # one that starts at this moment has no run yet
             if error.for_good or now.monotonic_s() > end_s:
-                raise
+                raise (error.unlike or error) from None
         await asyncio.sleep(WELCOME_RETRY_S)
 
 
 class NobodyTrains(UserError):
     """None of those who were asked said which run it trains."""
 
-    def __init__(self, causes: list[str], for_good: bool) -> None:
+    def __init__(
+        self, causes: list[str], for_good: bool, unlike: "OtherProtocol | None" = None
+    ) -> None:
         self.for_good = for_good
         """To ask the same peers again is of no use."""
+        self.unlike = unlike
+        """What is to be done about one of them that trains, and speaks otherwise."""
         super().__init__(
             "no initial peer said which run it trains: " + "; ".join(causes),
             ("see that the other daemon has a run and is of this version", "try again in a minute"),
@@ -173,24 +178,43 @@ async def _ask_welcome_once(
     expected_digest: str,
     deadline_s: float = WELCOME_DEADLINE_S,
 ) -> tuple[str, Welcome]:
-    causes = []
+    causes, unlike = [], None
     for_good = True
     for peer_id in peer_ids:
-        if (reason := messenger.passed_over.get(peer_id)) is not None:
-            causes.append(f"{peer_id}: {reason}")
+        if (passed_over := messenger.passed_over.get(peer_id)) is not None:
+            causes.append(f"{peer_id}: {passed_over.cause}")
+            unlike = passed_over if isinstance(passed_over, OtherProtocol) else unlike
             continue
         try:
             hello = Hello(PROTOCOL_VERSION, addresses)
             reply = await messenger.ask(peer_id, hello, deadline_s)
+            if (version := protocol_of(reply)) != PROTOCOL_VERSION:
+                _require_same_run(peer_id, reply, expected_digest)
+                raise OtherProtocol(peer_id, version)
             welcome = decode(reply, Welcome)
-            if welcome.protocol_version != PROTOCOL_VERSION:
-                raise _other_protocol(peer_id, welcome.protocol_version)
             _check_run(peer_id, welcome, expected_digest)
             return peer_id, welcome
+        except OtherProtocol as error:  # of the others one may be of this version
+            causes.append(error.cause)
+            unlike = error
+            messenger.pass_over(peer_id, error)
         except (Unreachable, Refused, PeerFault) as error:
             causes.append(f"{peer_id}: {error.cause}")
             for_good = for_good and BOOTSTRAP_REFUSAL in error.cause
-    raise NobodyTrains(causes, for_good)
+    raise NobodyTrains(causes, for_good, unlike)
+
+
+class OtherProtocol(UserError):
+    """Who was asked may well train what is looked for, and is of another version. Once the older
+    one is updated the same line works."""
+
+    def __init__(self, peer_id: str, version: int) -> None:
+        older = "this program" if version > PROTOCOL_VERSION else "the other daemon"
+        super().__init__(
+            f"{peer_id} speaks protocol {version}, this program {PROTOCOL_VERSION}",
+            f"update {older}, which is older: pipx install --force FILE.whl",
+            exit_code=UNREACHABLE,
+        )
 
 
 class AnotherRun(UserError):
@@ -214,7 +238,8 @@ async def ask_welcome_shortly(
     run_digest: str,
     deadline_s: float,
 ) -> tuple[str, Welcome] | None:
-    """The answer of a peer that may not be there at all. Raises `AnotherRun`."""
+    """The answer of a peer that may not be there at all; one of another version is passed over.
+    Raises `AnotherRun`."""
     try:
         return await _ask_welcome_once(messenger, [peer_id], addresses, run_digest, deadline_s)
     except AnotherRun:
@@ -230,13 +255,10 @@ def _check_run(peer_id: str, welcome: Welcome, expected_digest: str) -> None:
         raise AnotherRun(peer_id, digest, expected_digest)
 
 
-def _other_protocol(peer_id: str, version: int) -> UserError:
-    older = "this program" if version > PROTOCOL_VERSION else "the other daemon"
-    return UserError(
-        f"{peer_id} speaks protocol {version}, this program {PROTOCOL_VERSION}",
-        f"update {older}",
-        exit_code=5,
-    )
+def _require_same_run(peer_id: str, reply: bytes, expected_digest: str) -> None:
+    """As far as what another version says can be read."""
+    with contextlib.suppress(PeerFault):
+        _check_run(peer_id, decode(reply, Welcome), expected_digest)
 
 
 def fault_of_end(peer_id: str, welcome: Welcome, spec: RunSpec) -> UserError | None:

@@ -95,6 +95,18 @@ class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the sender's owner calls it; empty: as its identity makes it."""
 
 
+class AnyWelcome(msgspec.Struct, frozen=True):
+    """What a Welcome of any version says, whatever else is in it."""
+
+    protocol_version: int
+
+
+def protocol_of(welcome: bytes) -> int:
+    """Which one its sender speaks: the rest of what another version says may be in another form.
+    Raises `PeerFault`."""
+    return decode(welcome, AnyWelcome).protocol_version
+
+
 class KnownPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer to a newcomer's request: whom it will meet and should measure the way to."""
 

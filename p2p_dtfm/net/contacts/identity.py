@@ -95,7 +95,8 @@ def _parse(stored: bytes, path: Path) -> Ed25519PrivateKey:
         f"the identity {path} is damaged: it does not hold an Ed25519 key",
         (
             f"restore {path} from a backup, to keep this peer's id",
-            f"or let a new peer id be made: mv {path} {path}.damaged",
+            "or let a new peer id be made, to which no rights of the old one go over, such as a "
+            f"founder's: mv {path} {path}.damaged",
         ),
     )
 

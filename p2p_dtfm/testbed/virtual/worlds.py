@@ -70,6 +70,9 @@ class WorldOf:
     def lock_folder(self) -> Path:
         return self._swarm.folder
 
+    def note_typed(self, home: Path, settings: Settings) -> None:
+        """Nobody starts it who could forget something."""
+
     async def start_host(
         self, identity: Path, listen: Sequence[str], announce: Sequence[str], maps_port: bool
     ) -> HostPort:

@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from p2p_dtfm.cli.app import app, run
+from p2p_dtfm.cli.commands.here.installed import UNIT, places
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.home import USUAL_HOME, Home, expanded, home_option
 from p2p_dtfm.daemon.machine.life import FOR_ITS_OWNER
@@ -21,8 +21,9 @@ from p2p_dtfm.daemon.machine.local_client import holder_of
 if TYPE_CHECKING:
     from p2p_dtfm.daemon.machine.settings import Settings
 
-UNIT = "p2p-dtfm.service"
 SYSTEMCTL_S = 60.0
+LEAVES_S = 900
+"""So long it may hand its layers over: 2 GB at 20 Mbit/s. Then systemd kills it."""
 NOT_OF_A_SERVICE = {
     *("run", "new", "expect_peers", "expect_wait_s"),
     *("exit_when_done", "until_stdin_closes", "ids", "log", "shape"),
@@ -53,7 +54,7 @@ def unit_text(program: str, settings_file: Path, resident_gib: float) -> str:
         "Restart=on-failure\nRestartSec=30\n"
         f"RestartPreventExitStatus={' '.join(map(str, FOR_ITS_OWNER))}\n"
         "# it hands its layers over before it ends; p2pd ends with it\n"
-        "KillMode=mixed\nTimeoutStopSec=120\n"
+        f"KillMode=mixed\nTimeoutStopSec={LEAVES_S}\n"
         "Nice=10\nIOSchedulingClass=idle\nNoNewPrivileges=yes\nUMask=0077\n"
         f"{memory}\n"
         "[Install]\n"
@@ -112,7 +113,7 @@ def install(
         for name, origin in resolved.origins.items()
         if (origin != "default" or name in WHEREVER_IT_IS) and name not in NOT_OF_A_SERVICE
     }
-    unit, settings = _places()
+    unit, settings = places()
     text = unit_text(_program(), settings, values.get("resident_gib", 0.0))
     if print_only:
         typer.echo(f"# {unit}\n{text}\n# {settings}\n{settings_text(values)}", nl=False)
@@ -146,15 +147,23 @@ def install(
 @service.command()
 def uninstall() -> None:
     """Let it hand its layers over and end, and remove the service. The home stays."""
-    unit, settings = _places()
+    unit, settings = places()
     if not unit.exists():
         raise UserError(f"there is no service: {unit} is missing", "nothing must be removed")
     _require_systemd()
     _require_manager()
+    typer.echo(f"it may take {LEAVES_S // 60} minutes to hand its layers over", err=True)
     _systemctl("disable", "--now", UNIT)
+    was_killed = "timeout" in _systemctl("show", "--property=Result", UNIT)
     for path in (unit, settings):
         path.unlink(missing_ok=True)
     _systemctl("daemon-reload")
+    if was_killed:
+        typer.echo(
+            f"the service is gone, and was killed after {LEAVES_S // 60} minutes: its home has "
+            "what it had saved before, and what it alone had since then is lost"
+        )
+        return
     typer.echo("the service is gone; what it has trained stays in its home")
 
 
@@ -183,12 +192,6 @@ def _require_free_home(home: Home) -> None:
             ),
             exit_code=3,
         )
-
-
-def _places() -> tuple[Path, Path]:
-    """The unit and its settings."""
-    configuration = Path(os.environ.get("XDG_CONFIG_HOME") or expanded(Path("~/.config")))
-    return configuration / "systemd/user" / UNIT, configuration / "p2p-dtfm/service.toml"
 
 
 def _program() -> str:
@@ -226,11 +229,12 @@ def _require_manager() -> None:
         ) from error
 
 
-def _systemctl(*arguments: str) -> None:
+def _systemctl(*arguments: str) -> str:
+    """What it says."""
     try:
         done = subprocess.run(
             ["systemctl", "--user", *arguments],
-            capture_output=True, text=True, timeout=SYSTEMCTL_S + 120, check=False,
+            capture_output=True, text=True, timeout=SYSTEMCTL_S + LEAVES_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"systemctl --user does not answer: {error}", "log in anew") from error
@@ -242,3 +246,4 @@ def _systemctl(*arguments: str) -> None:
                 "its log: journalctl --user -u p2p-dtfm",
             ),
         )
+    return done.stdout

@@ -58,13 +58,16 @@ class RepeatedExport:
         every: int,
         keep: int,
         suffix: str,
+        nobody_trains: Callable[[], str] = str,
     ) -> None:
+        """`nobody_trains`: why no newer one will come, if that is so now."""
         self._newest = newest
         self._write = write
         self._out = out
         self._every = every
         self._keep = keep
         self._suffix = suffix
+        self._nobody_trains = nobody_trains
 
     def once(self, tell: Callable[[str], None]) -> Path | None:
         """Export if it is time for it; what was written. Raises `UserError`."""
@@ -83,18 +86,23 @@ class RepeatedExport:
         self._prune(run, epochs)
         return target
 
-    def is_complete(self) -> bool:
-        """Whether the run's last step is exported."""
+    def complete(self) -> str:
+        """That the run's last step is exported, and as what; empty while it is not."""
         try:
             _, manifest = self._look()
-            return manifest.spec().total_steps in self._steps(manifest)
         except UserError:
-            return False
+            return ""
+        epochs, spec = epochs_of(manifest.lineage), manifest.spec()
+        for made in self._made(_run_of(manifest)):
+            if made.step == spec.total_steps and not made.is_behind(epochs):
+                run = f"run {manifest.run_digest[:16]} ({spec.name})"
+                return f"{run} is complete: its last step is {made.path}"
+        return ""
 
     def follow(self, tell: Callable[[str], None], wait: Callable[[float], object]) -> None:
         """Until the run is complete. A checkpoint may be gone before it is read: the next one is
         exported then. Raises `UserError` for an export that fails again and again."""
-        said, failures = "", 0
+        said, failures, alone = "", 0, ""
         while True:
             try:
                 written = self.once(tell)
@@ -108,8 +116,12 @@ class RepeatedExport:
                 if error.cause != said:
                     said = error.cause
                     tell("; ".join([f"waits: {error.cause}", *error.fixes]))
-            if self.is_complete():
+            if told := self.complete():
+                tell(told)
                 return
+            was_alone, alone = alone, self._nobody_trains()
+            if alone and not was_alone:
+                tell(alone)
             wait(POLL_S)
 
     def _is_there(self) -> bool:

@@ -14,7 +14,7 @@ from p2p_dtfm.daemon.node.acquaintances import BARRED, LOOK_AGAIN_LIMIT_S, LOOK_
 from p2p_dtfm.daemon.node.membership import TICK_S
 from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.peers.member_search import Found
-from p2p_dtfm.daemon.peers.run_source import RunComplete, shows_end
+from p2p_dtfm.daemon.peers.run_source import OtherProtocol, RunComplete, shows_end
 from p2p_dtfm.daemon.peers.self_record import links_are_measured
 from p2p_dtfm.daemon.peers.wire import Barred, KnownPeers
 from p2p_dtfm.daemon.telemetry.status import State
@@ -125,10 +125,12 @@ class Entry:
             await asyncio.sleep(TICK_S)
 
     def _was_found(self) -> bool:
-        """By members of the run that this peer was about to found again."""
+        """By members of the run that this peer was about to found again; those of another version
+        have told it where it looked."""
         membership = self._membership
         has_heard = membership.has_lost_memory and membership.agreement.has_heard_of_view
-        return self._sees_view or has_heard
+        is_unlike = isinstance(membership.acquaintances.turned_away(), OtherProtocol)
+        return self._sees_view or has_heard or is_unlike
 
     async def _wait_for_fellows(self) -> None:
         """After a power cut each comes back as its machine starts: those that are here together
@@ -246,7 +248,8 @@ class Entry:
             return True
         if agreement.view is not None:  # let in meanwhile, by one of those that were asked before
             return False
-        if self._membership.may_go_on_alone and self._has_waited(pause_s):
+        may_go = self._membership.may_go_on_alone and self._has_waited(pause_s)
+        if may_go and acquaintances.turned_away() is None:
             await self._go_on_alone()
             return False
         if not agreement.attempting and agreement.next_view is None:

@@ -21,6 +21,7 @@ from p2p_dtfm.daemon.peers.discovery import find_run
 from p2p_dtfm.daemon.peers.member_search import Found
 from p2p_dtfm.daemon.peers.reachability import own_addresses
 from p2p_dtfm.daemon.peers.run_source import (
+    OtherProtocol,
     Run,
     RunComplete,
     fetch_run,
@@ -64,9 +65,10 @@ class Leads:
                 return await self._join_found(found.peer_id, found.welcome)
             except UserError as error:
                 log.warning("%s", error.cause)
-                self._network.messenger.pass_over(found.peer_id, error.cause)
+                self._network.messenger.pass_over(found.peer_id, error)
                 if isinstance(error, RunComplete):
-                    complete = error if self._is_known(found.peer_id) else complete
+                    is_known = self._acquaintances.is_known(found.peer_id)
+                    complete = error if is_known else complete
                     self.complete_by = found.peer_id
         if complete is not None:
             raise self.with_own_model(complete)
@@ -88,24 +90,14 @@ class Leads:
         )
         return RunComplete(complete.run, complete.total_steps, fixes)
 
-    def _is_known(self, peer_id: str) -> bool:
-        """Whether the user has named it, or it was met in this run."""
-        given = set(peer_ids_of(self._local.settings.initial_peers))
-        memory = self._acquaintances.memory
-        met = {item.peer_id for item in memory.members} if memory is not None else set()
-        return peer_id in given | met
-
-    def turned_away(self) -> str:
-        """Why somebody who is known answers, and could not be followed; empty if there is none."""
-        passed_over = self._network.messenger.passed_over
-        return next((why for peer, why in passed_over.items() if self._is_known(peer)), "")
-
     def require_nobody_known(self) -> None:
         """Who founds although its swarm is there would train apart."""
-        if reason := self.turned_away():
+        if (reason := self._acquaintances.turned_away()) is not None:
+            is_unlike = isinstance(reason, OtherProtocol)
+            fixes = reason.fixes if is_unlike else ("try again in a minute",)
             raise UserError(
-                f"members of the run are there, but none can be joined: {reason}",
-                ("try again in a minute", "to train apart from them: --new"),
+                f"members of the run are there, but none can be joined: {reason.cause}",
+                (*fixes, "to train apart from them: --new"),
                 exit_code=UNREACHABLE,
             )
 
@@ -132,7 +124,7 @@ class Leads:
                 return await self._join_found(peer_id, welcome)
             except UserError as cause:
                 log.warning("%s", cause.cause)
-                self._network.messenger.pass_over(peer_id, cause.cause)
+                self._network.messenger.pass_over(peer_id, cause)
                 if not isinstance(error, RunComplete):  # which is shown; the others only say things
                     error = cause
 

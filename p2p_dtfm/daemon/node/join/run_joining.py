@@ -207,7 +207,7 @@ class RunJoining:
             run = await self._leads.follow_first(partial(look, digest))
             if run is not None:
                 return run
-            if alone and not self._leads.turned_away():
+            if alone and known.turned_away() is None:
                 self.founds = True
                 if self._local.founds:
                     self._forget_first_contacts()

@@ -16,6 +16,7 @@ from p2p_dtfm.net.contacts.identity import is_peer_id
 from p2p_dtfm.ports import now
 
 OWN_LIMIT = 2
+AWAY_TOLD = 12
 EXPIRES_LIMIT_S = 10 * 365 * 86_400
 
 
@@ -93,18 +94,27 @@ def revoke(
     line = read_line(who) if who.startswith(PREFIX) else None
     if line is not None and line.run_digest != book.run_digest:
         raise UserError("that invitation is to another run", "use the home that gave it")
-    holder = line.holder if line is not None else _whom(who, members, name_of)
+    holder = line.holder if line is not None else _whom(who, members, book.guests, name_of)
     book.revoke(holder, line)
     return {"revoked": holder}
 
 
-def _whom(who: str, members: Sequence[str], name_of: Callable[[str], str]) -> str:
+def _whom(
+    who: str, members: Sequence[str], guests: Sequence[str], name_of: Callable[[str], str]
+) -> str:
+    """A member of now, or else one that came before and is away."""
     if is_peer_id(who):
         return who
+    away = [peer_id for peer_id in guests if peer_id not in members]
     named = [peer_id for peer_id in members if name_of(peer_id) == who]
+    named = named or [peer_id for peer_id in away if name_of(peer_id) == who]
     if len(named) != 1:
+        told = ", ".join(sorted(map(name_of, away))[:AWAY_TOLD])
         raise UserError(
             f"{len(named) or 'no'} members are called {who!r}",
-            "p2p-dtfm peers lists them; or name its id, or the line that it came by",
+            (
+                f"p2p-dtfm peers lists those that are here; away: {told or 'none that is known'}",
+                "or name its id, or the line that it came by",
+            ),
         )
     return named[0]

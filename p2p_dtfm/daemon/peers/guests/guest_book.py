@@ -160,6 +160,11 @@ class GuestBook:
         self._is_written = False
         self.write_heard()
 
+    @property
+    def guests(self) -> tuple[str, ...]:
+        """Who has come by an invitation, be it that they are away."""
+        return tuple(self.known.saved().guests)
+
     def write_heard(self) -> None:
         """What others have said, if it is time to: called again and again."""
         if not self._is_written and now.monotonic_s() - self._written_s >= WRITE_EVERY_S:

@@ -43,7 +43,10 @@ class OwnInvitation:
         self.identity = identity
         self._path = directory / FILE_NAME
         self._write_fails = False
-        self.kept = self._own(self._read())
+        kept = self._read()
+        self.is_founders = self._path.exists() and not kept.chain
+        """Whose home this is came by no line."""
+        self.kept = self._own(kept)
 
     @property
     def introduction(self) -> Introduction | None:
@@ -116,16 +119,31 @@ def invitation_of(
     directory: Path, identity: Identity, line: InvitationLine | None, recalled: RunSpec | None
 ) -> OwnInvitation | None:
     """By the line that was pasted, or what this home remembers; None where no run is known to be
-    by invitation."""
+    by invitation. Raises `UserError` for a founder that has lost its key."""
     if line is not None and line.chain:
         own = OwnInvitation(directory, line.run_digest, identity)
         own.come_by(line)
         return own
     if recalled is not None and recalled.admission.is_invited:
         own = OwnInvitation(directory, recalled.digest(), identity)
+        if own.is_founders and recalled.admission.founder != identity.peer_id:
+            raise _lost_key(own, recalled)
         own.directory_key = bytes.fromhex(recalled.admission.key)
         return own
     return None
+
+
+def _lost_key(own: OwnInvitation, spec: RunSpec) -> UserError:
+    return UserError(
+        f"this home founded run {own.run_digest[:16]} as {spec.admission.founder}, and its "
+        "identity is another one now, which nobody lets in",
+        (
+            "put identity.key back from a backup, or from the home that this is a copy of",
+            "come back as a guest: p2p-dtfm --invite LINE, of a member that may invite",
+            "or found the run anew, as another one: p2p-dtfm --run FILE --new",
+        ),
+        exit_code=5,
+    )
 
 
 def not_let_in(cause: str) -> UserError:

@@ -1,0 +1,103 @@
+"""Which checkpoint is meant where none is named: the newest whole one of the run that a home is in.
+
+A home may have been in many runs, and the times of files say nothing in a copy of it.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from p2p_dtfm.core.protocol.errors import UserError
+
+if TYPE_CHECKING:
+    from p2p_dtfm.train.model.checkpoint import Checkpoint
+
+SHOWN_CHARACTERS = 16
+
+
+def newest_checkpoint(home: Path | None, run_digest: str = "") -> Path:
+    """The newest checkpoint with all layers of the run that the daemon of this home is in, or would
+    take up; or of the one that is named. Raises `UserError`."""
+    from p2p_dtfm.daemon.machine.home import Home, default_home, place_of_run
+
+    root = Home(home or default_home()).root
+    run_digest = run_digest or run_here(root)
+    if not run_digest:
+        return _written_last(root)
+    here = _whole(place_of_run(root, run_digest))
+    if here:
+        return here[0].directory
+    others = [found[0] for run in _runs(root) if (found := _whole(run))]
+    raise UserError(
+        f"no whole checkpoint in {root} of run {run_digest[:SHOWN_CHARACTERS]}, which it was in "
+        "last",
+        (
+            "train on; a checkpoint is whole when every layer has been saved or fetched",
+            *(f"of {_told(it)}, which it was in before: {it.directory}" for it in others[:1]),
+            "name another home (--home DIR), or a checkpoint's directory instead",
+        ),
+    )
+
+
+def run_here(root: Path) -> str:
+    """Digest of the run that the daemon of this home is in, or was in last; empty where it
+    remembers none."""
+    from p2p_dtfm.daemon.peers.home_memory import remembered_runs
+
+    return next((memory.run_digest for memory in remembered_runs(root)), "")
+
+
+def _written_last(root: Path) -> Path:
+    """Of checkpoints that were put there without what a daemon remembers."""
+    found = [it for run in _runs(root) for it in _whole(run)[:1]]
+    if not found:
+        raise UserError(
+            f"no whole checkpoint in {root}",
+            (
+                "train first; a checkpoint is whole when every layer has been saved or fetched",
+                "name another home (--home DIR), or a checkpoint's directory instead",
+            ),
+        )
+    return found[0].directory
+
+
+def _runs(root: Path) -> list[Path]:
+    """Those with checkpoints, the one that was written last first."""
+    found = [run.parent for run in sorted(root.glob("runs/*/checkpoints"))]
+    return sorted(found, key=lambda run: _written_s(run), reverse=True)
+
+
+def _written_s(run: Path) -> float:
+    times_s = [0.0]
+    for path in run.glob("checkpoints/step-*/manifest.json"):
+        try:
+            times_s.append(path.stat().st_mtime)
+        except FileNotFoundError:  # pruned meanwhile
+            continue
+    return max(times_s)
+
+
+def _whole(run: Path) -> "list[Checkpoint]":
+    """Newest first, as training made them; without what a daemon has pruned since it was listed."""
+    from p2p_dtfm.train.model import checkpoint
+    from p2p_dtfm.train.model.gpt import layer_count
+
+    found = checkpoint.list_checkpoints(run / "checkpoints")
+    whole = [it for it in found if len(it.layers) == layer_count(it.manifest.spec())]
+    return [it for it in whole if (it.directory / "manifest.json").exists()]
+
+
+def _told(found: "Checkpoint") -> str:
+    manifest = found.manifest
+    return (
+        f"run {manifest.run_digest[:SHOWN_CHARACTERS]} ({manifest.spec().name}), step "
+        f"{manifest.step:,}"
+    )
+
+
+def told_of_model(directory: Path) -> str:
+    """Of which run, and after which step. Raises `UserError`."""
+    from p2p_dtfm.train.model.checkpoint import read_manifest
+
+    manifest = read_manifest(directory)
+    run, name = manifest.run_digest[:SHOWN_CHARACTERS], manifest.spec().name
+    return f"the model of {name} (run {run}) after step {manifest.step:,}"

@@ -1,0 +1,86 @@
+"""What the owner of a machine allows is typed at each start. A home writes down what was typed
+last, and who leaves it out the next time is told: it would take half of the cores and another port.
+"""
+
+import json
+import logging
+import shlex
+from pathlib import Path
+from typing import Any
+
+from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.ports import disk
+
+FILE_NAME = "typed-last.json"
+NAMES = (
+    *("name", "listen", "announce", "device", "network", "threads", "memory_gib", "resident_gib"),
+    *("uplink_mbps", "downlink_mbps", "disk_gib", "hours", "on_battery", "on_metered"),
+    *("busy_percent", "nearby", "relay", "publish", "direct_lines", "port_mapping"),
+    *("public_status", "tell_status"),
+)
+"""Limits, ports, and what others may see."""
+FILE_LIMIT_BYTES = 1 << 16
+
+log = logging.getLogger("p2p_dtfm")
+
+
+def note_typed(home: Path, settings: Settings) -> None:
+    """Who types none of it may mean the same as before: that stays. A program that starts the
+    daemon knows by itself what it says."""
+    typed = _typed(settings)
+    if not typed or settings.until_stdin_closes:
+        return
+    try:
+        disk.write_whole(home / FILE_NAME, json.dumps(typed).encode(), disk.ONLY_OWNER)
+    except OSError as error:  # which is told of where something is lost by it
+        log.debug("cannot write down what was typed: %s", error)
+
+
+def left_out(settings: Settings) -> str:
+    """What was typed last in this home and is not now, as a line for its owner; or empty."""
+    if settings.until_stdin_closes:
+        return ""
+    now = _typed(settings)
+    missing = {name: value for name, value in _read(settings.home).items() if name not in now}
+    if not missing:
+        return ""
+    options = " ".join(_as_options(name, missing[name]) for name in NAMES if name in missing)
+    return (
+        f"this home was started with {options} before, and not now: what is typed is not "
+        "remembered; end this one and type it again, or keep it in a file (--config FILE) or a "
+        "service"
+    )
+
+
+def _typed(settings: Settings) -> dict[str, Any]:
+    values, usual = settings.model_dump(mode="json"), _usual()
+    return {name: values[name] for name in NAMES if values[name] != usual[name]}
+
+
+def _usual() -> dict[str, Any]:
+    return Settings(home=Path("/")).model_dump(mode="json")  # whose own may not be known
+
+
+def _read(home: Path) -> dict[str, Any]:
+    """As far as it is what a setting may be: an older file, or a torn one, says less."""
+    try:
+        with (home / FILE_NAME).open("rb") as file:
+            told = json.loads(file.read(FILE_LIMIT_BYTES))
+        known = {name: told[name] for name in NAMES if name in told}
+        values = Settings.model_validate({"home": Path("/"), **known}).model_dump(mode="json")
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
+    usual = _usual()
+    return {name: values[name] for name in known if values[name] != usual[name]}
+
+
+def _as_options(name: str, value: Any) -> str:
+    option = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{option}" if value else f"--no-{option}"
+    each = value if isinstance(value, list) else [value]
+    return " ".join(f"--{option} {shlex.quote(_in_short(it))}" for it in each)
+
+
+def _in_short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

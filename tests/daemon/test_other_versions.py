@@ -1,0 +1,143 @@
+"""Who was asked speaks another protocol: the next one is asked, and what to do is said."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
+from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
+from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.daemon.peers import discovery
+from p2p_dtfm.daemon.peers.run_source import AnotherRun, NobodyTrains, OtherProtocol, ask_welcome
+from p2p_dtfm.daemon.peers.wire import Hello, Welcome
+from p2p_dtfm.net.errors import Unreachable
+from tests.core.builders import run_spec
+from tests.daemon.test_memory import memory_of
+
+NEWER, OLDER = PROTOCOL_VERSION + 1, PROTOCOL_VERSION - 1
+
+
+class Later(msgspec.Struct):
+    """As a version to come may welcome others."""
+
+    protocol_version: int
+    run: Signed
+    what_nobody_says_yet: int = 7
+
+
+class Messenger:
+    """`says`: by whom is asked; who is not in it does not answer."""
+
+    me = "me"
+
+    def __init__(self, says: dict[str, Any]) -> None:
+        self.says = says
+        self.asked: list[str] = []
+        self.passed_over: dict[str, UserError] = {}
+        self.pass_over = self.passed_over.__setitem__
+
+    async def ask(self, peer_id: str, hello: Hello, deadline_s: float) -> bytes:
+        self.asked.append(peer_id)
+        if peer_id not in self.says:
+            raise Unreachable(peer_id, "nobody is there")
+        return encode(self.says[peer_id])
+
+    async def look_up(self, peer_id: str, *rest: object) -> None:
+        return
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Signed:
+    return memory_of(tmp_path).signed_spec
+
+
+@pytest.fixture(autouse=True)
+def without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2p_dtfm.daemon.peers.run_source.WELCOME_PATIENCE_S", 0.0)
+    monkeypatch.setattr(discovery, "LOOK_FOR_S", 0.0)
+
+
+def ask(messenger: Messenger, *peers: str, digest: str = "") -> Any:
+    return asyncio.run(ask_welcome(messenger, [*peers], (), digest))  # type: ignore[arg-type]
+
+
+def test_of_several_peers_the_next_one_is_asked(ours: Signed) -> None:
+    """The first old one in a line ended it."""
+    welcomes = {"old": Welcome(OLDER, ours, (), 1), "ours": Welcome(PROTOCOL_VERSION, ours, (), 1)}
+    messenger = Messenger(welcomes)
+    assert ask(messenger, "old", "ours")[0] == "ours"
+    assert isinstance(messenger.passed_over["old"], OtherProtocol)
+    ask(messenger, "old", "ours")
+    assert messenger.asked == ["old", "ours", "ours"]
+
+
+@pytest.mark.parametrize("version", [OLDER, NEWER])
+@pytest.mark.parametrize("in_the_same_form", [True, False])
+def test_whoever_is_older_is_to_be_updated(
+    ours: Signed, version: int, in_the_same_form: bool
+) -> None:
+    """A service that ended with 5 was not begun again once that was done."""
+    welcome = Welcome(version, ours, (), 1) if in_the_same_form else Later(version, ours)
+    for peers in (("other",), ("gone", "other")):
+        with pytest.raises(OtherProtocol, match=f"speaks protocol {version}, this") as error:
+            ask(Messenger({"other": welcome}), *peers)
+        older = "this program" if version == NEWER else "the other daemon"
+        assert f"update {older}" in error.value.fixes[0] and error.value.exit_code == UNREACHABLE
+
+
+def test_who_trains_another_run_in_another_version_trains_another_run(ours: Signed) -> None:
+    with pytest.raises(AnotherRun):
+        ask(Messenger({"other": Welcome(NEWER, ours, (), 1)}), "other", digest="00ff")
+
+
+def test_where_nobody_is_there_nothing_is_said_of_versions() -> None:
+    with pytest.raises(NobodyTrains):
+        ask(Messenger({}), "gone")
+
+
+@pytest.mark.parametrize("says_so", ["initial peer", "in the directory"])
+def test_who_comes_by_an_invitation_is_told_to_update(ours: Signed, says_so: str) -> None:
+    """As all of those name the run, it was to ask whether the run is still trained."""
+    digest = run_spec().digest()
+    present = SimpleNamespace(peer_id="there", addresses=())
+    answer = Welcome(NEWER, ours, (), 1)
+
+    class Directory:
+        nodes = ()
+
+        async def present_by_node(self, peer_ids: list[str], run_digest: str) -> list[list[Any]]:
+            return [[present] if says_so == "in the directory" else []]
+
+        async def present_peers(self, run_digest: str) -> list[Any]:
+            return []
+
+        async def fetch_run(self, run_digest: str) -> Signed:
+            return ours
+
+    messenger = Messenger({"given" if says_so == "initial peer" else "there": answer})
+    finding = discovery.find_run(
+        messenger,  # type: ignore[arg-type]
+        Directory(),  # type: ignore[arg-type]
+        ["given"],
+        (),
+        digest,
+        lambda text: None,
+    )
+    with pytest.raises(OtherProtocol) as error:
+        asyncio.run(finding)
+    assert "update this program" in error.value.fixes[0]
+
+
+def test_nobody_is_told_to_name_the_run_to_who_speaks_otherwise(ours: Signed) -> None:
+    """Which is of use where the address is of a bootstrap node."""
+    messenger: Any = Messenger({"old": Welcome(OLDER, ours, (), 1)})
+    with pytest.raises(UserError) as error:
+        asyncio.run(
+            discovery.find_run(messenger, None, ["old"], (), "", lambda text: None)  # type: ignore[arg-type]
+        )
+    assert len(error.value.fixes) == 1

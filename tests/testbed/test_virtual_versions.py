@@ -1,0 +1,81 @@
+"""Real daemons in virtual time: one of them is updated before the others, to another protocol."""
+
+from pathlib import Path
+
+import pytest
+
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
+from p2p_dtfm.daemon.peers import run_source
+from p2p_dtfm.testbed.virtual import swarm as swarms
+from p2p_dtfm.testbed.virtual.peer import Peer
+from p2p_dtfm.testbed.virtual.seeds.run import make_run
+from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from tests.testbed.begun import are_in_views_of, begun
+
+AT = PROTOCOL_VERSION + 1
+PATIENCE_S = 60.0
+"""It went on alone after some seconds."""
+SLOW = (10_000_000, 20_000_000)
+"""So that the others take few steps, which cost processor, while it waits."""
+
+
+def whole_checkpoint_of(peer: Peer) -> bool:
+    return any(peer.home.glob("runs/*/checkpoints/step-*"))
+
+
+@pytest.mark.parametrize("by_addresses", [False, True])
+def test_who_is_updated_first_waits_for_the_others_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_addresses: bool
+) -> None:
+    """It found "nobody", and went on alone from its own disk beside the swarm that it had left."""
+    monkeypatch.setattr(swarms, "FLOPS_PER_S", SLOW)
+    run = make_run(tmp_path, 4000, saves_every_steps=5)
+
+    async def scene(swarm: Swarm) -> None:
+        founder, member, other = await begun(swarm, run, "abc")
+        await swarm.until(lambda: member.step() >= 20, "they train together", 120)
+        await swarm.until(lambda: whole_checkpoint_of(member), "a checkpoint", 60)
+        swarm.leave(member)
+        await swarm.until(lambda: not member.is_running, "it has left", 60)
+        monkeypatch.setattr(run_source, "PROTOCOL_VERSION", AT)  # of whoever asks from now on
+        given = (swarm.address(founder),) if by_addresses else ()
+        seen = len(member.events())
+        swarm.start(member, initial_peers=given)
+        speaks_otherwise = f"speaks protocol {PROTOCOL_VERSION}, this program {AT}"
+        await swarm.until(lambda: speaks_otherwise in member.standing(), "it says so", 60)
+        until_s = swarm.now_s + PATIENCE_S
+        await swarm.until(lambda: swarm.now_s > until_s, "time goes by", 2 * PATIENCE_S)
+        await swarm.until(lambda: speaks_otherwise in member.standing(), "it still does", 30)
+        assert not [it for it in member.events()[seen:] if it["event"] == "view"]
+        assert member.daemon is not None
+        assert "update the other daemon" in str(member.daemon.observer.problems())
+        monkeypatch.setattr(run_source, "PROTOCOL_VERSION", PROTOCOL_VERSION)
+        await swarm.until(lambda: member.takes_part, "it finds them", 60)
+        await swarm.until(are_in_views_of([founder, member, other], 3), "it is let in", 60)
+
+    play(1, tmp_path / "world", scene)
+
+
+def test_a_founder_that_is_updated_first_founds_nothing_beside_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the line that it always types."""
+    monkeypatch.setattr(swarms, "FLOPS_PER_S", SLOW)
+    run = make_run(tmp_path, 4000, saves_every_steps=5)
+
+    async def scene(swarm: Swarm) -> None:
+        founder, member = await begun(swarm, run, "ab")
+        await swarm.until(lambda: founder.step() >= 20, "they train together", 120)
+        swarm.leave(founder)
+        await swarm.until(lambda: not founder.is_running, "it has left", 60)
+        monkeypatch.setattr(run_source, "PROTOCOL_VERSION", AT)
+        swarm.start(founder)
+        await swarm.until(lambda: not founder.is_running, "it ends", 60)
+        assert founder.ended is not None
+        error = founder.ended.exception()
+        assert isinstance(error, UserError) and "none can be joined" in error.cause
+        assert "update the other daemon" in error.fixes[0] and error.exit_code == 6
+        assert member.is_running
+
+    play(1, tmp_path / "world", scene)

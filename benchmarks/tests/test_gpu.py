@@ -10,6 +10,7 @@ from benchmarks import gpu
 from benchmarks.gpu_swarm import swarm_figures
 
 
+@pytest.mark.nightly
 def test_it_runs_through_on_the_processor(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import LIES
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from tests.testbed.lying_to_the_end import lying_to_the_end, with_lies
 
-STEPS = 60
+STEPS = 30
 EIGHT = "abcdefgh"
 
 

@@ -80,6 +80,7 @@ def test_a_liar_is_found_and_the_same_seed_has_the_same_trace_again(player: Play
     assert played[0].digest == played[1].digest != ""
 
 
+@pytest.mark.nightly
 def test_seeds_of_stages_hold(player: Player) -> None:
     """Seven, of whom one lies, with crashes between."""
     found = player.play(LIES_IN_STAGES + 1, draw(LIES_IN_STAGES + 1))

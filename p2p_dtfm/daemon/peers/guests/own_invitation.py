@@ -7,7 +7,13 @@ from pathlib import Path
 import msgspec
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
-from p2p_dtfm.core.protocol.invited.chains import accepted, bound_to, holder_of, is_accepted, links_of
+from p2p_dtfm.core.protocol.invited.chains import (
+    accepted,
+    bound_to,
+    holder_of,
+    is_accepted,
+    links_of,
+)
 from p2p_dtfm.core.protocol.invited.guest_list import SavedGuests
 from p2p_dtfm.core.protocol.invited.line import ASK_AGAIN, InvitationLine, require_in_time
 from p2p_dtfm.core.protocol.run_spec import RunSpec

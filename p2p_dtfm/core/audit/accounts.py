@@ -15,7 +15,7 @@ from p2p_dtfm.core.audit.told_losses import fault_of_losses, stated_losses, unli
 from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
     EXCUSED,
-    MANY,
+    NO_MICROBATCH_LIMIT,
     OPENINGS_BYTES,
     OWN_BYTES,
     PART_BYTES,
@@ -24,7 +24,7 @@ from p2p_dtfm.core.audit.work import (
     changed_work,
     claim_digest,
     excused_by,
-    unlike_edges,
+    unlike_parts,
     work_of,
 )
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Account, Share
@@ -136,7 +136,7 @@ def findings(
     plan: Plan,
     segments: Sequence[Segment],
     one_arithmetic: bool = False,
-    kept_microbatches: int = MANY,
+    kept_microbatches: int = NO_MICROBATCH_LIMIT,
     due: Due = TRAINING,
 ) -> Findings:
     """Of all stage-holders' Prepared, each with an account; while one is missing only who has
@@ -159,8 +159,8 @@ def findings(
         _convict_denied(accounts, plan.stage_holders(), found)
         return found
     shares = {peer: account.share for peer, account in accounts.items()}
-    unlike = unlike_edges(shares, segments if due.trains else ())
-    misled = _doubt_edges(unlike, found)
+    unlike = unlike_parts(shares, segments if due.trains else ())
+    misled = _doubt_parts(unlike, found)
     unlike |= _doubt_losses(shares, found) | set(unlike_sums(said, segments))
     _convict_by_receivers(unlike, len(accounts), found)
     without_input = _doubt_boundaries(shares, plan, due, found)
@@ -221,7 +221,7 @@ def _most_were_told(peer_id: str, accounts: Mapping[str, Account]) -> bool:
     return 2 * told > len(accounts)
 
 
-def _doubt_edges(unlike: Collection[tuple[str, str]], found: Findings) -> set[str]:
+def _doubt_parts(unlike: Collection[tuple[str, str]], found: Findings) -> set[str]:
     """Returns who says that other gradients came to it than were claimed."""
     for owner, holder in sorted(unlike):
         reason = f"the gradients of {holder} are not those that {owner} has got from it"

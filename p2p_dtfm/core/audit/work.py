@@ -39,8 +39,8 @@ than it claims, as parts or as sums, or had when the step was done before. The s
 work is: so those that have not computed it again say it, too."""
 EXCUSED = b"\xfe" * OWN_BYTES
 """The first half of `excused_by`."""
-MANY = 1 << 30
-"""Microbatches whose inputs are kept, where there is no limit."""
+NO_MICROBATCH_LIMIT = 1 << 30
+"""Of microbatches whose inputs are kept."""
 PART_BYTES = 32
 """Of a chunk: names a blob."""
 NormsAlone = Mapping[int, str]
@@ -214,7 +214,7 @@ def heard_of(claims: Mapping[str, Claimed]) -> dict[str, HeardClaim]:
     return {peer: heard_claim(claim) for peer, claim in sorted(claims.items())}
 
 
-def unlike_edges(
+def unlike_parts(
     shares: Mapping[str, Share],
     segments: Sequence[Segment],
     owners: Collection[str] | None = None,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from p2p_dtfm.core.commit.ledger import Ledger
-from p2p_dtfm.core.consensus.actions import Timing
+from p2p_dtfm.core.consensus.actions import AgreementTiming
 from p2p_dtfm.core.messages.agreement_messages import Active, Standing
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
@@ -71,6 +71,6 @@ class Present:
         """So long, for layers that are lost."""
         return self.lost is not None and now_ns - self.lost.since_ns >= patience_ns
 
-    def agrees_to_loss(self, timing: Timing, now_ns: int) -> bool:
+    def agrees_to_loss(self, timing: AgreementTiming, now_ns: int) -> bool:
         """Has waited for lost layers long enough, or half as long and is asked."""
         return self.accepts_loss or self.has_waited(timing.lost_layers_ns // 2, now_ns)

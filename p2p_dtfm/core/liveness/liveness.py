@@ -89,7 +89,7 @@ WAN_LIVENESS = LivenessTiming(
 
 
 @dataclass(frozen=True)
-class Suspicion:
+class Suspect:
     peer_id: str
     reason: str
 
@@ -238,7 +238,7 @@ class Liveness:
                 due.append(peer_id)
         return tuple(due)
 
-    def tick(self, now_ns: int) -> list[Suspicion]:
+    def tick(self, now_ns: int) -> list[Suspect]:
         """New evidence. What this peer's own loop was late by, or slept, does not count: it has not
         listened, and who it would accuse may well have spoken."""
         gap_ns = 0 if self._last_tick_ns is None else now_ns - self._last_tick_ns
@@ -255,7 +255,7 @@ class Liveness:
                     watched.reset_ns = min(now_ns, watched.reset_ns + late_ns)
         return self._judge_all(now_ns)
 
-    def tick_early(self, now_ns: int) -> list[Suspicion]:
+    def tick_early(self, now_ns: int) -> list[Suspect]:
         """New evidence between two ticks, at `due_ns`. Who is late by then leaves it to the next
         tick, which knows by how much."""
         if self._last_tick_ns is None or now_ns - self._last_tick_ns > self._timing.punctual_ns:
@@ -291,7 +291,7 @@ class Liveness:
             due_ns = min(due_ns, watched.reset_ns + broken_ns)
         return max(now_ns, due_ns)
 
-    def _judge_all(self, now_ns: int) -> list[Suspicion]:
+    def _judge_all(self, now_ns: int) -> list[Suspect]:
         self._miss(now_ns)
         found = []
         for peer_id, watched in sorted(self._watched.items()):
@@ -299,7 +299,7 @@ class Liveness:
             if reason:
                 watched.suspected = True
                 self._unsettle(now_ns)
-                found.append(Suspicion(peer_id, reason))
+                found.append(Suspect(peer_id, reason))
         return found
 
     def _unsettle(self, now_ns: int) -> None:

@@ -6,8 +6,9 @@ from p2p_dtfm.core.membership.roster import newer
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.core.units import SECOND_NS
 
-REFUSED_NS = 10_000_000_000
+REFUSED_NS = 10 * SECOND_NS
 REFUSALS_LIMIT = 4
 """A newcomer that some member cannot reach is heard again after 10, 20, 40, then 80 seconds."""
 FORGIVEN_AFTER = 4

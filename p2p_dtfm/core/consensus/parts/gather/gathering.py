@@ -81,7 +81,7 @@ class Gathering:
         if attempts.replan_reason:
             attempts.replan_number = number
         self._syncing.refuse_unsynced(now_ns, 2)  # some other member may have given up waiting
-        state.following.forget()
+        state.agreed.forget()
         attempts.reopen_ns = None
         actions = self._freeze(planned)
         attempt = attempts.under_way = self._attempt(number, planned, base, now_ns)

@@ -30,7 +30,7 @@ from p2p_dtfm.core.protocol.workload import Workload
 LATE_PERCENT = 150
 """Of what the members' words make of a step: more calls for an explanation."""
 FASTER_PERCENT = 125
-"""Of the middle one's speed: who says less has no word that could make steps so late."""
+"""Of the middle one's speed. Only a peer that claims more can be what makes steps so late."""
 BETTER_PERCENT = 80
 """Of how far the words are off: an explanation is to be that much nearer."""
 WORSE_PERCENT = 110

@@ -34,9 +34,9 @@ OPENINGS_BYTES = 16
 GONE_WORK = bytes(WORK_BYTES)
 """In an account, of who has no stage any more: its work was another than it had claimed."""
 SENT_OTHER = b"\xff" * WORK_BYTES
-"""In an account, in place of what a work comes to: its maker has sent this account's something else
-than it claims, as parts or as sums, or had when the step was done before. The same whatever the
-work is: so those that have not computed it again say it, too."""
+"""In an account, in place of what a work comes to. The work's maker sent the maker of this account
+something other than it claims, as parts or as sums, now or when the step was done before. The same
+whatever the work is: so those that have not computed it again say it, too."""
 EXCUSED = b"\xfe" * OWN_BYTES
 """The first half of `excused_by`."""
 NO_MICROBATCH_LIMIT = 1 << 30

@@ -22,7 +22,7 @@ from p2p_dtfm.daemon.trainer.step_waits import StepWaits
 GRACE_S = 0.25
 GRACE_LIMIT_S = 2.0
 STEPS_OF_GRACE = 2
-"""So many times shorter than a step."""
+"""The grace is an expected step divided by this, within the two bounds."""
 
 
 class StepWatch:

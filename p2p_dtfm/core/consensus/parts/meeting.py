@@ -32,15 +32,15 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.units import SECOND_NS
 
 FIRM_MEMBERS = 3
-"""A view of so many that trains never yields to another swarm of the run with which it has nothing
-in common: one member's acquaintance does not outweigh the others."""
+"""A view that trains and has at least this many members never yields to another swarm of the run
+with which it has nothing in common: one member's acquaintance does not outweigh the others."""
 PROVES_NOTHING = "it proves nothing of that view"
 FOREIGN_TOLD_NS = 600 * SECOND_NS
 TOLD_AT_ONCE = 16
 """So many peers outside the view are told of it at a time, in turns."""
 TOLD_BY_ALL_EVERY = 64
-"""In a view of many those tell a peer who would speak for it, and one time in so many all: perhaps
-the others do not know of it."""
+"""In a large view a peer outside is told by the members that would speak for it, and once in this
+many times by all: those may not know of it."""
 
 
 class Meeting:

@@ -17,16 +17,16 @@ from p2p_dtfm.core.recovery.view import View
 
 TRANSFERS_LIMIT = 4
 DEADLINES_LIMIT = 6
-"""A newcomer that gets on may take so many times as long as its states and the deadline need. What
-a transfer needs doubles with each time that it was refused: a link may be slower than was
-measured."""
+"""A newcomer that makes progress may take `TRANSFERS_LIMIT` transfers of its states and
+`DEADLINES_LIMIT` deadlines. Each time that it was refused doubles the transfers: a link may be
+slower than was measured."""
 SLOWER_LIMIT = 4
-"""A step under way counts as so many times the one before at most: one that stands still ends no
-wait for states."""
+"""A step under way counts as at most this many usual ones: the wait for states must end though a
+step stands still."""
 SLOWEST_BYTES_PER_S = 250_000
 """Who says that its link is thinner keeps others from a view for no longer."""
 STEPS_AHEAD = 2
-"""States are offered between two steps: so many may have to pass before."""
+"""States are offered between two steps: this many steps may have to pass first."""
 
 
 class Syncing:
@@ -226,8 +226,8 @@ class Syncing:
         return min(needs_ns, max(state.timing.sync_ns, duration_ns(size, SLOWEST_BYTES_PER_S)))
 
     def gives(self, given: Mapping[str, int], now_ns: int) -> None:
-        """So many bytes this peer has given, since the next view was agreed on, to each of those
-        that `needy` names."""
+        """How many bytes this peer has given to each peer that `needy` names since the next view
+        was agreed on."""
         self._state.agreed.given.note(self._state.me, given, now_ns)
 
     @property

@@ -21,8 +21,8 @@ from p2p_dtfm.train.codecs import Buffer
 from p2p_dtfm.train.stage.segment_reduction import PoisonedPart, SegmentReduction
 
 SHORT_BYTES = 1 << 22
-"""A chunk of which all holders together have so many is added, taken and digested by the event loop
-itself, in less than a millisecond: to wake other threads and to be woken costs a part of that."""
+"""If the parts of all holders together are no larger than this, the event loop itself adds, takes
+and digests a chunk, in less than a millisecond: waking other threads would cost a part of that."""
 
 Tensor = Any
 Result = TypeVar("Result")

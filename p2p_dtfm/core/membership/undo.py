@@ -19,6 +19,8 @@ from p2p_dtfm.core.protocol.lineage import Epochs, epochs_of
 from p2p_dtfm.core.protocol.snapshot import Bar
 from p2p_dtfm.core.recovery.restart_point import Undo
 
+NEVER = 1 << 60
+
 
 def agreed_epochs(contributions: Collection[Contribution]) -> Epochs:
     """The highest that more than half of the voters have come to, as their bars are: where fewer
@@ -64,7 +66,7 @@ def undo_due(
     begun = epochs.starts[-1] if epochs.starts else 0
     reached = max((bar.step for bar in known.values() if bar.count > 0), default=0)
     least = begun if reached - begun >= terms.undo_steps else 0
-    alarm = range(_alarmed_from(begun, reached, terms), reached + ALARM_STEPS if reached else 0)
+    alarm = range(_alarmed_from(known.values(), begun, terms), reached + ALARM_STEPS)
     newest = min(
         max(_sure_from(bar.step, known.get(it), alarm, terms), _first_step(known.get(it)), least)
         for it, bar in news.items()
@@ -72,11 +74,14 @@ def undo_due(
     return Undo(tuple(sorted(news)), newest, terms.undo_every)
 
 
-def _alarmed_from(begun: int, reached: int, terms: StepTerms) -> int:
-    """Of the steps that stand now, the first that was made since the last verdict, of step
-    `reached`: the epoch's first, if it began with that."""
-    is_of_it = begun <= reached < begun + terms.undo_steps + terms.undo_every
-    return begun if is_of_it else reached
+def _alarmed_from(known: Iterable[Bar], begun: int, terms: StepTerms) -> int:
+    """Of the steps that stand now, the first that was made since the last verdict: the epoch's
+    first, if it began with that."""
+    verdicts = [bar for bar in known if bar.count > 0]
+    if not verdicts:
+        return NEVER
+    last = max(verdicts, key=lambda bar: (bar.view, bar.step)).step
+    return begun if begun <= last < begun + terms.undo_steps + terms.undo_every else last
 
 
 def _sure_from(step: int, before: Bar | None, alarm: range, terms: StepTerms) -> int:

@@ -190,6 +190,9 @@ def test_after_a_verdict_fewer_are_taken_back_as_more_is_audited() -> None:
     assert taken_back(500) == 23 == taken_back(900)
     assert taken_back(460) == 10 + 128, "ten times as much is audited since 450"
     assert taken_back(920) == 20 + 21 and taken_back(1200) == 228
+    second = msgspec.structs.replace(bar(step=470), peer_id="e", view=NEXT)
+    undo = undo_due((first, second), (first, second, bar(step=300)), RARE, Epochs(2, (450, 228)))
+    assert undo is not None and undo.newest == 277, "the last verdict's, not the furthest one"
     assert taken_back(610, Epochs()) == 10 + 128, "nothing was taken back: since the verdict"
     assert taken_back(610, Epochs(1, (200,))) == 10 + 128, "nor by this epoch"
 

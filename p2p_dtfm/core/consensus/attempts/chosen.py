@@ -61,13 +61,27 @@ def chosen_of(
     names = {member.peer_id for member in participants}
     bars = with_convicted(known, found.convicted, found.liars, names)
     if terms is not None and terms.follow_steps > 0:
-        quiet_from_step = quiet_from(bars, step, terms.follow_steps, terms.undo_steps)
-        if any(bar.count > 0 for bar in set(bars).difference(known)):
-            bars = held_off(bars, _stage_holders(stayed), step, quiet_from_step)
-        members = names & {it.member.peer_id for it in stayed}
-        waits = terms.follow_steps, quiet_from_step
-        bars = united(with_roles(bars, members, names - members, step, *waits), names)
+        has_verdict = any(bar.count > 0 for bar in set(bars).difference(known))
+        bars = _with_roles(bars, names, stayed, step, terms, has_verdict=has_verdict)
     return Chosen(participants, found, bars, epochs, undo_due(known, bars, terms, epochs))
+
+
+def _with_roles(
+    bars: tuple[Bar, ...],
+    names: set[str],
+    stayed: Collection[Contribution],
+    step: int,
+    terms: StepTerms,
+    *,
+    has_verdict: bool,
+) -> tuple[Bar, ...]:
+    """`stayed`: of the members of the view in force."""
+    quiet_from_step = quiet_from(bars, step, terms.follow_steps, terms.undo_steps)
+    if has_verdict:
+        bars = held_off(bars, _stage_holders(stayed), step, quiet_from_step)
+    members = names & {it.member.peer_id for it in stayed}
+    waits = terms.follow_steps, quiet_from_step
+    return united(with_roles(bars, members, names - members, step, *waits), names)
 
 
 def _stage_holders(stayed: Collection[Contribution]) -> frozenset[str]:

@@ -1,288 +1,164 @@
 """An economy of liars: what they leave in a run, and what it costs the others.
 
-    python -m benchmarks.liars.economy [--seeds 20] [--steps 20000] [--json]
+    python -m benchmarks.liars.economy [--rules built] [--seeds 20] [--steps 20000] [--json]
 
-Members commit steps; each claims one stage-step in each. The openings of all draw audits after the
-claims are made; an auditor is drawn from the other established members, and one that lies passes
-its colluders. A wrong claim that an honest auditor replays is proof: the liar loses its place, and
-the run goes back by `undo_steps` of the proof, or to before the liar's first stage. Whoever comes
-with a new key follows, is promoted one at a time with waits that double with each conviction, and
-is audited more often for its first steps. Nothing here trains: steps and claims are counted.
-
-Judged for each strategy of a quarter of the members, over all seeds: wrong steps that stay in the
-run's lineage for each key, against the bound that `left_bound` has, and goodput, steps that stay
-over steps computed, audits counted as the computing that they are, against 90%.
-
-`--rules first` plays the design as it was first written; it falls, see docs/strangers.md. Else it
-is played with three amendments: a withheld opening has everybody audited for that step; a
-conviction raises the rate of audits for a while, so that its colluders are found at once, and less
-is undone for them; and waits for a place begin at 400 steps.
+`--rules built` plays what is built, by the very functions and constants of `p2p_dtfm.core`: waits
+for a place, rates of audits, and how far a run goes back. `first` is the design as it was first
+written; it falls, see docs/strangers.md. `amended` is the design with three amendments: a withheld
+opening has everybody audited for that step; a conviction raises the rate of audits for a while, so
+that its colluders are found at once, and less is undone for them; and waits for a place begin at
+400 steps. Of what is judged: `designed_economy`.
 """
 
 import argparse
 import json
 import math
-import random
-import statistics
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-GOODPUT_TARGET = 0.90
-CERTAINTY = 0.01
-"""Wrong steps of a liar in every step may stay with this probability."""
-HONEST_SHARE = 0.75
-"""Of auditors, at the worst."""
-NEVER = 10**9
+from benchmarks.liars.designed_economy import (
+    CERTAINTY,
+    FIRST_RULES,
+    NEVER,
+    STRATEGIES,
+    Body,
+    Proof,
+    Rules,
+    Run,
+    played,
+)
+from p2p_dtfm.core.audit.draw import rate_in_force
+from p2p_dtfm.core.audit.roles import (
+    KNOWN,
+    WATCHED_MILLIONTHS,
+    held_off,
+    probation_ends_step,
+    quiet_from,
+    watched_until,
+    with_roles,
+)
+from p2p_dtfm.core.commit.step_terms import StepTerms
+from p2p_dtfm.core.membership.bars import united, with_convicted
+from p2p_dtfm.core.membership.undo import undo_due
+from p2p_dtfm.core.protocol.lineage import Epochs
+from p2p_dtfm.core.protocol.sections.audit_spec import AuditSpec
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, ViewId
+
+RATE = 0.02
+"""As is advised, with the steps after which a liar in each one is found but for `CERTAINTY`."""
+SPEC = AuditSpec(rate=RATE, undo_steps=math.ceil(math.log(CERTAINTY) / math.log(1 - RATE)))
+TERMS = StepTerms(
+    *(1, 1, 1, 1, 1, 1.0),
+    audits=True,
+    follow_steps=SPEC.follow_steps,
+    undo_steps=SPEC.undo_steps,
+    rate_millionths=SPEC.rate_millionths,
+    undo_every=SPEC.undo_every,
+)
+BACK_AFTER_STEPS = 10
+"""Who goes without a verdict is let in again after ten seconds."""
 
 
-@dataclass(frozen=True)
-class Rules:
-    """What the swarm does; counts are steps that were computed."""
-
-    members: int = 16
-    audit_share: float = 0.02
-    probation_share: float = 0.20
-    probation_steps: int = 300
-    followed_audits: int = 20
-    first_wait_steps: int = 400
-    checkpoint_steps: int = 50
-    verdict_steps: int = 20
-    """From a draw to the verdict."""
-    crash_steps: int = 1
-    """Computed anew after a member goes without a word."""
-    withheld_share: float | None = 1.0
-    """Audited in a step of which an opening is withheld; None: the draw is made anew."""
-    alarm_share: float = 0.20
-    alarm_steps: int = 300
-    """After a conviction."""
-
-    @property
-    def follower_steps(self) -> int:
-        """A newcomer repeats so many before it has had its audits, at the rate of its own."""
-        return round(self.followed_audits / self.probation_share)
+class BuiltRules(Rules):
+    """What `SPEC` asks for."""
 
     @property
     def undo_steps(self) -> int:
-        """A liar in every step is caught within so many, but for `CERTAINTY`, without an alarm."""
-        return math.ceil(math.log(CERTAINTY) / math.log(1 - HONEST_SHARE * self.audit_share))
+        return SPEC.undo_steps
 
 
-FIRST_RULES = Rules(withheld_share=None, alarm_steps=0, first_wait_steps=100)
+BUILT_RULES = BuiltRules(audit_share=RATE, probation_share=WATCHED_MILLIONTHS / 1e6)
 
 
-@dataclass(frozen=True)
-class Strategy:
-    """What the liars do."""
-
-    name: str
-    wrong_share: float = 1.0
-    """Of the steps of a liar with a place."""
-    confesses_after: int | None = None
-    """A colluder proves the first wrong claim so many steps after it, to have work undone."""
-    goes_when_drawn: bool = False
-    """Leaves its place rather than show what is asked for."""
-    opens_last: bool = False
-    """Every other liar only opens last, and gives up its place when a colluder's claim is drawn."""
-    returns: bool = True
-    """With a new key after each conviction."""
-
-
-STRATEGIES = (
-    Strategy("in every step"),
-    Strategy("in 10% of steps", wrong_share=0.1),
-    Strategy("in 1% of steps", wrong_share=0.01),
-    Strategy("once each key, confesses late", wrong_share=0.0, confesses_after=-1),
-    Strategy("goes when drawn, every step", goes_when_drawn=True),
-    Strategy("goes when drawn, 10%", wrong_share=0.1, goes_when_drawn=True),
-    Strategy("opens last, every step", opens_last=True),
-    Strategy("opens last, 10%", wrong_share=0.1, opens_last=True),
-    Strategy("no new keys, every step", returns=False),
-)
-
-
-@dataclass
-class Body:
-    """One liar, whichever key it has now. Clocks are steps computed, not steps of the lineage."""
-
-    only_opens: bool = False
-    key: int = 0
-    has_place: bool = True
-    promoted_at: int | None = None
-    """Clock; None: established from the start."""
-    first_stage: int = 0
-    """Step of the lineage at which its key got its first stage."""
-    may_return_at: int = 0
-    confesses_at: int | None = None
-
-
-@dataclass(frozen=True)
-class Proof:
-    """A verdict under way."""
-
-    due: int
-    step: int
-    """Of the lineage: when it was proven."""
-    body: int
-    key: int
-
-
-@dataclass
-class Run:
-    """One run of one strategy."""
-
-    rules: Rules
-    strategy: Strategy
-    chance: random.Random
-    wrong: list[bool] = field(default_factory=list)
-    """The lineage: whether each committed step holds something wrong."""
-    shares: list[float] = field(default_factory=list)
-    """Of the lineage's steps: how many claims were audited."""
-    clock: int = 0
-    audited: float = 0.0
-    """Steps' worth of computing that went into audits."""
-    alarm_until: int = 0
-    convictions: int = 0
-    last_promotion_at: int = 0
-    proofs: list[Proof] = field(default_factory=list)
+class BuiltRun(Run):
+    """One run by what is built. All counts are steps of the lineage, as in snapshots; what is found
+    does not commit, and steps are drawn whole, so that all that lie in one are found in it."""
 
     def __post_init__(self) -> None:
-        opens_last = self.strategy.opens_last
-        count = self.rules.members // 4
-        self.bodies = [Body(only_opens=opens_last and number % 2 == 1) for number in range(count)]
+        super().__post_init__()
+        self.epochs = Epochs()
+        names = [_name(number, body) for number, body in enumerate(self.bodies)]
+        self.bars = tuple(Bar(GENESIS, 0, it, 0, 0, KNOWN) for it in ("honest", *names))
+        self._bar_of: dict[int, Bar] = {}
+        self._drawn_at, self._is_drawn_whole = -1, False
+        self._look_at_bars()
 
-    def step(self) -> None:
-        """All claim, some are drawn, the step is committed; then verdicts, and who comes back."""
-        self.clock += 1
-        is_alarmed = self.clock < self.alarm_until
-        share = self.rules.alarm_share if is_alarmed else self.rules.audit_share
-        liars = [number for number, body in enumerate(self.bodies) if self._lies(body)]
-        self.wrong.append(bool(liars))
-        self.shares.append(share)
-        self.audited += share
-        for number in self._caught(liars, share):
-            body = self.bodies[number]
-            self._prove(number, self.clock + self.rules.verdict_steps)
-            if self.strategy.goes_when_drawn:
-                self._give_up_place(body)  # replayed all the same: others hold its frames
-        self._judge()
-        for body in self.bodies:
-            self._come_back(body)
-
-    def _lies(self, body: Body) -> bool:
-        if not body.has_place or body.only_opens:
-            return False
-        after = self.strategy.confesses_after
-        if after is None:
-            return self.chance.random() < self.strategy.wrong_share
-        if body.confesses_at is not None or self._is_on_probation(body):
-            return False
-        body.confesses_at = self.clock + (self.rules.undo_steps - 1 if after < 0 else after)
-        return True
+    def _share(self) -> float:
+        at = len(self.wrong)
+        if at >= self._alarm_ends:  # it is looked at in each step
+            return self.rules.audit_share
+        return rate_in_force(SPEC.rate_millionths, self.bars, at) / 1e6
 
     def _is_on_probation(self, body: Body) -> bool:
-        at = body.promoted_at
-        return at is not None and self.clock - at < self.rules.probation_steps
-
-    def _caught(self, liars: list[int], share: float) -> list[int]:
-        """Whose wrong claims honest auditors replay, once the last opening is made or withheld."""
-        while True:
-            found = [number for number in liars if self._is_drawn(self.bodies[number], share)]
-            openers = (body for body in self.bodies if body.only_opens and body.has_place)
-            colluder = next(openers, None)
-            withheld = self.rules.withheld_share
-            if not found or colluder is None or withheld == share:
-                return found
-            if withheld is not None and self.chance.random() < withheld:
-                return found  # it would be audited all the same: the place is not given for it
-            self._give_up_place(colluder)  # its own claim was right: its audit shows nothing
+        return len(self.wrong) < watched_until(self._bar_of[id(body)])
 
     def _is_drawn(self, body: Body, share: float) -> bool:
+        if self._drawn_at != self.clock:
+            self._drawn_at, self._is_drawn_whole = self.clock, self.chance.random() < share
+        is_drawn = self._is_drawn_whole
         if self._is_on_probation(body):
-            share = max(share, self.rules.probation_share)
+            is_drawn |= self.chance.random() < self.rules.probation_share
         colluders = sum(each.has_place for each in self.bodies) - 1
-        is_honest = self.chance.random() >= colluders / (self.rules.members - 1)
-        return self.chance.random() < share and is_honest
+        return is_drawn and self.chance.random() >= colluders / (self.rules.members - 1)
 
     def _give_up_place(self, body: Body) -> None:
-        body.has_place = False
-        body.may_return_at = self.clock + self.rules.follower_steps
-        self.clock += self.rules.crash_steps
+        super()._give_up_place(body)
+        body.may_return_at = len(self.wrong) + BACK_AFTER_STEPS
 
     def _prove(self, number: int, due: int) -> None:
-        self.proofs.append(Proof(due, len(self.wrong), number, self.bodies[number].key))
+        super()._prove(number, self.clock)
 
     def _judge(self) -> None:
         for number, body in enumerate(self.bodies):
             if body.confesses_at is not None and self.clock >= body.confesses_at:
                 body.confesses_at = None
                 self._prove(number, self.clock)
-        due = [proof for proof in self.proofs if self.clock >= proof.due]
-        self.proofs = [proof for proof in self.proofs if self.clock < proof.due]
-        for proof in due:
-            if proof.key == self.bodies[proof.body].key:
-                self._convict(self.bodies[proof.body], proof)
+        found, self.proofs = self.proofs, []
+        if found:
+            self._take_back(found)
 
-    def _convict(self, body: Body, proof: Proof) -> None:
-        """Undo, and bar the key; its body comes back with another."""
-        self.convictions += 1
-        safe = max(self._safe_step(proof.step), body.first_stage)
-        safe -= safe % self.rules.checkpoint_steps
+    def _take_back(self, proofs: Sequence[Proof]) -> None:
+        """All that are convicted in one step, in one view."""
+        step, view = len(self.wrong), ViewId(self.clock, "")
+        bodies = [self.bodies[proof.body] for proof in proofs]
+        names = {_name(proof.body, self.bodies[proof.body]) for proof in proofs}
+        after = with_convicted(self.bars, dict.fromkeys(names, (view, step)), {})
+        undo = undo_due(self.bars, after, TERMS, self.epochs)
+        assert undo is not None
+        quiet = quiet_from(after, step, TERMS.follow_steps, TERMS.undo_steps)
+        places = {_name(n, body) for n, body in enumerate(self.bodies) if body.has_place}
+        bars = held_off(after, places, step, quiet)
+        safe = undo.newest - undo.newest % SPEC.undo_every
         del self.wrong[safe:], self.shares[safe:]
-        self.alarm_until = self.clock + self.rules.alarm_steps
-        body.key, body.has_place, body.confesses_at = body.key + 1, False, None
-        waits = self.rules.follower_steps if self.strategy.returns else NEVER
-        body.may_return_at = self.clock + waits
+        self.epochs = self.epochs.next_one(safe)
+        self.clock += self.rules.crash_steps
+        self.audited += 1  # the first step of a view is audited whole
+        for body in bodies:
+            self.convictions += 1
+            body.key, body.has_place, body.confesses_at = body.key + 1, False, None
+            body.may_return_at = 0 if self.strategy.returns else NEVER
+        news = {_name(n, body) for n, body in enumerate(self.bodies)}
+        bars = with_roles(bars, (), news, safe, TERMS.follow_steps, quiet)
+        self.bars = united(bars, news)
+        self._look_at_bars()
 
-    def _safe_step(self, proven: int) -> int:
-        """Who lied in every step since would have been caught before, but for `CERTAINTY`."""
-        missed, step = 1.0, min(proven, len(self.shares))
-        while step and missed > CERTAINTY:
-            step -= 1
-            missed *= 1 - HONEST_SHARE * self.shares[step]
-        return step
+    def _look_at_bars(self) -> None:
+        known = {bar.peer_id: bar for bar in self.bars}
+        for number, body in enumerate(self.bodies):
+            self._bar_of[id(body)] = known[_name(number, body)]
+        self._alarm_ends = len(self.wrong)
+        while rate_in_force(0, self.bars, self._alarm_ends):
+            self._alarm_ends += 1
 
     def _come_back(self, body: Body) -> None:
-        """One at a time, with waits that the convictions so far have doubled."""
-        wait_steps = self.rules.first_wait_steps * 2 ** min(self.convictions, 20)
-        is_due = self.clock >= max(body.may_return_at, self.last_promotion_at + wait_steps)
-        if not body.has_place and is_due:
-            self.last_promotion_at = body.promoted_at = self.clock
-            body.first_stage, body.has_place = len(self.wrong), True
+        at = len(self.wrong)
+        may_at = max(body.may_return_at, probation_ends_step(self._bar_of[id(body)]))
+        if not body.has_place and at >= may_at:
+            body.has_place, body.first_stage = True, at
 
 
-def left_bound(rules: Rules, wrong_share: float) -> float:
-    """Wrong steps that one key may leave on the average, one in `wrong_share` of its steps.
-
-    Each is caught with p = 0.75 a, so 1/p are made before one is; those are undone of which the
-    proof comes within `undo_steps`: 1/p · (1 - p)^(wrong_share · undo_steps).
-    """
-    caught = HONEST_SHARE * rules.audit_share
-    return (1 - caught) ** (wrong_share * rules.undo_steps) / caught
-
-
-def played(rules: Rules, strategy: Strategy, steps: int, seeds: int) -> dict[str, Any]:
-    """Of all seeds: wrong steps that stay, for each key that was convicted, and goodput."""
-    left, keys, goodputs, convictions = 0, 0, [], 0
-    for seed in range(seeds):
-        run = Run(rules, strategy, random.Random(f"{strategy.name} {seed}"))
-        while run.clock < steps:
-            run.step()
-        left += sum(run.wrong)
-        convictions += run.convictions
-        keys += run.convictions + sum(body.has_place for body in run.bodies)
-        goodputs.append(len(run.wrong) / (run.clock + run.audited))
-    bound = left_bound(rules, strategy.wrong_share) if strategy.confesses_after is None else 0.0
-    per_key = left / keys if keys else 0.0
-    goodput = statistics.median(goodputs)
-    return {
-        "strategy": strategy.name,
-        "wrong_left_per_key": round(per_key, 2),
-        "bound_per_key": round(bound, 2),
-        "convictions": round(convictions / seeds, 1),
-        "goodput": round(goodput, 4),
-        "worst_goodput": round(min(goodputs), 4),
-        "holds": per_key <= bound * 1.25 + 0.5 and goodput >= GOODPUT_TARGET,
-    }
+def _name(number: int, body: Body) -> str:
+    return f"{number}:{body.key}"
 
 
 def main() -> int:
@@ -290,12 +166,13 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--members", type=int, default=Rules.members)
-    parser.add_argument("--rules", choices=("first", "amended"), default="amended")
+    parser.add_argument("--rules", choices=("first", "amended", "built"), default="built")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    kind = FIRST_RULES if options.rules == "first" else Rules()
-    rules = replace(kind, members=options.members)
-    rows = [played(rules, strategy, options.steps, options.seeds) for strategy in STRATEGIES]
+    kinds = {"first": FIRST_RULES, "amended": Rules(), "built": BUILT_RULES}
+    rules = replace(kinds[options.rules], members=options.members)
+    kind = BuiltRun if options.rules == "built" else Run
+    rows = [played(rules, it, options.steps, options.seeds, kind) for it in STRATEGIES]
     if options.json:
         print(json.dumps({"undo_steps": rules.undo_steps, "rows": rows}))
     else:

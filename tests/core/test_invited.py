@@ -7,7 +7,9 @@ from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.invited.chains import (
     ChainLink,
     Revocation,
+    accepted,
     bound_to,
+    links_of,
     run_mark,
     sign_link,
     sign_revocation,
@@ -32,7 +34,7 @@ def peer(number: int) -> Identity:
 
 
 FOUNDER, ALICE, BOB, EVE, CAROL, DAVE = (peer(number) for number in range(1, 7))
-LINE, SECOND = peer(101), peer(102)
+LINE, SECOND, THIRD = peer(101), peer(102), peer(103)
 
 
 def line_of(
@@ -41,11 +43,11 @@ def line_of(
     facts = {"may_invite": False, "expires_s": NOW_S + DAY_S, "run": RUN, **changes}
     run = run_mark(str(facts.pop("run")))
     link = ChainLink(run, key.peer_id, True, **facts)  # type: ignore[arg-type]
-    return (*above, sign_link(link, giver.peer_id, giver.sign))
+    return (*links_of(above), sign_link(link, giver.peer_id, giver.sign))
 
 
 def shown(who: Identity, line: tuple[Signed, ...], key: Identity) -> tuple[Signed, ...]:
-    return bound_to(line, RUN, who.peer_id, key.sign)
+    return bound_to(line, RUN, who.peer_id, key.sign, who.sign)
 
 
 def guests() -> GuestList:
@@ -74,9 +76,9 @@ def test_forged_foreign_and_late_invitations_are_refused_with_the_reason() -> No
     found = guests()
     by_eve = shown(EVE, line_of(EVE, LINE), LINE)
     assert "not from who may give it" in refused(found, EVE, by_eve)
-    first, last = shown(EVE, line_of(FOUNDER, LINE), LINE)
+    first, *rest = shown(EVE, line_of(FOUNDER, LINE), LINE)
     forged = Signed(first.peer_id, first.kind, first.payload, by_eve[0].signature)
-    assert "forged" in refused(found, EVE, (forged, last))
+    assert "forged" in refused(found, EVE, (forged, *rest))
     elsewhere = line_of(FOUNDER, LINE, run=OTHER_RUN)
     assert "another run" in refused(found, EVE, shown(EVE, elsewhere, LINE))
     chain = shown(ALICE, line_of(FOUNDER, LINE), LINE)
@@ -115,14 +117,49 @@ def test_who_is_said_to_have_come_before_must_show_it_and_comes_by_no_closed_lin
     assert not found.told_of(shown(EVE, line, LINE)) and not found.admits(EVE.peer_id)
 
 
+def test_nobody_is_said_to_have_come_by_what_it_never_came_by() -> None:
+    """Who may invite made chains to members and took them back: a newcomer that heard of it refused
+    them, for good where the lines by which they had come were over."""
+    trusted = shown(ALICE, line_of(FOUNDER, LINE, may_invite=True), LINE)
+    made_up = links_of(shown(BOB, line_of(ALICE, SECOND, trusted), SECOND))
+    bobs = shown(BOB, line_of(FOUNDER, THIRD), THIRD)
+    by_alice = accepted(made_up, ALICE.peer_id, ALICE.sign)
+    forged = msgspec.structs.replace(by_alice[-1], peer_id=BOB.peer_id)
+    for chain in (made_up, (*made_up, bobs[-1]), by_alice, (*made_up, forged)):
+        found, later_s = guests(), NOW_S + 9 * DAY_S
+        found.introduce(ALICE.peer_id, trusted, NOW_S)
+        with pytest.raises(PeerFault, match=r"has not signed|forged|not from who may give"):
+            found.told_of(chain)
+        revoke(found, ALICE, BOB)
+        assert found.told_of(bobs) and found.admits(BOB.peer_id)
+        found.introduce(BOB.peer_id, bobs, later_s)
+        assert found.admits(BOB.peer_id)
+
+
+def test_who_was_invited_anew_is_not_kept_out_by_what_it_came_by_before() -> None:
+    """Whoever had invited it first could tell newcomers of that, and that it was taken back."""
+    found, later_s = guests(), NOW_S + 9 * DAY_S
+    trusted = shown(ALICE, line_of(FOUNDER, LINE, may_invite=True), LINE)
+    before = shown(BOB, line_of(ALICE, SECOND, trusted), SECOND)
+    anew = shown(BOB, line_of(FOUNDER, THIRD), THIRD)
+    found.introduce(ALICE.peer_id, trusted, NOW_S)
+    assert found.told_of(before)
+    revoke(found, ALICE, BOB)
+    assert not found.admits(BOB.peer_id) and not found.told_of(before)
+    assert found.told_of(anew) and not found.told_of(before)
+    found.introduce(BOB.peer_id, anew, later_s)
+    assert found.admits(BOB.peer_id)
+
+
 def test_only_who_may_invite_does_and_not_for_longer_than_itself() -> None:
     found = guests()
     plain = shown(ALICE, line_of(FOUNDER, LINE), LINE)
     bobs = shown(BOB, line_of(ALICE, SECOND, plain), SECOND)
     assert "may not invite others" in refused(found, BOB, bobs)
-    first, _ = plain
+    first, *_ = plain
     more = ChainLink(run_mark(RUN), ALICE.peer_id, False, True, NOW_S + DAY_S)
-    greedy = (first, sign_link(more, LINE.peer_id, LINE.sign))
+    links = (first, sign_link(more, LINE.peer_id, LINE.sign))
+    greedy = accepted(links, ALICE.peer_id, ALICE.sign)
     assert "a right that it has not" in refused(found, ALICE, greedy)
     trusted = shown(ALICE, line_of(FOUNDER, LINE, may_invite=True), LINE)
     bobs = shown(BOB, line_of(ALICE, SECOND, trusted, expires_s=NOW_S + 9 * DAY_S), SECOND)

@@ -149,7 +149,8 @@ def test_a_run_by_invitation_answers_nobody_who_is_not_invited() -> None:
             keeper.require_message("friend", said, 40)
     assert "not invited" in str(keeper.enter("nobody", "directory", 0))
     keeper.require_message("nobody", Introduction(()), 40)  # and what comes of it is refused
-    keeper.guests.introduce(guest.peer_id, bound_to(signed, run, guest.peer_id, key.sign), 0)
+    shown = bound_to(signed, run, guest.peer_id, key.sign, guest.sign)
+    keeper.guests.introduce(guest.peer_id, shown, 0)
     assert keeper.role_of(guest.peer_id) is Role.NEWCOMER
     keeper.require_message(guest.peer_id, Hello(2, ()), 40)
     keeper.require(guest.peer_id, "manifest")

@@ -20,6 +20,7 @@ from p2p_dtfm.core.protocol.invited.chains import (
     Revocation,
     bound_to,
     holder_of,
+    links_of,
     run_mark,
     sign_revocation,
 )
@@ -64,7 +65,8 @@ def book_of(folder: Path, who: Identity) -> GuestBook:
 
 
 def chain_by(line: InvitationLine, who: Identity) -> tuple[Signed, ...]:
-    return bound_to(line.chain, RUN, who.peer_id, identity_of_seed(line.seed).sign)
+    signers = identity_of_seed(line.seed).sign, who.sign
+    return bound_to(line.chain, RUN, who.peer_id, *signers)
 
 
 def founders_line(folder: Path, may_invite: bool = False) -> InvitationLine:
@@ -372,6 +374,21 @@ def test_who_is_another_peer_now_comes_in_by_the_same_line(
     again = OwnInvitation(tmp_path, RUN, ALICE)
     again.come_by(line)
     assert again.kept == now_alice.kept
+
+
+def test_a_home_that_came_in_before_peers_signed_their_chains_signs_its_own(
+    tmp_path: Path,
+) -> None:
+    line = founders_line(tmp_path / "founder")
+    before = OwnInvitation(tmp_path, RUN, BOB)
+    before.come_by(line)
+    signed = before.kept.chain
+    before.kept = msgspec.structs.replace(before.kept, chain=links_of(signed))
+    assert before.write() and len(links_of(signed)) == len(signed) - 1
+    again = OwnInvitation(tmp_path, RUN, BOB)
+    assert again.kept.chain == signed
+    again.come_by(line)
+    assert again.kept.chain == signed
 
 
 def test_what_cannot_be_read_is_not_set_aside_as_if_it_were_damaged(

@@ -175,4 +175,5 @@ def test_who_is_audited_by_nobody_is_told_and_why() -> None:
     alone, unlike = texts(replace(WELL, alone=("…aaaaaa",), unlike=("…bbbbbb",)))
     assert alone.startswith("the work of …aaaaaa is audited by nobody: nobody else has its layers")
     assert "…bbbbbb is audited by nobody" in unlike and "another processor or PyTorch" in unlike
+    assert unlike.endswith("whatever it computes is believed"), "a liar may say so of itself"
     assert not texts(replace(WELL, state=State.SPARE, alone=("…aaaaaa",)))

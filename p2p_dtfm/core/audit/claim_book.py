@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from p2p_dtfm.core.audit.accounts import fault_of_share
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, unlike_boundaries
-from p2p_dtfm.core.audit.draw import draw, drawn_besides, drawn_watched, seed_of
+from p2p_dtfm.core.audit.draw import draw, drawn_besides, drawn_watched, rate_in_force, seed_of
 from p2p_dtfm.core.audit.earlier_claims import StoppedStep, WayOfWork, way_of
 from p2p_dtfm.core.audit.judging import Judges, judges_of
 from p2p_dtfm.core.audit.roles import watched
@@ -270,7 +270,8 @@ class ClaimBook:
         withholds an opening brings such a step about; and by several (`rounds`), as whoever speaks
         last there chooses the draw. Who has sent a neighbour something else than
         that one says is audited in any case, and the neighbour is not: there is no input for it.
-        So is who has told somebody of other losses. Who is new here is drawn more often (`roles`).
+        So is who has told somebody of other losses. Who is new here is drawn more often (`roles`),
+        and all are for a while once somebody is convicted.
         After the last step all are, by several as well: it is the number by which a run is known,
         there is one of it, nobody who lies has a step to lose, and who claims last would lie if its
         colluder is drawn for it, as no frame goes from it that could tell of its loss.
@@ -279,7 +280,8 @@ class ClaimBook:
         if self._draw is None:
             knows_all = self._holders <= self._commitments.keys()
             seed = self._seed()
-            rate = self._rate if knows_all and self._open.trains else ALL_MILLIONTHS
+            rate = rate_in_force(self._rate, self._bars, self._step)
+            rate = rate if knows_all and self._open.trains else ALL_MILLIONTHS
             unlike = unlike_boundaries(self._shares(), self._plan, self._open)
             always = {sender for _, sender in unlike | unlike_losses(self._shares())}
             always |= drawn_watched(seed, watched(self._bars, self._step))

@@ -5,12 +5,25 @@ that nobody knows it before all work of the step is done and claimed, and nobody
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from p2p_dtfm.core.audit.roles import WATCHED_MILLIONTHS
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
+from p2p_dtfm.core.protocol.snapshot import Bar
+
+ALARM_MILLIONTHS = 200_000
+"""Of all works so many are audited, at least, once somebody is convicted: whoever lies together
+with it is found soon, and little need be taken back for each."""
+ALARM_STEPS = 300
+"""From the verdict's step on, and in those before it that are done again."""
 
 _SCALE = 1 << 64
+
+
+def rate_in_force(rate_millionths: int, bars: Iterable[Bar], step: int) -> int:
+    """Of the works of a step, by the verdicts that stand in the view's snapshot."""
+    is_alarmed = any(bar.count > 0 and step < bar.step + ALARM_STEPS for bar in bars)
+    return max(rate_millionths, ALARM_MILLIONTHS) if is_alarmed else rate_millionths
 
 
 def seed_of(view: str, step: int, openings: Mapping[str, bytes]) -> str:

@@ -5,9 +5,15 @@ comes to a run under way is a spare for some steps; then it gets a stage only be
 established, and is audited more often than others; then it is one of them. Who was barred waits
 longer, and twice as long each time. Since when a key is known stands in the snapshot among the
 bars, as one of no verdict; where there are none, everybody is established.
+
+Where a run takes back what the convicted have done, each verdict costs all of them steps, and a
+liar has ever new keys. So after each all keys that have no stage yet wait, whoever they are, and
+after each further one twice as long; where it is quiet nobody waits for that.
 """
 
 from collections.abc import Collection, Iterable
+
+import msgspec
 
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, Snapshot
@@ -19,6 +25,9 @@ WATCHED_MILLIONTHS = 200_000
 RETURN_STEPS = 50
 """Without a stage after a first bar; after each further one twice as many."""
 DOUBLINGS_LIMIT = 20
+QUIET_FACTOR = 100
+"""Once so many times `undo_steps` have passed since a verdict nobody waits for it, and it counts no
+more: it has cost one and a half times as many at most."""
 KNOWN = "known since the run began, or for longer than newcomers are watched"
 NEW = "came while the run was under way"
 
@@ -29,10 +38,11 @@ def with_roles(
     joining: Collection[str],
     step: int,
     follow_steps: int,
+    quiet_from_step: int = 0,
 ) -> tuple[Bar, ...]:
     """With an entry for each of `members` and `joining` that has none. Who is a member already is
     established, as it was before anybody was counted; so are all where a run begins, or where
-    nobody that is here remembers anything."""
+    nobody that is here remembers anything. `quiet_from_step`: nobody new has a stage earlier."""
     found = tuple(bars)
     known = {bar.peer_id for bar in found}
     news = sorted({*members, *joining} - known)
@@ -40,8 +50,31 @@ def with_roles(
     return found + tuple(
         Bar(GENESIS, step, peer_id, 0, 0, KNOWN)
         if begins or peer_id in members
-        else Bar(GENESIS, step, peer_id, 0, step + follow_steps, NEW)
+        else Bar(GENESIS, step, peer_id, 0, max(step + follow_steps, quiet_from_step), NEW)
         for peer_id in news
+    )
+
+
+def quiet_from(bars: Iterable[Bar], step: int, follow_steps: int, undo_steps: int) -> int:
+    """The step before which the verdicts of late let nobody new have a stage; 0 if there are none,
+    or such verdicts take nothing back."""
+    longest_steps = QUIET_FACTOR * undo_steps
+    late = [it.step for it in bars if it.count > 0 and step < it.step + longest_steps]
+    if not late:
+        return 0
+    return max(late) + min(follow_steps << min(len(late), DOUBLINGS_LIMIT), longest_steps)
+
+
+def held_off(
+    bars: Iterable[Bar], stage_holders: Collection[str], step: int, quiet_from_step: int
+) -> tuple[Bar, ...]:
+    """After a verdict at `step`: who is new and has no stage waits for one as long as whoever comes
+    now. What a key with a stage has done so far is audited more often, and taken back with it."""
+    return tuple(
+        msgspec.structs.replace(bar, until_step=max(bar.until_step, quiet_from_step))
+        if bar.count == 0 and bar.peer_id not in stage_holders and step < watched_until(bar)
+        else bar
+        for bar in bars
     )
 
 

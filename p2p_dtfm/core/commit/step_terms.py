@@ -39,6 +39,8 @@ class StepTerms(msgspec.Struct, frozen=True):
     """Of so many, at most, a stage keeps all that it sends its neighbours."""
     undo_steps: int = 0
     """So far back from the proof goes a run in which somebody is barred; 0: nothing is undone."""
+    rate_millionths: int = 1_000_000
+    """Of all works so many are audited: `undo_steps` are meant for that rate."""
     undo_every: int = 0
     """Between the states that are kept for it; these tell their digests, too."""
     tied_ends: tuple[int, ...] = ()
@@ -86,6 +88,7 @@ def terms_of(spec: RunSpec) -> StepTerms:
         follow_steps=spec.audit.follow_steps if spec.audit.rate > 0 else 0,
         one_arithmetic=spec.audit.rate > 0 and spec.audit.arithmetic == "most",
         undo_steps=spec.audit.undo_steps,
+        rate_millionths=spec.audit.rate_millionths,
         undo_every=spec.audit.undo_every,
         tied_ends=tied_ends(spec),
     )

@@ -1,19 +1,25 @@
 """How far a run goes back when somebody is barred, and in which epoch its members are.
 
 Only a verdict that bars does that, once: neither doubt nor accusation. What lies so far back that
-the proof came later than `undo_steps` stays.
+the proof came later than `undo_steps` stays: these are so many that a liar in each of them would
+have been found before. Where more is audited than the run's rate fewer do: while somebody is new,
+and after a verdict. So ever new keys, and colluders that are found one after the other, cost a
+tenth of what the first one does.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from p2p_dtfm.core.audit.roles import KNOWN
+from p2p_dtfm.core.audit.draw import ALARM_MILLIONTHS, ALARM_STEPS
+from p2p_dtfm.core.audit.roles import KNOWN, WATCHED_MILLIONTHS, watched_until
 from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.membership.bars import voters
 from p2p_dtfm.core.messages.agreement_messages import Contribution
 from p2p_dtfm.core.protocol.lineage import Epochs, epochs_of
 from p2p_dtfm.core.protocol.snapshot import Bar
 from p2p_dtfm.core.recovery.restart_point import Undo
+
+NEVER = 1 << 60
 
 
 def agreed_epochs(contributions: Collection[Contribution]) -> Epochs:
@@ -60,11 +66,34 @@ def undo_due(
     begun = epochs.starts[-1] if epochs.starts else 0
     reached = max((bar.step for bar in known.values() if bar.count > 0), default=0)
     least = begun if reached - begun >= terms.undo_steps else 0
+    alarm = range(_alarmed_from(known.values(), begun, terms), reached + ALARM_STEPS)
     newest = min(
-        max(bar.step - terms.undo_steps, _first_step(known.get(peer_id)), least)
-        for peer_id, bar in news.items()
+        max(_sure_from(bar.step, known.get(it), alarm, terms), _first_step(known.get(it)), least)
+        for it, bar in news.items()
     )
     return Undo(tuple(sorted(news)), newest, terms.undo_every)
+
+
+def _alarmed_from(known: Iterable[Bar], begun: int, terms: StepTerms) -> int:
+    """Of the steps that stand now, the first that was made since the last verdict: the epoch's
+    first, if it began with that."""
+    verdicts = [bar for bar in known if bar.count > 0]
+    if not verdicts:
+        return NEVER
+    last = max(verdicts, key=lambda bar: (bar.view, bar.step)).step
+    return begun if begun <= last < begun + terms.undo_steps + terms.undo_every else last
+
+
+def _sure_from(step: int, before: Bar | None, alarm: range, terms: StepTerms) -> int:
+    """A step before the proof's, `step`, so that whoever lied in each one since then would have
+    been found as surely as in `undo_steps` of those in which no more is audited than the rate."""
+    rate, until_step = terms.rate_millionths, watched_until(before) if before is not None else 0
+    due, at = terms.undo_steps * rate, step
+    while due > 0 and at > 0:
+        at -= 1
+        while_new = WATCHED_MILLIONTHS if at < until_step else 0
+        due -= max(rate, while_new, ALARM_MILLIONTHS if at in alarm else 0)
+    return at
 
 
 def _count(bar: Bar | None) -> int:

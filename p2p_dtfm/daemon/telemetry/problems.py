@@ -115,7 +115,8 @@ def _audits(sight: Sight) -> Iterator[Problem]:
     if sight.unlike:
         yield Problem(
             f"the work of {_listed(sight.unlike)} is audited by nobody: whoever has its layers "
-            "has another processor or PyTorch, and would come to other bits",
+            "has another processor or PyTorch, by what each says itself, and would come to other "
+            "bits; whatever it computes is believed",
             "start p2p-dtfm on another computer of the same kind, on its processor (--device cpu)",
             "unlike",
         )

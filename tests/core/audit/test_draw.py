@@ -8,11 +8,20 @@ import pytest
 
 from p2p_dtfm.core.audit.boundaries import beside
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
-from p2p_dtfm.core.audit.draw import draw, drawn_besides, seed_of
+from p2p_dtfm.core.audit.draw import (
+    ALARM_MILLIONTHS,
+    ALARM_STEPS,
+    draw,
+    drawn_besides,
+    rate_in_force,
+    seed_of,
+)
 from p2p_dtfm.core.audit.judging import judges_of
+from p2p_dtfm.core.audit.roles import NEW
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Boundary, Claimed, Share
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar
 from tests.core.audit.parts import LOSSES, NAMES, PLAN, VIEW, share_of, two_by_two
 
 SHARES = {name: share_of(name) for name in NAMES}
@@ -50,6 +59,26 @@ def test_so_many_are_drawn_as_the_rate_says_and_each_auditor_as_often() -> None:
     assert 0.08 < sum(map(len, steps)) / (2000 * len(NAMES)) < 0.12
     by = [auditor for found in steps for auditor in found.values()]
     assert all(0.15 < by.count(name) / len(by) < 0.35 for name in NAMES)
+
+
+def test_once_somebody_is_convicted_a_fifth_is_drawn_for_a_while() -> None:
+    """So its colluders are found soon, also in steps that are done again."""
+    verdict = Bar(VIEW, 40, "x", 1, 440, "lies")
+    known = Bar(GENESIS, 40, "y", 0, 90, NEW)
+    for step in (0, 40, 40 + ALARM_STEPS - 1):
+        assert rate_in_force(20_000, (known, verdict), step) == ALARM_MILLIONTHS
+        assert rate_in_force(500_000, (known, verdict), step) == 500_000
+    assert rate_in_force(20_000, (known, verdict), 40 + ALARM_STEPS) == 20_000
+    assert rate_in_force(20_000, (known,), 0) == 20_000
+    drawn_steps = []
+    for bars in ((), (verdict,)):
+        book = ClaimBook(VIEW, PLAN, 0, bars=bars)
+        count = 0
+        for step in range(7, 207):
+            claimed(book, step)
+            count += bool(book.drawn()) and step > 7  # in a view's first step all are
+        drawn_steps.append(count)
+    assert drawn_steps[0] == 0 and 25 < drawn_steps[1] < 55
 
 
 def test_all_are_drawn_in_the_same_steps_so_that_waits_do_not_add_up() -> None:

@@ -3,9 +3,20 @@
 import msgspec
 import pytest
 
+from p2p_dtfm.core.audit.roles import (
+    KNOWN,
+    NEW,
+    QUIET_FACTOR,
+    WATCHED_STEPS,
+    held_off,
+    on_probation,
+    quiet_from,
+    with_roles,
+)
 from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.consensus.attempts.chosen import Chosen, chosen_of
 from p2p_dtfm.core.consensus.views.view_precedence import Side, outranks
+from p2p_dtfm.core.membership.bars import united, with_convicted
 from p2p_dtfm.core.membership.undo import agreed_epochs, undo_due
 from p2p_dtfm.core.messages.agreement_messages import (
     Contribution,
@@ -147,6 +158,83 @@ def test_who_is_found_in_steps_that_are_done_again_costs_no_more_of_those_before
     assert undo_due((first,), (first, late), TERMS, Epochs(1, (24,))) == Undo(("d",), 48, 6)
 
 
+RARE = msgspec.structs.replace(
+    TERMS, follow_steps=50, undo_steps=228, undo_every=114, rate_millionths=20_000
+)
+"""As is advised."""
+
+
+def test_of_who_is_new_fewer_steps_are_taken_back_as_more_of_its_works_are_audited() -> None:
+    """It went to before the key was known, though it had no stage for the first 50 steps."""
+    new = bar(0, 500, 550, NEW)
+    assert due((new,), bar(step=600), terms=RARE) == Undo(("d",), 600 - 23, 114)
+    assert due((new,), bar(step=560), terms=RARE) == Undo(("d",), 560 - 23, 114)
+    over = 550 + WATCHED_STEPS
+    assert due((new,), bar(step=over + 28), terms=RARE) == Undo(("d",), over - 20, 114)
+    assert due((new,), bar(step=over + 300), terms=RARE) == Undo(("d",), over + 72, 114)
+    assert due((), bar(step=600), terms=RARE) == Undo(("d",), 600 - 228, 114), "established"
+    often = msgspec.structs.replace(RARE, rate_millionths=500_000, undo_steps=7)
+    assert due((new,), bar(step=600), terms=often) == Undo(("d",), 593, 114)
+
+
+def test_after_a_verdict_fewer_are_taken_back_as_more_is_audited() -> None:
+    """A colluder that is found in the steps that are done again, or a little later."""
+    first = msgspec.structs.replace(bar(step=600), peer_id="c")
+    begun = Epochs(1, (450,))  # of a new one: little was taken back
+
+    def taken_back(step: int, epochs: Epochs = begun) -> int:
+        undo = undo_due((first,), (first, bar(step=step)), RARE, epochs)
+        assert undo is not None
+        return step - undo.newest
+
+    assert taken_back(500) == 23 == taken_back(900)
+    assert taken_back(460) == 10 + 128, "ten times as much is audited since 450"
+    assert taken_back(920) == 20 + 21 and taken_back(1200) == 228
+    second = msgspec.structs.replace(bar(step=470), peer_id="e", view=NEXT)
+    undo = undo_due((first, second), (first, second, bar(step=300)), RARE, Epochs(2, (450, 228)))
+    assert undo is not None and undo.newest == 277, "the last verdict's, not the furthest one"
+    assert taken_back(610, Epochs()) == 10 + 128, "nothing was taken back: since the verdict"
+    assert taken_back(610, Epochs(1, (200,))) == 10 + 128, "nor by this epoch"
+
+
+def played(keys: int, held_steps: int, steps: int) -> tuple[int, int]:
+    """Steps computed, and how many stay of them, where ever new keys come that have a stage as soon
+    as they may, two at a time, and each is convicted after `held_steps` with one."""
+    bars: tuple[Bar, ...] = tuple(Bar(GENESIS, 0, it, 0, 0, KNOWN) for it in "abcdef")
+    computed, step, epochs, stages = 0, 0, Epochs(), dict[str, int]()
+    number = 0
+    while max(2 * step, computed) < 2 * steps:
+        waiting = [it.peer_id for it in bars if it.count == 0 and it.reason == NEW]
+        for _ in range(keys - len(waiting)):
+            number += 1
+            quiet_from_step = quiet_from(bars, step, RARE.follow_steps, RARE.undo_steps)
+            new = f"key-{number:05}"
+            bars = with_roles(bars, "abcdef", (new,), step, RARE.follow_steps, quiet_from_step)
+            bars = united(bars, {*"abcdef", *stages, new})
+        may = sorted(set(waiting) - on_probation(bars, step).keys() - stages.keys())
+        stages |= dict.fromkeys(may[: 2 - len(stages)], step)
+        computed, step = computed + 1, step + 1
+        convicted = sorted(it for it, since in stages.items() if step - since >= held_steps)[:1]
+        if convicted:
+            lies = {convicted[0]: (VIEW, step)}
+            after = with_convicted(bars, lies, {})
+            quiet_from_step = quiet_from(after, step, RARE.follow_steps, RARE.undo_steps)
+            undo = undo_due(bars, after, RARE, epochs)
+            assert undo is not None
+            bars = held_off(after, set(stages), step, quiet_from_step)
+            stages.pop(convicted[0])
+            step = undo.newest // RARE.undo_every * RARE.undo_every
+            epochs = epochs.next_one(step)
+    return computed, step
+
+
+@pytest.mark.parametrize("held_steps", [1, 10, 100, 400])
+def test_ever_new_keys_do_not_hold_a_run_in_place(held_steps: int) -> None:
+    """Ten waited, and more came: each 51 steps one of them had all go back by more than that."""
+    computed, stay = played(10, held_steps, 20_000)
+    assert stay >= 0.85 * computed, (computed, stay)
+
+
 def with_verdict(found: dict[str, dict[str, bytes]]) -> list[Contribution]:
     signed = tuple(stated(item).signed for item in step_of(HONEST, found).values())
     pending = PendingStep(7, "", signed, PLACES, counts=dict.fromkeys(NAMES, 2))
@@ -155,6 +243,26 @@ def with_verdict(found: dict[str, dict[str, bytes]]) -> list[Contribution]:
 
 def chosen(parts: list[Contribution]) -> Chosen:
     return chosen_of({it.member: it for it in parts}, TERMS, (), lambda rest: 7)
+
+
+def test_after_each_verdict_whoever_is_new_and_has_no_stage_waits_twice_as_long() -> None:
+    """Who has a stage keeps it, and when it was first known; so does who is one of them by now."""
+    new = [Bar(GENESIS, 2, it, 0, 7, NEW) for it in "ax"]
+    others = (*new, Bar(GENESIS, 0, "b", 0, 0, KNOWN))
+    earlier = Bar(VIEW, 3, "y", 1, 403, "lies")
+    joiner = part("e", step=0, present=None, held={}, lineages={})
+    for bars, wait_steps in ((others, 10), ((*others, earlier), 20)):
+        parts = [msgspec.structs.replace(it, bars=bars) for it in with_verdict(all_find("c"))]
+        found = {it.peer_id: it for it in chosen([*parts, joiner]).bars}
+        assert {it: found[it].until_step for it in "abx"} == {"a": 7, "b": 0, "x": 7 + wait_steps}
+        assert found["e"].until_step == 7 + wait_steps and found["x"].step == 2
+    quiet = [part(name, others) for name in NAMES]
+    found = {it.peer_id: it for it in chosen([*quiet, joiner]).bars}
+    assert found["x"].until_step == 7 and found["e"].until_step == 7 + TERMS.follow_steps
+    long_ago = msgspec.structs.replace(earlier, step=7 - QUIET_FACTOR * TERMS.undo_steps)
+    assert quiet_from((long_ago,), 7, 5, 12) == 0 == quiet_from((earlier,), 7, 5, 0)
+    many = [msgspec.structs.replace(earlier, peer_id=str(n)) for n in range(40)]
+    assert quiet_from(many, 7, 5, 12) == 3 + QUIET_FACTOR * 12, "not for good"
 
 
 def test_only_who_is_barred_has_work_taken_back() -> None:

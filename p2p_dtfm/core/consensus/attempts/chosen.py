@@ -1,9 +1,10 @@
 """Who of the contributors can be in one view together, a function of what they say."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-from p2p_dtfm.core.audit.roles import with_roles
+from p2p_dtfm.core.audit.roles import held_off, quiet_from, with_roles
 from p2p_dtfm.core.commit.judgement import Conflict
 from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.membership.bars import (
@@ -46,7 +47,7 @@ def chosen_of(
     """Without those that are barred, by what most have from before, and those that lie now."""
     known, step = agreed_bars(heard.values()), step_of_most(heard.values())
     epochs = agreed_epochs(heard.values())
-    stayed = {it.member.peer_id for it in voters(heard.values()) if it.present is not None}
+    stayed = [it for it in voters(heard.values()) if it.present is not None]
     barred = barred_at(known, step)
     heard = {member: part for member, part in heard.items() if member.peer_id not in barred}
     found = evidence(heard.values(), terms)
@@ -60,6 +61,31 @@ def chosen_of(
     names = {member.peer_id for member in participants}
     bars = with_convicted(known, found.convicted, found.liars, names)
     if terms is not None and terms.follow_steps > 0:
-        roles = with_roles(bars, names & stayed, names - stayed, step, terms.follow_steps)
-        bars = united(roles, names)
+        has_verdict = any(bar.count > 0 for bar in set(bars).difference(known))
+        bars = _with_roles(bars, names, stayed, step, terms, has_verdict=has_verdict)
     return Chosen(participants, found, bars, epochs, undo_due(known, bars, terms, epochs))
+
+
+def _with_roles(
+    bars: tuple[Bar, ...],
+    names: set[str],
+    stayed: Collection[Contribution],
+    step: int,
+    terms: StepTerms,
+    *,
+    has_verdict: bool,
+) -> tuple[Bar, ...]:
+    """`stayed`: of the members of the view in force."""
+    quiet_from_step = quiet_from(bars, step, terms.follow_steps, terms.undo_steps)
+    if has_verdict:
+        bars = held_off(bars, _stage_holders(stayed), step, quiet_from_step)
+    members = names & {it.member.peer_id for it in stayed}
+    waits = terms.follow_steps, quiet_from_step
+    return united(with_roles(bars, members, names - members, step, *waits), names)
+
+
+def _stage_holders(stayed: Collection[Contribution]) -> frozenset[str]:
+    """Of the view in force, as more than half of its members say."""
+    plans = (it.present.plan for it in stayed if it.present is not None)
+    named = Counter(peer for plan in plans if plan is not None for peer in plan.stage_holders())
+    return frozenset(peer for peer, count in named.items() if 2 * count > len(stayed))

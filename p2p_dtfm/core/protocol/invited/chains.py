@@ -6,15 +6,20 @@ A *line* is what one pastes: a key made for it, whose private half it holds. Who
 with that key, that its own peer is meant. So what a peer shows names that peer, and is of no use to
 whoever it was shown to; the line itself is shown to nobody. A peer whose line lets it invite signs
 further lines with its own key, which live no longer than the one that it came by.
+
+All links of a chain but those of its peers are signed by keys of whoever gave it: who may invite
+could make one to any peer, and take back what that one never came by. So the peer itself has the
+last word: it signs that it comes by these links.
 """
 
 import msgspec
 
-from p2p_dtfm.core.protocol.canonical import decode, encode
+from p2p_dtfm.core.protocol.canonical import decode, digest_bytes, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Sign, Signed, Verify, open_signed, sign
 
 LINK_KIND = "invitation"
+ACCEPTANCE_KIND = "came by"
 REVOCATION_KIND = "revocation"
 CHAIN_LIMIT = 8
 """Links: the founder's guest, and three that were invited in turn."""
@@ -73,20 +78,40 @@ def run_mark(run_digest: str) -> bytes:
 
 
 def bound_to(
-    chain: tuple[Signed, ...], run_digest: str, peer_id: str, signer: Sign
+    chain: tuple[Signed, ...], run_digest: str, peer_id: str, line_signer: Sign, signer: Sign
 ) -> tuple[Signed, ...]:
-    """The chain of the peer that has a line; `chain` ends in it, and `signer` has its key. Raises
-    `PeerFault` if it is none."""
+    """What the peer shows that has a line: `chain` ends in that, `line_signer` has its key, and
+    `signer` the peer's own. Raises `PeerFault` if it is none."""
     last = decode(chain[-1].payload, ChainLink, LINK_BYTES)
     link = ChainLink(run_mark(run_digest), peer_id, False, last.may_invite, last.expires_s)
-    return (*chain, sign_link(link, last.holder, signer))
+    return accepted((*chain, sign_link(link, last.holder, line_signer)), peer_id, signer)
+
+
+def accepted(links: tuple[Signed, ...], peer_id: str, signer: Sign) -> tuple[Signed, ...]:
+    """What the peer shows that these links lead to."""
+    return (*links, sign(peer_id, ACCEPTANCE_KIND, _acceptance_of(links), signer))
+
+
+def _acceptance_of(links: tuple[Signed, ...]) -> bytes:
+    return encode(bytes.fromhex(digest_bytes(encode(links))))
+
+
+def is_accepted(shown: tuple[Signed, ...]) -> bool:
+    """Whether the last word is its peer's, as far as its kind says."""
+    return bool(shown) and shown[-1].kind == ACCEPTANCE_KIND
+
+
+def links_of(shown: tuple[Signed, ...]) -> tuple[Signed, ...]:
+    """Without the peer's own word: what the chains of those begin with whom it invites."""
+    return shown[:-1] if is_accepted(shown) else shown
 
 
 def holder_of(shown: tuple[Signed, ...]) -> str:
     """Whom a chain is about, by its own word. Raises `PeerFault` if it is none."""
-    if not 0 < len(shown) <= CHAIN_LIMIT or len(shown[-1].payload) > LINK_BYTES:
+    links = links_of(shown)
+    if not 0 < len(links) <= CHAIN_LIMIT or len(links[-1].payload) > LINK_BYTES:
         raise PeerFault(f"{NOT_INVITED}: the invitation cannot be")
-    return decode(shown[-1].payload, ChainLink, LINK_BYTES).holder
+    return decode(links[-1].payload, ChainLink, LINK_BYTES).holder
 
 
 def size_of(signed: Signed) -> int:
@@ -116,6 +141,19 @@ def open_chain(
     if giver != holder:
         raise PeerFault(f"{NOT_INVITED}: the invitation is somebody else's", holder)
     return Chain(tuple(holders), min(ends_s), may_give)
+
+
+def open_shown(
+    shown: tuple[Signed, ...], founder: str, run_digest: str, peer_id: str, verify: Verify
+) -> Chain:
+    """By what a peer has come, by its own word. Raises `PeerFault` with the reason in words."""
+    links = links_of(shown)
+    chain = open_chain(links, founder, run_digest, peer_id, verify)
+    word = (shown[-1].peer_id, shown[-1].payload)
+    if not is_accepted(shown) or word != (peer_id, _acceptance_of(links)):
+        raise PeerFault(f"{NOT_INVITED}: its peer has not signed that it comes by it", peer_id)
+    open_signed(shown[-1], ACCEPTANCE_KIND, bytes, verify)
+    return chain
 
 
 def _open_link(signed: Signed, giver: str, run_digest: str, verify: Verify) -> ChainLink:

@@ -13,8 +13,8 @@ from p2p_dtfm.core.protocol.invited.chains import (
     Chain,
     Revocation,
     holder_of,
-    open_chain,
     open_revocation,
+    open_shown,
     size_of,
 )
 from p2p_dtfm.core.protocol.signed import Signed, Verify
@@ -65,7 +65,7 @@ class GuestList:
         it in while its line held. Raises `PeerFault` with the reason in words."""
         if peer_id == self.founder:
             return
-        chain = open_chain(shown, self.founder, self._run_digest, peer_id, self._verify)
+        chain = open_shown(shown, self.founder, self._run_digest, peer_id, self._verify)
         before = self._chains.get(peer_id)
         is_guest = came_before or (before is not None and before.holders == chain.holders)
         if (reason := self._taken_back(chain, is_guest)) is not None:
@@ -80,12 +80,13 @@ class GuestList:
 
     def told_of(self, shown: tuple[Signed, ...]) -> bool:
         """A member says by what another has come, perhaps long ago. Whether this is news; what was
-        taken back since is none, nor is a line that is closed. Raises `PeerFault`."""
+        taken back since is none, nor is a line that is closed. Raises `PeerFault`. One who was
+        let in anew may be told of first by what it came by before, and is out by that."""
         peer_id = holder_of(shown)
-        is_known = peer_id == self.founder or peer_id in self._chains
-        if is_known or len(self._chains) >= TOLD_OF_LIMIT:
+        is_known = peer_id in self._chains and self.refusal(peer_id) is None
+        if is_known or peer_id == self.founder or len(self._chains) >= TOLD_OF_LIMIT:
             return False
-        chain = open_chain(shown, self.founder, self._run_digest, peer_id, self._verify)
+        chain = open_shown(shown, self.founder, self._run_digest, peer_id, self._verify)
         if self._taken_back(chain, is_guest=False) is not None:
             return False
         self._remember(peer_id, shown, chain)
@@ -212,7 +213,7 @@ class GuestList:
         """What this home wrote down; what does not hold any more is left out."""
         for peer_id, shown in saved.guests.items():
             try:
-                chain = open_chain(shown, self.founder, self._run_digest, peer_id, self._verify)
+                chain = open_shown(shown, self.founder, self._run_digest, peer_id, self._verify)
             except PeerFault:
                 continue
             self._shown[peer_id], self._chains[peer_id] = shown, chain

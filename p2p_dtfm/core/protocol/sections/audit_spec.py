@@ -29,7 +29,8 @@ class AuditSpec(Section):
     arithmetic: Literal["most", "any"] = Field(
         default="most",
         description="most: where more than half of the stage-holders compute alike, bit for bit, "
-        "who does not has no place, as nobody can compute its work again; any: it is not audited",
+        "who does not has no place, as nobody can compute its work again; any, and where no more "
+        "than half do: it keeps its place, and is not audited",
     )
 
     follow_steps: int = Field(

@@ -11,6 +11,7 @@ from p2p_dtfm.core.protocol.invited.chains import (
     SKEW_S,
     ChainLink,
     Revocation,
+    links_of,
     open_chain,
     run_mark,
     sign_link,
@@ -86,7 +87,7 @@ class GuestBook:
 
     def invite(self, expires_s: int, may_invite: bool, addresses: Sequence[str]) -> InvitationLine:
         """A new line. Raises `UserError` if this peer may not invite. `expires_s`: Unix time."""
-        own = self._own.kept.chain
+        own = links_of(self._own.kept.chain)
         guests, me = self.known, self._identity.peer_id
         chain = guests.chain_of(me)
         if chain is not None and not (chain.may_invite and len(own) + 2 <= CHAIN_LIMIT):

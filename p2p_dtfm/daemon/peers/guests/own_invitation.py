@@ -7,7 +7,13 @@ from pathlib import Path
 import msgspec
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
-from p2p_dtfm.core.protocol.invited.chains import bound_to, holder_of
+from p2p_dtfm.core.protocol.invited.chains import (
+    accepted,
+    bound_to,
+    holder_of,
+    is_accepted,
+    links_of,
+)
 from p2p_dtfm.core.protocol.invited.guest_list import SavedGuests
 from p2p_dtfm.core.protocol.invited.line import ASK_AGAIN, InvitationLine, require_in_time
 from p2p_dtfm.core.protocol.run_spec import RunSpec
@@ -56,13 +62,14 @@ class OwnInvitation:
     def come_by(self, line: InvitationLine) -> None:
         """This peer's user has pasted it. Raises `UserError` if it has expired, or is damaged."""
         self.directory_key = line.directory_key
-        came_by_it = len(self.kept.chain) > 1 and self.kept.chain[:-1] == line.chain
+        links = links_of(self.kept.chain)
+        came_by_it = len(links) > 1 and links[:-1] == line.chain
         if came_by_it or not line.chain:
             return
         require_in_time(line, int(now.wall_s()))
         try:
-            signer = identity_of_seed(line.seed).sign
-            chain = bound_to(line.chain, line.run_digest, self.identity.peer_id, signer)
+            signers = identity_of_seed(line.seed).sign, self.identity.sign
+            chain = bound_to(line.chain, line.run_digest, self.identity.peer_id, *signers)
         except PeerFault as fault:
             raise UserError(f"the invitation is no good: {fault.cause}", ASK_AGAIN) from fault
         self.kept = msgspec.structs.replace(self.kept, chain=chain)
@@ -81,12 +88,17 @@ class OwnInvitation:
 
     def _own(self, kept: KeptInvitation) -> KeptInvitation:
         """Without the chain of whom this home was before its identity was another one: the line
-        that it came by, pasted again, is good for this peer as well."""
+        that it came by, pasted again, is good for this peer as well. One that was written down
+        before peers signed theirs gets this peer's word."""
         if not kept.chain:
             return kept
         try:
-            if holder_of(kept.chain) == self.identity.peer_id:
-                return kept
+            me = self.identity.peer_id
+            if holder_of(kept.chain) == me:
+                if is_accepted(kept.chain):
+                    return kept
+                chain = accepted(kept.chain, me, self.identity.sign)
+                return msgspec.structs.replace(kept, chain=chain)
         except PeerFault:
             return kept  # to whom it is shown says what is wrong with it
         log.warning(

@@ -198,14 +198,16 @@ def _denied(
     for peer_id, work in works.items():
         length = OWN_BYTES if peer_id in misled else WORK_BYTES
         found = [it.found[peer_id] for it in accounts.values() if peer_id in it.found]
-        found += told.of(peer_id).values()
-        if any(it[:length] != work[:length] for it in found if not _is_mark(it, work)):
+        found = [it for it in found if not _is_mark(it, work)] + [*told.of(peer_id).values()]
+        if any(it[:length] != work[:length] for it in found):
             denied[peer_id] = length
     return denied
 
 
 def _is_mark(found: bytes, work: bytes) -> bool:
-    """Whether it stands in the place of what the work comes to."""
+    """Whether it stands, in an account, in the place of what the work comes to. What an auditor
+    says of a work is a word whatever it looks like: else one could doubt any honest work, and
+    nobody would hold it to that."""
     return found in (changed_work(work), SENT_OTHER) or found[:OWN_BYTES] == EXCUSED
 
 
@@ -306,8 +308,9 @@ def _found_of(
     """What these have found, by what they have told if they were drawn: who cannot have computed it
     says what it likes."""
     found = {it: accounts[it].found[peer_id] for it in judges if peer_id in accounts[it].found}
+    found = {it: work for it, work in found.items() if not _is_mark(work, claimed)}
     found |= {it: work for it, work in told.of(peer_id).items() if it in judges}
-    return {it: work[:length] for it, work in found.items() if not _is_mark(work, claimed)}
+    return {it: work[:length] for it, work in found.items()}
 
 
 def unlike_claims(accounts: Mapping[str, Account], works: Mapping[str, bytes]) -> dict[str, str]:

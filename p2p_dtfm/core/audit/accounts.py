@@ -180,7 +180,7 @@ def findings(
         stated = _found_of(peer_id, accounts, judges.all, work, length, told) | mine
         if not _is_decided(stated, judges):
             stated = _found_of(peer_id, accounts, judges.holders, work, length, told) | mine
-        has_third = 1 + len(judges.holders) >= FEWEST_JUDGES
+        has_third = 1 + len(judges.all) >= FEWEST_JUDGES
         is_secret = has_third and not were_told
         _judge(peer_id, stated, is_secret=is_secret, found=found)
         _convict(stated, len(accounts), found)

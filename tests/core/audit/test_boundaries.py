@@ -60,10 +60,10 @@ def digest(*words: object) -> bytes:
     return hashlib.sha256(repr(words).encode()).digest()
 
 
-def edges_of(peer: str) -> Edges:
+def edges_of(peer: str, plan: Plan = PLAN) -> Edges:
     """As all that is honest computes."""
     found = {}
-    for number, (before, after) in beside(PLAN, peer).items():
+    for number, (before, after) in beside(plan, peer).items():
         forward = digest("forward", number)
         backward = digest("backward", number)
         found[number] = Boundary(
@@ -75,9 +75,9 @@ def edges_of(peer: str) -> Edges:
     return found
 
 
-def share_of(peer: str) -> Share:
+def share_of(peer: str, plan: Plan = PLAN) -> Share:
     parts, got = {}, {}
-    for number, segment in enumerate(SEGMENTS):
+    for number, segment in enumerate(plan.segments()):
         if peer in segment.holders:
             chunks = range(len(segment.holders))
             mine = segment.holders.index(peer)
@@ -88,9 +88,10 @@ def share_of(peer: str) -> Share:
                 else tuple(digest("part", it, n) if n == mine else b"" for n in chunks)
                 for it in segment.holders
             )
-    parameters = {layer: digest("layer", layer) for layer in PLAN.layers_of(peer)}
-    losses = dict.fromkeys("bdf" if peer in "bdf" else "", losses_digest(3.0, 0.0))
-    return Share("cpu-1", 1, parts, got, edges_of(peer), parameters, losses)
+    parameters = {layer: digest("layer", layer) for layer in plan.layers_of(peer)}
+    heads = plan.segments()[-1].holders
+    losses = dict.fromkeys(heads if peer in heads else (), losses_digest(3.0, 0.0))
+    return Share("cpu-1", 1, parts, got, edges_of(peer, plan), parameters, losses)
 
 
 HONEST = {peer: share_of(peer) for peer in NAMES}
@@ -104,7 +105,14 @@ def work_of(share: Share, peer: str) -> bytes:
 WORKS = {peer: work_of(share, peer) for peer, share in HONEST.items()}
 
 
-def step_of(shares: dict[str, Share], found: dict[str, dict[str, bytes]]) -> dict[str, Prepared]:
+def step_of(
+    shares: dict[str, Share],
+    found: dict[str, dict[str, bytes]],
+    plan: Plan = PLAN,
+    told: bool = True,
+) -> dict[str, Prepared]:
+    """`told`: all know whose work somebody doubts."""
+    segments = plan.segments()
     heard = {
         peer: HeardClaim(claim_digest(share, work_of(share, peer)), b"")
         for peer, share in shares.items()
@@ -113,9 +121,10 @@ def step_of(shares: dict[str, Share], found: dict[str, dict[str, bytes]]) -> dic
     doubted = {it for mine in found.values() for it, work in mine.items() if work != works[it]}
     said = {}
     for peer, share in shares.items():
-        sums = {n: tuple(it.encode() * 16 for it in SEGMENTS[n].holders) for n in share.parts}
+        sums = {n: tuple(it.encode() * 16 for it in segments[n].holders) for n in share.parts}
         mine = found.get(peer, {})
-        disputed = {it: mine.get(it, works[it]) != works[it] for it in sorted(doubted)}
+        known = sorted(doubted) if told else ()
+        disputed = {it: mine.get(it, works[it]) != works[it] for it in known}
         account = Account(share, heard, mine, disputed)
         norms = dict.fromkeys(share.parts, 4.0)
         said[peer] = Prepared(VIEW, 7, peer, norms, 3.0, 10, 0.0, 0, None, "", sums, audit=account)

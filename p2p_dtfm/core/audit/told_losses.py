@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, states_held_out
 from p2p_dtfm.core.messages.audit_messages import LOSSES_BYTES, Edges, Share
+from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.schedule.one_order import merged
@@ -86,3 +87,16 @@ def unlike_losses(shares: Mapping[str, Share]) -> set[tuple[str, str]]:
         for teller, told in share.losses.items()
         if told and teller in shares and told != shares[teller].losses.get(teller)
     }
+
+
+def other_losses(said: Mapping[str, Prepared]) -> dict[str, str]:
+    """Who has claimed another loss than it states, both in one signed Prepared."""
+    found = {}
+    for peer_id, prepared in said.items():
+        if prepared.audit is None:
+            continue
+        losses, share = (prepared.loss_sum, prepared.held_out_loss_sum), prepared.audit.share
+        claimed = share.losses.get(peer_id)
+        if claimed is not None and claimed != stated_losses(share.edges, *losses):
+            found[peer_id] = "states another loss than it has claimed"
+    return found

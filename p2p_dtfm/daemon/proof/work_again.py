@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due
+from p2p_dtfm.core.audit.judging import states_parameters
 from p2p_dtfm.core.audit.work import OWN_BYTES, own_digest, work_of
 from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.messages.audit_messages import Boundary, Edges, Share
@@ -23,7 +24,12 @@ from p2p_dtfm.core.schedule.tied_ends import tied_ends
 from p2p_dtfm.core.transcript.checking import NotTrue, Step
 from p2p_dtfm.daemon.step.neighbours import held_out_indices
 from p2p_dtfm.daemon.step.reduction.segment_exchange import sum_digest
-from p2p_dtfm.daemon.step.stage_account import StageAccount, account_of, norms_of
+from p2p_dtfm.daemon.step.stage_account import (
+    StageAccount,
+    account_of,
+    norms_by_holder,
+    norms_of,
+)
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import apply_outcome
 from p2p_dtfm.train.stage.batches import Batches
@@ -82,7 +88,7 @@ class WorkAgain:
             return
         reduced = self._sums(plan, computed)
         self._judge_sums(step, plan, wire, computed)
-        self._judge_norms(step, plan, reduced)
+        self._judge_norms(step, plan, wire, reduced)
         for layer, state in self.states.items():
             apply_outcome(self.spec, state, reduced[layer], number, step.outcome.gradient_norm)
 
@@ -93,7 +99,7 @@ class WorkAgain:
         wire = wire_plan(self.spec, plan, before.view.snapshot)
         computed = self._compute(before, plan, wire, number)
         reduced = self._sums(plan, computed)
-        norms = [self._squared_norm(segment, reduced) for segment in plan.segments()]
+        norms = [added_up(self._norms(plan, wire, it, reduced)) for it in plan.segments()]
         for layer, state in self.states.items():
             apply_outcome(self.spec, state, reduced[layer], number, math.sqrt(added_up(norms)))
 
@@ -234,17 +240,25 @@ class WorkAgain:
                     if len(sums) != len(segment.holders) or sums[place] != expected:
                         raise _other(peer, "sum", segment, step)
 
-    def _judge_norms(self, step: Step, plan: Plan, reduced: Mapping[int, Tensor]) -> None:
+    def _judge_norms(
+        self, step: Step, plan: Plan, wire: WirePlan, reduced: Mapping[int, Tensor]
+    ) -> None:
         for number, segment in enumerate(plan.segments()):
-            norm = self._squared_norm(segment, reduced)
+            norms = self._norms(plan, wire, segment, reduced)
             for holder in segment.holders:
-                if step.said[holder].squared_norms.get(number) != norm:
+                stated = _share_of(step, holder).norms.get(number, norms)
+                norm = step.said[holder].squared_norms.get(number)
+                if (stated, norm) != (norms, added_up(norms)):
                     raise _other(holder, "norm", segment, step)
 
-    def _squared_norm(self, segment: Segment, reduced: Mapping[int, Tensor]) -> float:
-        return added_up(
-            squared_norm(counted_once(self.spec, layer, reduced[layer])) for layer in segment.layers
-        )
+    def _norms(
+        self, plan: Plan, wire: WirePlan, segment: Segment, reduced: Mapping[int, Tensor]
+    ) -> tuple[float, ...]:
+        """Squared: of what each holder has summed, where that is claimed, or of each layer."""
+        if len(segment.holders) > 1 and states_parameters(plan):
+            return norms_by_holder(segment, wire.chunks[segment.first_layer], reduced)
+        layers = [counted_once(self.spec, layer, reduced[layer]) for layer in segment.layers]
+        return tuple(map(squared_norm, layers))
 
 
 def _other(peer_id: str, what: str, segment: Segment, step: Step) -> NotTrue:

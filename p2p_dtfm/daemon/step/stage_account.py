@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, beside, boundary_bytes
+from p2p_dtfm.core.audit.judging import states_parameters
 from p2p_dtfm.core.audit.told_losses import losses_digest, tellers
 from p2p_dtfm.core.audit.work import (
     OWN_BYTES,
@@ -16,6 +17,7 @@ from p2p_dtfm.core.audit.work import (
     NormsAlone,
     made_in,
     norms_alone,
+    norms_made,
     own_digest,
     sums_digest,
 )
@@ -165,6 +167,18 @@ def norms_of(
     return norms_alone(peer_id, plan.segments(), norms, is_mixed=is_mixed)
 
 
+def norms_by_holder(
+    segment: Segment, chunks: Chunks, reduced: Mapping[int, Tensor]
+) -> tuple[float, ...]:
+    """Squared, of what each holder has summed of a segment. Of a matrix that both ends hold the
+    ends' sums are one: there all have the same layers, and none of this is asked for."""
+    sums = SegmentParts([reduced[layer] for layer in segment.layers], chunks)
+    by_owner: dict[str, list[float]] = {holder: [] for holder in segment.holders}
+    for chunk, owner in enumerate(chunks.owners):
+        by_owner[owner].append(squared_norm(sums.part(chunk)))
+    return tuple(added_up(by_owner[holder]) for holder in segment.holders)
+
+
 def whole(gradients: Sequence[Tensor]) -> Chunks:
     """Of a segment that nobody else sums."""
     return Chunks(((0, sum(len(gradient) for gradient in gradients)),), ("",))
@@ -278,15 +292,21 @@ class Judge:
         if not adds:
             return own + claim.work[OWN_BYTES:]
         known = {**mine, peer_id: theirs}
-        sums = {}
+        sums, norms = dict[int, bytes](), dict[int, str]()
         for number, segment, chunks in self._shared(peer_id):
-            digests = [
+            made = [
                 await self._sum(number, segment, chunk, parts, known)
                 for chunk, owner in enumerate(chunks.owners)
                 if owner == peer_id
             ]
-            sums[number] = sum_digest(b"".join(digests))
-        return own + sums_digest(sums)
+            sums[number] = sum_digest(b"".join(digest for digest, _ in made))
+            norms[number] = added_up(norm for _, norm in made).hex()
+        norms = norms if states_parameters(self._plan) else {}
+        added_here = sums_digest(sums, norms)
+        stated = norms_made(peer_id, self._plan.segments(), claim.share.norms)
+        if added_here == claim.work[OWN_BYTES:] and norms != stated:
+            return NO_WORK  # likewise
+        return own + added_here
 
     async def own_work(
         self,
@@ -416,8 +436,8 @@ class Judge:
         chunk: int,
         parts: PartsOf,
         known: Mapping[str, StageAccount],
-    ) -> bytes:
-        """The digest of what all holders' parts of a chunk add up to."""
+    ) -> tuple[bytes, float]:
+        """Of what all holders' parts of a chunk add up to: digest and squared norm."""
         values = [
             known[holder].cut[number].part(chunk)
             if holder in known
@@ -426,7 +446,7 @@ class Judge:
         ]
         trimmed = trimmed_over(self._spec, self._plan, segment)
         total = await self._compute.run_beside(added, values, trimmed)
-        return sum_digest(bytes_of(total))
+        return sum_digest(bytes_of(total)), await self._compute.run_beside(squared_norm, total)
 
 
 async def _nothing() -> PartsOf:

@@ -106,7 +106,8 @@ def stage_share(plan: Plan, name: str) -> Share:
     }
     lasts = [pipeline.stages[-1].peer_id for pipeline in plan.pipelines]
     losses = dict.fromkeys(lasts if name in lasts else (), LOSSES)
-    return Share("cpu-1", 1, parts, got, edges, losses=losses)
+    norms = {n: (1.0,) * len(each) for n, each in got.items()}
+    return Share("cpu-1", 1, parts, got, edges, losses=losses, norms=norms)
 
 
 def claim(name: str, step: int, *, opened: bool = True) -> Claimed:

@@ -2,6 +2,7 @@
 it.
 
 `contacts` is who and where peers are, `libp2p` the host and what it says in calls, `streams` what
-flows, `nat` how routers are passed, `directory` where peers meet; `shaping` stands in for the
-world on one machine. Begin with `libp2p.host`; `hivemind_parts` alone imports hivemind.
+flows, `direct` sealed lines of our own beside libp2p, `nat` how routers are passed, `directory`
+where peers meet; `shaping` stands in for the world on one machine. Begin with `libp2p.host`;
+`hivemind_parts` alone imports hivemind.
 """

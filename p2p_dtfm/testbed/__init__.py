@@ -1,5 +1,4 @@
 """Swarms of real daemons on one machine, faults done to them, and verdicts. No volunteer runs it.
 
-Above `daemon`; for `cli`, tests and benchmarks. Begin with `local_swarm`;
-`virtual` runs daemons in one process and in virtual time.
+Above `daemon`. Begin with `local_swarm`; `virtual` runs daemons in one process and in virtual time.
 """

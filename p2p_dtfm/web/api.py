@@ -54,7 +54,7 @@ def make_app(
     return Starlette(routes=routes)
 
 
-def explained(error: UserError) -> dict[str, Any]:
+def refusal_answer(error: UserError) -> dict[str, Any]:
     """An answer that is a refusal: `daemon.machine.local_client` raises it for the command."""
     return {"error": error.cause, "fixes": list(error.fixes)}
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from p2p_dtfm.core.consensus.actions import SECOND_NS, Actions, Timing
+from p2p_dtfm.core.consensus.actions import SECOND_NS, Actions, AgreementTiming
 from p2p_dtfm.core.messages.agreement_messages import (
     Active,
     AgreementMessage,
@@ -51,7 +51,7 @@ def swarm(
     seed: int = 1,
     peer_type: type[SimulatedPeer] = SimulatedPeer,
     run_digest: str = RUN,
-    timing: Timing = TIMING,
+    timing: AgreementTiming = TIMING,
 ) -> AgreementWorld:
     """They train in one view; who loses its view asks to be let in again."""
     template = record("template", run_digest=run_digest)

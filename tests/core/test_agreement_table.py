@@ -129,12 +129,12 @@ def test_where_a_peer_stands_is_said_in_each_phase(
 def test_only_who_vouches_promises(seen: dict[Phase, tuple[str, Agreement]]) -> None:
     """Whoever reads what its Prepared would say does not say it."""
     agreement = copy.deepcopy(seen[Phase.AGREED][1])
-    following = agreement._state.following
-    assert following.view is not None
-    following.synced, following.vouched = set(following.view.members), None
-    assert agreement.ready_for == following.view.id and following.vouched is None
-    assert agreement.vouch() == agreement.vouch() == following.vouched == following.view.id
-    agreement._state.following.doom("a test")
+    agreed = agreement._state.agreed
+    assert agreed.view is not None
+    agreed.synced, agreed.vouched = set(agreed.view.members), None
+    assert agreement.ready_for == agreed.view.id and agreed.vouched is None
+    assert agreement.vouch() == agreement.vouch() == agreed.vouched == agreed.view.id
+    agreement._state.agreed.doom("a test")
     assert agreement.next_view is not None, "it stays until the step commits"
     assert agreement.vouch() is None, "and nothing more is promised"
 

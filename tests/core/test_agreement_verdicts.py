@@ -72,7 +72,7 @@ def test_a_member_enters_what_succeeds_its_view(state: AgreementState) -> None:
 
 def test_a_promise_and_a_failure_go_before_a_planned_view(state: AgreementState) -> None:
     number = state.view_id.number + 2 - state.view_id.number % 2
-    state.following.vouched = ViewId(number, "f")
+    state.agreed.vouched = ViewId(number, "f")
     assert "has said in its Prepared" in entry(state, number, state.view_id).reason
     state.attempts.frozen = True
     assert entry(state, number, state.view_id).reason == "a failure is dealt with first"
@@ -157,11 +157,11 @@ def test_after_a_sleep_nothing_is_put_off_that_has_begun_since(state: AgreementS
     now_ns = 2 * woken_ns
     since = state.attempts.under_way = attempt_of(5, False, A)
     since.clock = AttemptClock.started(now_ns)
-    state.present.taken_over_ns = state.following.agreed_ns = now_ns
+    state.present.taken_over_ns = state.agreed.agreed_ns = now_ns
     state.attempts.reopen_ns = now_ns + SECOND_NS
     state.wake_up(now_ns)
     assert since.clock.began_ns == since.clock.progress_ns == now_ns
-    assert state.present.taken_over_ns == state.following.agreed_ns == now_ns
+    assert state.present.taken_over_ns == state.agreed.agreed_ns == now_ns
     assert state.attempts.reopen_ns <= now_ns + state.timing.backoff_limit_ns
 
 

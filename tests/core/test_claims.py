@@ -25,6 +25,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     JoinRequest,
     PresentView,
     Ready,
+    Standing,
     Synced,
 )
 from p2p_dtfm.core.messages.message_bounds import require_bounded
@@ -340,7 +341,10 @@ def test_ready_and_synced_count_only_as_signed_by_their_makers() -> None:
 def test_a_heartbeat_tells_a_stranger_where_the_swarm_stands() -> None:
     """That is all that it does: what it may learn is up to the gate."""
     world = swarm(NAMES)
-    say(world, "evil", "a", Heartbeat(EVIL, 1))
+    actions, fault = say(world, "evil", "a", Heartbeat(EVIL, 1))
+    assert fault is None
+    sent = [it for it in actions if isinstance(it, SendMessage) and it.to == ("evil",)]
+    assert any(isinstance(it.message, Standing) for it in sent)
     trains_on(world, NAMES)
 
 

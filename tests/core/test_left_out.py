@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from p2p_dtfm.core.consensus.actions import Actions, ComputePlan, Report, SendMessage, TakeOver
-from p2p_dtfm.core.liveness.liveness import Suspicion
+from p2p_dtfm.core.liveness.liveness import Suspect
 from p2p_dtfm.core.messages.agreement_messages import AgreementMessage
 from tests.core.liars import one_pipeline, swarm
 
@@ -53,8 +53,8 @@ def test_who_finds_two_is_not_left_alone_with_the_second(found: list[tuple[str, 
     sided with it against the first that they heard of, and it was out with the second."""
     liars = {"l", "m"}
 
-    def has_seen_half(doubted: Iterable[str], *_: object) -> list[Suspicion]:
-        return [Suspicion(name, "is waited for") for name in sorted(liars & set(doubted))]
+    def has_seen_half(doubted: Iterable[str], *_: object) -> list[Suspect]:
+        return [Suspect(name, "is waited for") for name in sorted(liars & set(doubted))]
 
     world = swarm(["a", "b", "c", *sorted(liars), "z"])
     for name in "abc":

@@ -41,7 +41,7 @@ class Withdraws(SimulatedPeer):
             self.later(SECOND_NS // 4, self.withdraw)
 
     def withdraw(self) -> None:
-        self.agreement._state.following.drop()
+        self.agreement._state.agreed.drop()
         victim = self.victims[self.count % len(self.victims)]
         self.world.send(self.name, victim, self.agreement.wants_view())
 
@@ -186,15 +186,15 @@ def test_who_has_vouched_hears_that_another_member_waits_no_more() -> None:
     a, b = world.peers["a"].agreement, world.peers["b"]
     world.run_until(agreed_on(world))
     world.run_until(lambda: a.attempting, limit_s=10)
-    attempt, following = a._state.attempt, b.agreement._state.following
-    assert attempt is not None and following.view is not None and not b.agreement.attempting
-    following.synced = set(following.view.members)
-    assert b.agreement.vouch() == following.view.id
+    attempt, agreed = a._state.attempt, b.agreement._state.agreed
+    assert attempt is not None and agreed.view is not None and not b.agreement.attempting
+    agreed.synced = set(agreed.view.members)
+    assert b.agreement.vouch() == agreed.view.id
     for part in whole_knowledge(attempt, proofs=False):
         say(world, "a", "b", part)
-    assert not b.agreement.attempting and following.view is not None
+    assert not b.agreement.attempting and agreed.view is not None
     assert b.agreement.vouch() is None
-    world.run_until(lambda: following.view is None, limit_s=5)
+    world.run_until(lambda: agreed.view is None, limit_s=5)
 
 
 def members_of(world: AgreementWorld) -> list[SimulatedPeer]:

@@ -141,7 +141,7 @@ def test_a_newcomer_comes_in_by_what_it_is_told_in_parts_in_whatever_order_they_
 ) -> None:
     """Who names it is in one part, and proof of that one's view in another: of a hundred that
     came some waited for a second, and everybody for them."""
-    monkeypatch.setattr(message_parts, "MESSAGE_LIMIT_BYTES", 2048)
+    monkeypatch.setattr(message_parts, "PART_LIMIT_BYTES", 2048)
     world = many()
     for peer in world.peers.values():
         peer.agreement._state.attempts.failures = 0

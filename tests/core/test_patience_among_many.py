@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from p2p_dtfm.core.consensus.actions import SECOND_NS, Timing
+from p2p_dtfm.core.consensus.actions import SECOND_NS, AgreementTiming
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.patience import patience_ns
@@ -65,8 +65,8 @@ def test_each_attempt_of_many_after_a_failed_one_has_twice_the_time() -> None:
         attempt.add(part, open_contribution(part, lambda *_: True))
         attempt.next_round()
         attempt.passed_on.wide = Wide() if is_wide else None
-        takes_ns = patience_ns(attempt, Timing(), is_member, Lateness(), view_number)
-        return takes_ns // Timing().gather_ns
+        takes_ns = patience_ns(attempt, AgreementTiming(), is_member, Lateness(), view_number)
+        return takes_ns // AgreementTiming().gather_ns
 
     for first, view_number in ((1, 0), (3, 1), (2, 1), (3, 2), (4, 2)):
         numbers = [first, first + 2, first + 4, first + 6, first + 1000]
@@ -84,7 +84,9 @@ def test_while_somebody_is_waited_for_nobody_is_judged(monkeypatch: pytest.Monke
     attempt.add(part, open_contribution(part, lambda *_: True))
     attempt.next_round()
     assert attempt.is_waiting
-    assert patience_ns(attempt, Timing(), True, Lateness(), 2) == Timing().gather_ns
+    assert (
+        patience_ns(attempt, AgreementTiming(), True, Lateness(), 2) == AgreementTiming().gather_ns
+    )
 
 
 def test_what_a_step_takes_is_measured_from_commit_to_commit() -> None:
@@ -103,9 +105,9 @@ def test_no_newcomer_is_stuck_before_states_can_be_offered(
     """Machines may be slower than the plan says: states are offered between two of their steps."""
     assert state.plan is not None
     assert STEPS_AHEAD * state.plan.predicted_step_ns < 10 * SECOND_NS
-    agreed_ns, following = 100 * SECOND_NS, state.following
+    agreed_ns, agreed = 100 * SECOND_NS, state.agreed
     state.waits_for_takeover(four, agreed_ns)
-    following.synced |= set(state.members)
+    agreed.synced |= set(state.members)
     state.present.committed_ns, state.present.step_ns = agreed_ns, step_s * SECOND_NS
     syncing = Syncing(state, Telling(state))
     waited_ns = agreed_ns + 30 * SECOND_NS
@@ -126,7 +128,7 @@ def test_a_step_that_stands_still_ends_no_wait_for_states(
 ) -> None:
     agreed_ns = 100 * SECOND_NS
     state.waits_for_takeover(four, agreed_ns)
-    state.following.synced |= set(state.members)
+    state.agreed.synced |= set(state.members)
     state.present.committed_ns, state.present.step_ns = agreed_ns - 3600 * SECOND_NS, SECOND_NS
     assert Syncing(state, Telling(state)).give_up_unsynced(agreed_ns + 30 * SECOND_NS)
 

@@ -42,15 +42,13 @@ def test_a_member_that_gives_to_names_it_made_up_leaves_room_for_true_words(
     """Nobody heard any more that a newcomer got on, and all refused it; and each such word was
     added up with all others."""
     monkeypatch.setattr(states_given, "WORDS_LIMIT", 256)
-    following = SimpleNamespace(synced=set(), given=StatesGiven())
+    agreed = SimpleNamespace(synced=set(), given=StatesGiven())
     view = SimpleNamespace(members=(A, B, Member("new", 1)), snapshot=SimpleNamespace(step=5))
-    state: Any = SimpleNamespace(
-        is_newcomer=False, members=(A, B), next_view=view, following=following
-    )
+    state: Any = SimpleNamespace(is_newcomer=False, members=(A, B), next_view=view, agreed=agreed)
     syncing = Syncing(state, None)  # type: ignore[arg-type]
     for beat in range(10):
         made_up = {f"{beat} {number}": 1 for number in range(100)}
         syncing.note_progress(Heartbeat(A, beat, gives=made_up), beat)
     syncing.note_progress(Heartbeat(B, 0, gives={"new": 10, "b": 1}), 20)
-    assert following.given.grown_ns("new") == 20
-    assert following.given.grown_ns("b") is None, "it is a member already"
+    assert agreed.given.grown_ns("new") == 20
+    assert agreed.given.grown_ns("b") is None, "it is a member already"

@@ -28,7 +28,7 @@ def state(three: AgreementState) -> AgreementState:
 def waits(state: AgreementState, view: View) -> Syncing:
     """For the states of `d` alone."""
     state.waits_for_takeover(view, AGREED_NS)
-    state.following.synced |= set(state.members)
+    state.agreed.synced |= set(state.members)
     state.present.committed_ns = AGREED_NS
     return Syncing(state, Telling(state))
 
@@ -38,7 +38,7 @@ def gives_up(syncing: Syncing, state: AgreementState, after_s: float) -> bool:
     now_ns = AGREED_NS + round(after_s * SECOND_NS)
     for before in range(20, 0, -1):
         size = 10**12 * (21 - before)
-        state.following.given.note(state.me, {NEW.peer_id: size}, now_ns - before * SECOND_NS)
+        state.agreed.given.note(state.me, {NEW.peer_id: size}, now_ns - before * SECOND_NS)
     state.present.committed_ns = max(state.present.committed_ns, now_ns - SECOND_NS)
     return bool(syncing.give_up_unsynced(now_ns))
 

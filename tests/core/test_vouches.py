@@ -16,9 +16,9 @@ def said(**ready_for: ViewId | None) -> list[Prepared]:
 
 
 def suspected(
-    vouches: Vouches, prepared: list[Prepared], following: ViewId, at_s: float
+    vouches: Vouches, prepared: list[Prepared], next_view: ViewId, at_s: float
 ) -> set[str]:
-    found = vouches.committed(prepared, following, int(at_s * SECOND_NS))
+    found = vouches.committed(prepared, next_view, int(at_s * SECOND_NS))
     return {suspicion.peer_id for suspicion in found}
 
 
@@ -56,7 +56,7 @@ def test_where_not_most_are_ready_nobody_is() -> None:
 def test_another_view_begins_anew() -> None:
     vouches = Vouches()
     for step in range(20):
-        following = (NEXT, OTHER)[step % 2]
-        ready = said(a=following, b=following, c=None)
-        assert suspected(vouches, ready, following, 100 * step) == set()
+        next_view = (NEXT, OTHER)[step % 2]
+        ready = said(a=next_view, b=next_view, c=None)
+        assert suspected(vouches, ready, next_view, 100 * step) == set()
     assert vouches.committed(said(a=None, b=None), None, 0) == []

@@ -12,7 +12,7 @@ from p2p_dtfm.daemon.machine import local_client
 from p2p_dtfm.daemon.machine.devices import together
 from p2p_dtfm.daemon.machine.devices.together import for_all_devices
 from p2p_dtfm.daemon.machine.home import DEVICES, Home
-from p2p_dtfm.web.api import LocalApi, explained, make_app
+from p2p_dtfm.web.api import LocalApi, make_app, refusal_answer
 
 ENDS = UserError("the daemon ends just now: it was told to leave", "start it again")
 
@@ -43,7 +43,7 @@ def test_what_another_device_refuses_is_the_answer(
 
     monkeypatch.setattr(together, "homes_here", lambda home: homes if not told else present)
     monkeypatch.setattr(together, "call_daemon", call_daemon)
-    assert pressed("pause", tmp_path) == explained(ENDS)
+    assert pressed("pause", tmp_path) == refusal_answer(ENDS)
     assert sorted(told) == homes[1:], "whatever another one says"
     told.clear()
     present = [homes[0], homes[2]]

@@ -24,7 +24,7 @@ from p2p_dtfm.daemon.machine.home import BESIDE_FILE, Home
 from p2p_dtfm.daemon.machine.life import Life
 from p2p_dtfm.daemon.node.coming_and_going import departure
 from p2p_dtfm.daemon.node.coming_and_going.departure import Departure
-from p2p_dtfm.daemon.node.daemon import _until_end, explained
+from p2p_dtfm.daemon.node.daemon import _until_end, cause_of_end
 from p2p_dtfm.daemon.node.network import _until_lost
 from p2p_dtfm.daemon.node.participation import end_of_run
 from p2p_dtfm.daemon.node.participation.end_of_run import EndOfRun
@@ -41,7 +41,7 @@ MODEL_BYTES = 100_000_000
 
 def test_gone_peers_are_no_bug() -> None:
     inner = ExceptionGroup("sends", [Unreachable("x", "stream reset"), Refused("no", "y")])
-    error = explained(ExceptionGroup("step", [inner, Unreachable("x", "stream reset")]))
+    error = cause_of_end(ExceptionGroup("step", [inner, Unreachable("x", "stream reset")]))
     assert isinstance(error, UserError) and error.exit_code == 6
     assert error.cause.count("stream reset") == 1 and "y: no" in error.cause
     assert "--initial-peers" in error.fixes[0] and "--invite" in error.fixes[0]
@@ -49,13 +49,13 @@ def test_gone_peers_are_no_bug() -> None:
 
 def test_a_bug_among_them_stays_a_bug() -> None:
     group = ExceptionGroup("step", [Unreachable("x", "gone"), ValueError("ours")])
-    assert explained(group) is group
-    assert isinstance(explained(AssertionError("ours")), AssertionError)
+    assert cause_of_end(group) is group
+    assert isinstance(cause_of_end(AssertionError("ours")), AssertionError)
 
 
 def test_who_has_lost_its_p2pd_is_told_so_also_before_it_takes_part() -> None:
     """It ended with a traceback, or looked for members with what was no longer there."""
-    error = explained(Unreachable("me", P2PD_HAS_ENDED))
+    error = cause_of_end(Unreachable("me", P2PD_HAS_ENDED))
     assert isinstance(error, UserError) and "has ended by itself" in error.cause
 
     async def looks_for_members() -> None:

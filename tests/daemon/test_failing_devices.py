@@ -13,7 +13,7 @@ from p2p_dtfm.core.protocol.errors import UNREACHABLE, DeviceFault, UserError
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
 from p2p_dtfm.daemon.machine.life import Life
 from p2p_dtfm.daemon.machine.settings import Settings
-from p2p_dtfm.daemon.node.daemon import Daemon, _until_end, explained
+from p2p_dtfm.daemon.node.daemon import Daemon, _until_end, cause_of_end
 from p2p_dtfm.daemon.node.returning import TRY_AGAIN_S
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.train.stage.device import failures
@@ -78,13 +78,13 @@ def test_a_device_that_fails_in_a_step_is_told_of_with_what_helps(
     ],
 )
 def test_what_this_program_did_wrong_on_a_device_stays_a_bug(error: Exception) -> None:
-    assert explained(error) is error
+    assert cause_of_end(error) is error
 
 
 def fails(error: Exception) -> Callable[[Acting], Any]:
     async def act(daemon: Acting) -> int:
         daemon.has_begun = True
-        told = explained(error)
+        told = cause_of_end(error)
         assert isinstance(told, DeviceFault)
         raise told
 
@@ -120,7 +120,7 @@ def test_a_device_that_fails_at_a_first_start_ends_it(tmp_path: Path) -> None:
     """Somebody watches."""
 
     async def fails_as_it_measures(daemon: Acting) -> int:
-        told = explained(SHORT)
+        told = cause_of_end(SHORT)
         assert isinstance(told, DeviceFault)
         raise told
 

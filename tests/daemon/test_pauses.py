@@ -19,7 +19,7 @@ from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node import resident as resident_module
 from p2p_dtfm.daemon.node.resident import Resident
 from p2p_dtfm.ports import now
-from p2p_dtfm.web.api import LocalApi, explained, make_app
+from p2p_dtfm.web.api import LocalApi, make_app, refusal_answer
 
 
 def test_it_ends_when_its_time_has_come_and_may_be_changed(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_what_a_daemon_refuses_its_command_says(tmp_path: Path) -> None:
     home = Home(tmp_path)
 
     async def refuses() -> dict[str, object]:
-        return explained(UserError("it ends", ("start it again",)))
+        return refusal_answer(UserError("it ends", ("start it again",)))
 
     async def asked() -> None:
         api = LocalApi(make_app({}, {"resume": refuses}), home.socket)

@@ -49,7 +49,7 @@ class Between:
     async def take(self, peer_id: str, kind: FrameKind, chunk: int) -> bytearray:
         return await self._mail[peer_id, self._me, kind, chunk].get()
 
-    async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
+    async def blame_and_wait(self, peer_id: str, fault: PeerFault) -> NoReturn:
         raise fault
 
 

@@ -1,4 +1,4 @@
-"""The squared norm of a segment, holder by holder: each states that of what it has summed itself."""
+"""The squared norm of a segment, holder by holder: each states that of what it has summed."""
 
 import torch
 

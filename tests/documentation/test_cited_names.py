@@ -1,6 +1,8 @@
-"""Files and names that the documents cite are there."""
+"""Files and names that documents and docstrings cite are there."""
 
+import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -107,6 +109,24 @@ def _defines(source: str, names: list[str]) -> bool:
 def test_what_a_page_cites_is_there(page: Path) -> None:
     missing = sorted({word for word in cited(page) if not is_there(word, page)})
     assert missing == []
+
+
+def test_what_a_docstring_cites_is_there() -> None:
+    missing = [
+        f"{path.relative_to(ROOT)}: {word}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for text in docstrings(ast.parse(path.read_text()))
+        for word in re.findall(r"`([^`]+)`", text)
+        if not is_there(word, path)
+    ]
+    assert missing == []
+
+
+def docstrings(tree: ast.Module) -> Iterator[str]:
+    """Those of fields and constants as well."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(value := node.value, ast.Constant):
+            yield from [value.value] if isinstance(value.value, str) else []
 
 
 def test_what_is_not_there_is_found() -> None:

@@ -4,7 +4,8 @@ import asyncio
 import logging
 from operator import sub
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import base58
 import hivemind.dht.node as dht_node
@@ -31,6 +32,7 @@ from p2p_dtfm.net.directory.values import (
     sign_presence,
     sign_run,
 )
+from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.hivemind_parts import (
     DHTID,
     DHTRecord,
@@ -75,6 +77,27 @@ def test_who_is_asked_directly_answers_or_is_left_out(tmp_path: Path) -> None:
             assert await directories[1].present_at(asked, RUN) == []
 
     run(scenario())
+
+
+def test_what_nobody_expected_of_the_directory_is_in_the_log_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It ends nothing, and may be a mistake of ours: the log has where it happened."""
+
+    async def fails(error: Exception) -> None:
+        raise error
+
+    async def scenario() -> None:
+        host: Any = SimpleNamespace(peer_id="me", lost=asyncio.Event())
+        directory = Directory(host, cast(Any, None), [], DirectoryValidator())
+        errors = (TimeoutError(), OSError("reset"), AssertionError("ours"), AssertionError("ours"))
+        for error in (*errors, LookupError()):
+            with pytest.raises(Unreachable):
+                await directory._bounded(fails(error))
+
+    run(scenario())
+    kinds = [it.exc_info[0] for it in caplog.records if it.exc_info]
+    assert kinds == [AssertionError, LookupError]
 
 
 def test_a_lookup_asks_few_nodes_and_more_than_hold_the_value(

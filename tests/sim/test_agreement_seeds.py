@@ -31,7 +31,7 @@ from p2p_dtfm.sim.faults.agreement_seeds import (
     seeds_of,
 )
 from p2p_dtfm.sim.faults.fault_schedule import KINDS
-from p2p_dtfm.sim.faults.hash_training import State
+from p2p_dtfm.sim.faults.hash_training import HashState
 from p2p_dtfm.sim.faults.simulated_cuts import SimulatedCuts
 from p2p_dtfm.sim.faults.simulated_microbatches import SimulatedMicrobatches
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
@@ -190,7 +190,7 @@ def test_a_guardian_that_nobody_waits_for_at_first_is_found(
 
 
 class FindsAnyStep(SimulatedCuts):
-    def find(self, layer: int, step: int, lineage: str) -> State | None:
+    def find(self, layer: int, step: int, lineage: str) -> HashState | None:
         found = [cut[layer] for cut in self.copies.values() if layer in cut]
         return replace(found[-1], version=step) if found else None
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from p2p_dtfm.core.consensus.actions import SECOND_NS, Timing
+from p2p_dtfm.core.consensus.actions import SECOND_NS, AgreementTiming
 from p2p_dtfm.core.consensus.phase import Phase
 from p2p_dtfm.core.membership.newcomers import FREE_AGAIN_NS
 from p2p_dtfm.core.messages.agreement_messages import Standing
@@ -18,14 +18,14 @@ from tests.sim.test_newcomers_in_trouble import MEMBERS, are_together, joins, st
 
 LIMIT_S = 40
 LEAVES_WITHIN_S = 10
-PATIENT = replace(TIMING, ready_ns=Timing().ready_ns)
+PATIENT = replace(TIMING, ready_ns=AgreementTiming().ready_ns)
 
 
 @pytest.mark.parametrize("back_s", [1, 300], ids=["comes back", "stays away"])
 @pytest.mark.parametrize("lost", MEMBERS)
 @pytest.mark.parametrize("seed", range(2))
 def test_it_is_let_in_soon(seed: int, lost: str, back_s: int) -> None:
-    world = started(seed, ready_ns=Timing().ready_ns)
+    world = started(seed, ready_ns=AgreementTiming().ready_ns)
     world.rejoins = False
     newcomer = joins(world, "f")
     world.ask_to_join("f", lost)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS
-from p2p_dtfm.core.membership.fellows import WAIT_NS, is_worth_a_return
+from p2p_dtfm.core.membership.fellows import FELLOWS_WAIT_NS, is_worth_a_return
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.workload import LayerCost, Workload
 from p2p_dtfm.sim.faults.agreement_seeds import TIMING
@@ -159,7 +159,7 @@ class PowerCut:
             if is_worth_a_return(own, step, members, CHECKPOINT_STEPS):
                 self._goes_on(name, f"does not join {found.name}, which is at step {step}")
         elif peer.whole is not None or name == FOUNDER:
-            self.waiting[name] = world.now_ns + WAIT_NS
+            self.waiting[name] = world.now_ns + FELLOWS_WAIT_NS
         world.after(SECOND_NS, lambda: self._looked(name, process))
 
     def _goes_on(self, name: str, what: str) -> None:

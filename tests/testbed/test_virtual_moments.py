@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from google.protobuf.wrappers_pb2 import BytesValue
 
-from p2p_dtfm.core.liveness.liveness import Suspicion
+from p2p_dtfm.core.liveness.liveness import Suspect
 from p2p_dtfm.core.liveness.stalls import Stalls
 from p2p_dtfm.core.messages.agreement_messages import Active
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
@@ -188,7 +188,7 @@ def test_all_that_have_a_layer_lose_power_and_come_back_together() -> None:
 
 
 def test_who_works_is_not_held_to_be_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [Suspicion("id b", "is waited for")]
+    found = [Suspect("id b", "is waited for")]
     monkeypatch.setattr(Stalls, "tick", lambda stalls, *args: found)
     monkeypatch.setattr(Stalls, "join", lambda stalls, *args: found)
     peer = SimpleNamespace(

@@ -21,7 +21,7 @@ from p2p_dtfm.cli.scenarios.played_run import bring_weights, playable, run_to_pl
 from p2p_dtfm.cli.terminal.plain import harmless_lines
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration, share_text
-from p2p_dtfm.core.protocol.run_spec import parse_run_spec
+from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.daemon.dashboard.report_file import next_commands
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
 from p2p_dtfm.sim.scenario.files import find_run_spec, read_scenario
@@ -313,7 +313,7 @@ def _result(swarm: LocalSwarm) -> dict[str, Any]:
     }
 
 
-def read_run_spec_of(child: Child):  # type: ignore[no-untyped-def]
+def read_run_spec_of(child: Child) -> RunSpec:
     """The run spec that a daemon trained, from its checkpoint."""
     from p2p_dtfm.train.model.checkpoint import read_manifest
 

@@ -16,7 +16,7 @@ from p2p_dtfm.core.audit.told_losses import fault_of_losses, other_losses, unlik
 from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
     EXCUSED,
-    MANY,
+    NO_MICROBATCH_LIMIT,
     OPENINGS_BYTES,
     OWN_BYTES,
     PART_BYTES,
@@ -25,8 +25,8 @@ from p2p_dtfm.core.audit.work import (
     changed_work,
     claim_digest,
     excused_by,
-    unlike_edges,
     unlike_norms,
+    unlike_parts,
     unlike_sums,
     work_of,
 )
@@ -167,7 +167,7 @@ def findings(
     plan: Plan,
     segments: Sequence[Segment],
     one_arithmetic: bool = False,
-    kept_microbatches: int = MANY,
+    kept_microbatches: int = NO_MICROBATCH_LIMIT,
     due: Due = TRAINING,
 ) -> Findings:
     """Of all stage-holders' Prepared, each with an account; while one is missing only who has
@@ -190,8 +190,8 @@ def findings(
         _convict_denied(accounts, plan.stage_holders(), found)
         return found
     shares = {peer: account.share for peer, account in accounts.items()}
-    unlike = unlike_edges(shares, segments if due.trains else ())
-    misled = _doubt_edges(unlike, found)
+    unlike = unlike_parts(shares, segments if due.trains else ())
+    misled = _doubt_parts(unlike, found)
     sums, norms = set(unlike_sums(said, segments)), unlike_norms(shares, segments)
     unlike |= _doubt_losses(shares, found) | sums
     _convict_by_receivers(unlike | norms, len(accounts), found)
@@ -247,7 +247,7 @@ def _most_were_told(peer_id: str, accounts: Mapping[str, Account]) -> bool:
     return 2 * told > len(accounts)
 
 
-def _doubt_edges(unlike: Collection[tuple[str, str]], found: Findings) -> set[str]:
+def _doubt_parts(unlike: Collection[tuple[str, str]], found: Findings) -> set[str]:
     """Returns who says that other gradients came to it than were claimed."""
     for owner, holder in sorted(unlike):
         reason = f"the gradients of {holder} are not those that {owner} has got from it"

@@ -12,14 +12,14 @@ from p2p_dtfm.core.audit.judging import Judges, judges_of
 from p2p_dtfm.core.audit.roles import watched
 from p2p_dtfm.core.audit.told_losses import unlike_losses
 from p2p_dtfm.core.audit.work import (
-    MANY,
+    NO_MICROBATCH_LIMIT,
     OWN_BYTES,
     WORK_BYTES,
     has_layers_of,
     heard_claim,
     require_signed,
-    unlike_edges,
     unlike_norms,
+    unlike_parts,
 )
 from p2p_dtfm.core.messages.audit_messages import (
     AUDITS_LIMIT,
@@ -43,8 +43,7 @@ from p2p_dtfm.core.protocol.signed import Verify
 from p2p_dtfm.core.protocol.snapshot import Bar, ViewId
 
 OPENING_BYTES = 32
-EVERYBODY = 1_000_000
-"""Millionths."""
+ALL_MILLIONTHS = 1_000_000
 COLLUDERS_DIVISOR = 4
 """So large a part of the stage-holders at most lies together."""
 BESIDES_LIMIT = 3
@@ -92,7 +91,7 @@ class ClaimBook:
         view: ViewId,
         plan: Plan,
         rate_millionths: int,
-        kept_microbatches: int = MANY,
+        kept_microbatches: int = NO_MICROBATCH_LIMIT,
         bars: tuple[Bar, ...] = (),
         due: Callable[[int], Due | None] = always_training,
     ) -> None:
@@ -281,7 +280,7 @@ class ClaimBook:
         if self._draw is None:
             knows_all = self._holders <= self._commitments.keys()
             seed = self._seed()
-            rate = self._rate if knows_all and self._open.trains else EVERYBODY
+            rate = self._rate if knows_all and self._open.trains else ALL_MILLIONTHS
             unlike = unlike_boundaries(self._shares(), self._plan, self._open)
             always = {sender for _, sender in unlike | unlike_losses(self._shares())}
             always |= drawn_watched(seed, watched(self._bars, self._step))
@@ -415,12 +414,12 @@ class ClaimBook:
     def misled(self) -> set[str]:
         """Who says that something else came to it than its sender has claimed."""
         segments = self._segments if self._open.trains else ()
-        return {owner for owner, _ in unlike_edges(self._shares(), segments)}
+        return {owner for owner, _ in unlike_parts(self._shares(), segments)}
 
     def unlike_to(self, me: str) -> list[str]:
         """Whose claim is not of what has come from it to this peer, or of what it has told it."""
         segments, shares = self._segments if self._open.trains else (), self._shares()
-        unlike = unlike_edges(shares, segments, (me,)) | unlike_losses(shares)
+        unlike = unlike_parts(shares, segments, (me,)) | unlike_losses(shares)
         works = {it: self.claims[it].work[OWN_BYTES:] for it in self.sums}
         summed = {it for it, work in works.items() if work != self.sums[it]}
         return sorted(summed.union(sender for receiver, sender in unlike if receiver == me))

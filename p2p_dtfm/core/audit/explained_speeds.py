@@ -30,7 +30,7 @@ from p2p_dtfm.core.protocol.workload import Workload
 LATE_PERCENT = 150
 """Of what the members' words make of a step: more calls for an explanation."""
 FASTER_PERCENT = 125
-"""Of the middle one's speed: who says less has no word that could make steps so late."""
+"""Of the middle one's speed. Only a peer that claims more can be what makes steps so late."""
 BETTER_PERCENT = 80
 """Of how far the words are off: an explanation is to be that much nearer."""
 WORSE_PERCENT = 110
@@ -56,7 +56,7 @@ class _Tried(NamedTuple):
     took_ns: int
 
 
-def explained(snapshot: Snapshot, in_force: InForce) -> Snapshot | None:
+def with_explained_speeds(snapshot: Snapshot, in_force: InForce) -> Snapshot | None:
     """With those as fast as the middle one whose words explain why steps are late, and without
     what steps took under plans that followed from these; None where nothing does."""
     plan, measured = snapshot.present, _measured(snapshot)
@@ -88,7 +88,7 @@ def as_planned(plan: Plan, snapshot: Snapshot, in_force: InForce) -> Snapshot:
     """The snapshot as this plan of it was made: with each peer as slow as others have seen it, or
     as explains what steps took."""
     snapshot = believed(snapshot)
-    found = explained(snapshot, in_force)
+    found = with_explained_speeds(snapshot, in_force)
     return found if found is not None and is_borne_out(plan, snapshot) else snapshot
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from p2p_dtfm.core.audit.boundaries import Due, inputs_are_kept
-from p2p_dtfm.core.audit.work import MANY, computes_alike, has_layers_of
+from p2p_dtfm.core.audit.work import NO_MICROBATCH_LIMIT, computes_alike, has_layers_of
 from p2p_dtfm.core.messages.audit_messages import Share
 from p2p_dtfm.core.protocol.plan import Plan
 
@@ -38,7 +38,10 @@ class Judges(NamedTuple):
 
 
 def judges_of(
-    peer_id: str, plan: Plan, shares: Mapping[str, Share], kept_microbatches: int = MANY
+    peer_id: str,
+    plan: Plan,
+    shares: Mapping[str, Share],
+    kept_microbatches: int = NO_MICROBATCH_LIMIT,
 ) -> Judges:
     """`shares`: of all stage-holders."""
     names = {it: share.arithmetic for it, share in shares.items()}
@@ -58,7 +61,9 @@ def _able(
 
 
 def few_judges(
-    plan: Plan, arithmetics: Mapping[str, str] | None = None, kept_microbatches: int = MANY
+    plan: Plan,
+    arithmetics: Mapping[str, str] | None = None,
+    kept_microbatches: int = NO_MICROBATCH_LIMIT,
 ) -> dict[str, int]:
     """How many others can compute a stage-holder's work again, where they are fewer than two: with
     none its work is not audited, with one nobody knows which of the two is wrong. `arithmetics`: of

@@ -45,7 +45,7 @@ def with_roles(
     )
 
 
-def follows_until(bar: Bar) -> int:
+def probation_ends_step(bar: Bar) -> int:
     """The step from which it may have a stage."""
     if bar.count == 0:
         return bar.until_step
@@ -54,23 +54,23 @@ def follows_until(bar: Bar) -> int:
 
 def watched_until(bar: Bar) -> int:
     """The step from which it is like all others."""
-    until_step = follows_until(bar)
+    until_step = probation_ends_step(bar)
     return until_step + WATCHED_STEPS if until_step > 0 else 0
 
 
-def followers(bars: Iterable[Bar], step: int) -> dict[str, int]:
+def on_probation(bars: Iterable[Bar], step: int) -> dict[str, int]:
     """Who has no stage yet at `step`, and from which step on it may have one."""
-    return {it.peer_id: until for it in bars if step < (until := follows_until(it))}
+    return {it.peer_id: until for it in bars if step < (until := probation_ends_step(it))}
 
 
 def watched(bars: Iterable[Bar], step: int) -> frozenset[str]:
-    """Who is not established at `step`: the followers among them."""
+    """Who is not established at `step`; those on probation are among them."""
     return frozenset(bar.peer_id for bar in bars if step < watched_until(bar))
 
 
-def following(snapshot: Snapshot) -> frozenset[str]:
+def without_stage_yet(snapshot: Snapshot) -> frozenset[str]:
     """Who gets no stage: who has one in the plan in force keeps it, or its states would be lost."""
-    return frozenset(followers(snapshot.bars, snapshot.step)) - _stages(snapshot)
+    return frozenset(on_probation(snapshot.bars, snapshot.step)) - _stages(snapshot)
 
 
 def alone(snapshot: Snapshot, plan: Plan) -> frozenset[str]:
@@ -93,7 +93,7 @@ def unproven(snapshot: Snapshot) -> frozenset[str]:
 
 def comes_of_age(snapshot: Snapshot, peer_id: str, step: int) -> bool:
     """Whether it may have more at `step` than when the view was agreed on."""
-    groups = (lambda at: followers(snapshot.bars, at), lambda at: watched(snapshot.bars, at))
+    groups = (lambda at: on_probation(snapshot.bars, at), lambda at: watched(snapshot.bars, at))
     return any(peer_id in group(snapshot.step) and peer_id not in group(step) for group in groups)
 
 

@@ -35,13 +35,13 @@ OPENINGS_BYTES = 16
 GONE_WORK = bytes(WORK_BYTES)
 """In an account, of who has no stage any more: its work was another than it had claimed."""
 SENT_OTHER = b"\xff" * WORK_BYTES
-"""In an account, in place of what a work comes to: its maker has sent this account's something else
-than it claims, as parts or as sums, or had when the step was done before. The same whatever the
-work is: so those that have not computed it again say it, too."""
+"""In an account, in place of what a work comes to. The work's maker sent the maker of this account
+something other than it claims, as parts or as sums, now or when the step was done before. The same
+whatever the work is: so those that have not computed it again say it, too."""
 EXCUSED = b"\xfe" * OWN_BYTES
 """The first half of `excused_by`."""
-MANY = 1 << 30
-"""Microbatches whose inputs are kept, where there is no limit."""
+NO_MICROBATCH_LIMIT = 1 << 30
+"""Of microbatches whose inputs are kept."""
 PART_BYTES = 32
 """Of a chunk: names a blob."""
 NormsAlone = Mapping[int, str]
@@ -236,7 +236,7 @@ def heard_of(claims: Mapping[str, Claimed]) -> dict[str, HeardClaim]:
     return {peer: heard_claim(claim) for peer, claim in sorted(claims.items())}
 
 
-def unlike_edges(
+def unlike_parts(
     shares: Mapping[str, Share],
     segments: Sequence[Segment],
     owners: Collection[str] | None = None,

@@ -16,7 +16,7 @@ from p2p_dtfm.core.audit.accounts import (
     findings,
 )
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due
-from p2p_dtfm.core.audit.work import MANY, unlike_sums
+from p2p_dtfm.core.audit.work import NO_MICROBATCH_LIMIT, unlike_sums
 from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
 from p2p_dtfm.core.messages.audit_messages import SquaredNorms
 from p2p_dtfm.core.messages.message_bounds import NUMBER_LIMIT, TEXT_LIMIT
@@ -213,7 +213,7 @@ def conflict_of(
         found.doubt(owner, peer, f"the sums of {owner} are not those that {peer} has got from it")
     _doubt_ends(said, plan, found)
     one_arithmetic = terms is not None and terms.one_arithmetic
-    kept = terms.kept_microbatches if terms is not None else MANY
+    kept = terms.kept_microbatches if terms is not None else NO_MICROBATCH_LIMIT
     if said:  # all of one view and step
         first = next(iter(said.values()))
         due = _due(first, plan, terms)

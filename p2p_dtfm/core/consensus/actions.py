@@ -16,15 +16,19 @@ BATCH_NS = SECOND_NS // 50
 
 
 @dataclass(frozen=True)
-class Timing:
+class AgreementTiming:
     """How long each part may take without progress."""
 
     join_window_ns: int = SECOND_NS // 2
     """Newcomers that ask within this time of one another are let in together."""
     resend_ns: int = SECOND_NS
+    """Between repeats of unanswered messages."""
     gather_ns: int = 6 * SECOND_NS
+    """How long a Gather may stand still."""
     ready_ns: int = 120 * SECOND_NS
+    """How long the Ready of others may take, planning included."""
     retry_ns: int = 3 * SECOND_NS
+    """From an attempt that was given up to the next one."""
     backoff_ns: int = SECOND_NS
     """Before another attempt after two failed ones; doubles, with jitter, up to the limit."""
     backoff_limit_ns: int = 30 * SECOND_NS
@@ -49,8 +53,8 @@ class Timing:
 WIDE_ABOVE = 16
 """Of daemons, from the 17th member on, each speaks with its neighbours of the overlay only: that
 each speaks with all takes more of a small machine than it has."""
-LAN = Timing(resend_ns=SECOND_NS // 2, retry_ns=2 * SECOND_NS, wide_above=WIDE_ABOVE)
-WAN = Timing(wide_above=WIDE_ABOVE)
+LAN = AgreementTiming(resend_ns=SECOND_NS // 2, retry_ns=2 * SECOND_NS, wide_above=WIDE_ABOVE)
+WAN = AgreementTiming(wide_above=WIDE_ABOVE)
 """Deadlines are alike: a busy machine is slow on any network."""
 
 

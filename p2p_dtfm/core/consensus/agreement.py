@@ -252,8 +252,8 @@ class Agreement(AgreementReadings):
         return self._machines.syncing.vouch()
 
     def gives(self, given: Mapping[str, int], now_ns: int) -> None:
-        """So many bytes this peer has given, since the next view was agreed on, to each of those
-        that `needy` names."""
+        """How many bytes this peer has given to each peer that `needy` names since the next view
+        was agreed on."""
         self._machines.syncing.gives(given, now_ns)
 
     def committed(self, outcome: StepOutcome, now_ns: int) -> Actions:

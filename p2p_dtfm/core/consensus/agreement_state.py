@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.commit.step_terms import StepTerms
-from p2p_dtfm.core.consensus.actions import Timing
+from p2p_dtfm.core.consensus.actions import AgreementTiming
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.attempts.promises import Promises
 from p2p_dtfm.core.consensus.doubts import Doubts
-from p2p_dtfm.core.consensus.following import Following
+from p2p_dtfm.core.consensus.next_view import AgreedNextView
 from p2p_dtfm.core.consensus.opened_records import OpenedRecords
 from p2p_dtfm.core.consensus.overlay.grid import Grid, grid_of_view
 from p2p_dtfm.core.consensus.overlay.plan_neighbours import plan_neighbours
@@ -54,7 +54,7 @@ class RunConstants:
     verify: Verify
     terms: StepTerms
     """What of a step's numbers nobody needs to be believed."""
-    timing: Timing = field(default_factory=Timing)
+    timing: AgreementTiming = field(default_factory=AgreementTiming)
 
 
 @dataclass
@@ -137,7 +137,7 @@ class AgreementState:
         self.me = me
         self.joining = Joining()
         self.present = Present(Active(me, GENESIS, 0), accepts_loss=self.present.accepts_loss)
-        self.following = Following()
+        self.agreed = AgreedNextView()
         self.attempts = Attempts(disagreements=self.attempts.disagreements)
         self.promises = Promises(highest_number=self.others.views.highest_number)
         self.doubts = Doubts()
@@ -150,7 +150,7 @@ class AgreementState:
     # what is read everywhere ----------------------------------------------------------------------
 
     @property
-    def timing(self) -> Timing:
+    def timing(self) -> AgreementTiming:
         return self.settings.timing
 
     @property
@@ -193,7 +193,7 @@ class AgreementState:
     @property
     def next_view(self) -> View | None:
         """An agreed planned one that waits for its takeover."""
-        return self.following.view
+        return self.agreed.view
 
     @property
     def ledger(self) -> Ledger | None:
@@ -323,7 +323,7 @@ class AgreementState:
         """All have said Ready to a planned view."""
         self.tried_to_get_in(view.members, now_ns)
         self.doubts.accusers.answers(view.snapshot.contributors)
-        self.following.waits(view, now_ns)
+        self.agreed.waits(view, now_ns)
 
     def tried_to_get_in(self, members: Iterable[Member], now_ns: int) -> None:
         """With an attempt that is over, or has ended with a view."""
@@ -369,4 +369,4 @@ class AgreementState:
         if self.joining.view_heard_ns is not None:
             self.joining.view_heard_ns = moved_ns(self.joining.view_heard_ns)
         self.present.slept(moved_ns)
-        self.following.slept(moved_ns)
+        self.agreed.slept(moved_ns)

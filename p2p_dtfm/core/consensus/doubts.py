@@ -9,14 +9,16 @@ from p2p_dtfm.core.protocol.snapshot import Member
 
 @dataclass
 class Doubts:
-    """Of one life; each kind is over with something else."""
+    """Doubts of one life; each field says what ends it."""
 
     accusers: Accusers = field(default_factory=Accusers)
+    """Outlives views; it forgets what is long ago."""
     suspects: set[Member] = field(default_factory=set)
+    """Who is held for lost, until it is heard again or a view without it takes over."""
     distrusted: set[Member] = field(default_factory=set)
     """Who holds up the step or sends what nobody should, until a view takes over."""
     carried: set[Member] = field(default_factory=set)
-    """Newcomers in doubt that made the attempt before fail."""
+    """Newcomers in doubt that made an attempt fail, until the next one begins and accuses them."""
 
     def heed(self, attempt: Attempt, me: Member, now_ns: int) -> None:
         """It is over: whose accusations were idle is kept."""

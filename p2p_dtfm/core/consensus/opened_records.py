@@ -18,7 +18,7 @@ NEWCOMER_RECORD_BYTES = 8 * 1024
 LINK_BYTES = 128
 """How large a newcomer's record may be: some more for each member, to which it may have a link."""
 NEWCOMER_LINKS = 64
-"""It may have so many more than there are members: to other newcomers."""
+"""Links to other newcomers that it may have beside those to members."""
 FEW_MEMBERS = 64
 """Of a view that a peer knows nothing of there may be so many; where there are more, links are
 brief."""

@@ -155,5 +155,5 @@ def _of_attempt(attempt: Attempt) -> str:
 
 
 def _of_agreed(state: AgreementState, view: View) -> str:
-    missing = set(view.members) - state.following.synced
+    missing = set(view.members) - state.agreed.synced
     return f"waits for the states of {names_of(missing)}" if missing else "takes over with a step"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from p2p_dtfm.core.commit.ledger import Ledger
-from p2p_dtfm.core.consensus.actions import Timing
+from p2p_dtfm.core.consensus.actions import AgreementTiming
 from p2p_dtfm.core.messages.agreement_messages import Active, Standing
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
@@ -60,7 +60,7 @@ class Present:
         return max(0, now_ns - max(self.committed_ns, self.taken_over_ns))
 
     def slept(self, moved_ns: Callable[[int], int]) -> None:
-        """The open step did not take that long, nor has this peer waited so long for layers."""
+        """Time asleep counts neither for the open step nor as waiting for layers."""
         self.taken_over_ns = moved_ns(self.taken_over_ns)
         if self.committed_ns:
             self.committed_ns = moved_ns(self.committed_ns)
@@ -68,9 +68,9 @@ class Present:
             self.lost = replace(self.lost, since_ns=moved_ns(self.lost.since_ns))
 
     def has_waited(self, patience_ns: int, now_ns: int) -> bool:
-        """So long, for layers that are lost."""
+        """Whether it has waited for lost layers for `patience_ns`."""
         return self.lost is not None and now_ns - self.lost.since_ns >= patience_ns
 
-    def agrees_to_loss(self, timing: Timing, now_ns: int) -> bool:
+    def agrees_to_loss(self, timing: AgreementTiming, now_ns: int) -> bool:
         """Has waited for lost layers long enough, or half as long and is asked."""
         return self.accepts_loss or self.has_waited(timing.lost_layers_ns // 2, now_ns)

@@ -91,7 +91,7 @@ def coding_of(workload: Workload, name: Codec) -> Coding:
     return Coding(name, size, encode, decode)
 
 
-def unlike_edges(boundary_bytes: tuple[int, ...], cuts: Iterable[int]) -> Edges:
+def edges_of_unlike_layers(boundary_bytes: tuple[int, ...], cuts: Iterable[int]) -> Edges:
     """Of a pipeline of unlike layers, each as wide as the layer before it; `boundary_bytes`, on the
     wire, of all layers but the last. One codec is all that such a run allows."""
     codings = (Coding("fp32", boundary_bytes[cut - 1], 0, 0) for cut in cuts)
@@ -102,7 +102,7 @@ def edges_of(workload: Workload, pipeline: Pipeline) -> Edges:
     """As the plan says them."""
     if workload.unlike is not None:
         cuts = (stage.first_layer for stage in pipeline.stages[1:])
-        return unlike_edges(workload.unlike_wire_bytes, cuts)
+        return edges_of_unlike_layers(workload.unlike_wire_bytes, cuts)
     return tuple(
         Edge(coding_of(workload, activation), coding_of(workload, gradient))
         for activation, gradient in pipeline.codecs

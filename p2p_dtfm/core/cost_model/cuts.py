@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
-from p2p_dtfm.core.units import SECOND_NS
+from p2p_dtfm.core.units import MILLISECOND_NS, SECOND_NS
 
 LAGGING_STEP_SHARE = 50
 """Guardians lag where to wait for them would take more than this part of a step: 2%."""
@@ -36,10 +36,10 @@ LIMIT_STEPS = 20
 FAILURE_EVERY_NS = 3600 * SECOND_NS
 """How often one of a view's members is taken to fail."""
 COPY_BYTES_PER_S = 1_000_000_000
-LEAST_STEP_NS = 50_000_000
+LEAST_STEP_NS = 50 * MILLISECOND_NS
 """Of a step through daemons, however little there is to compute: plans know nothing of messages,
 and so many steps of their length would be many seconds apart."""
-LEAST_CUT_NS = 10_000_000
+LEAST_CUT_NS = 10 * MILLISECOND_NS
 """What a cut takes from training, at least: copying, hashing, messages."""
 
 Holder = TypeVar("Holder", str, int)

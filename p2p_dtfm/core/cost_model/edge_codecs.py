@@ -49,8 +49,8 @@ class _Way(NamedTuple):
 def assignments(
     problem: PlanningProblem, codings: Codings, peers: tuple[int, ...], busiest_ns: int
 ) -> list[Edges]:
-    """Those worth timing for these peers in this order, the busiest of which computes so long for a
-    microbatch; of equals the first is to be taken."""
+    """Those worth timing for these peers in this order; of equals the first is to be taken.
+    `busiest_ns`: for how long the busiest peer computes a microbatch."""
     ways = list(_ways(problem, codings, peers))
     limit_ns = max(busiest_ns, *(way.fewest_ns() for pair in ways for way in pair))
     found = [

@@ -27,7 +27,13 @@ the round trip over the period; `pipeline_timing` tells.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2p_dtfm.core.cost_model.codings import Edge, Edges, coding_ns, tensor_bytes, unlike_edges
+from p2p_dtfm.core.cost_model.codings import (
+    Edge,
+    Edges,
+    coding_ns,
+    edges_of_unlike_layers,
+    tensor_bytes,
+)
 from p2p_dtfm.core.cost_model.edge_codecs import assignments
 from p2p_dtfm.core.cost_model.pipeline_timing import StageTiming
 from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S, PlanningProblem
@@ -166,7 +172,9 @@ class PipelineModel:
         codecs with which the step's microbatches take least."""
         problem = self.problem
         if problem.layers.unlike and len(peers) > 1:
-            return self._time(peers, cuts, unlike_edges(problem.step.unlike_boundaries, cuts[1:-1]))
+            return self._time(
+                peers, cuts, edges_of_unlike_layers(problem.step.unlike_boundaries, cuts[1:-1])
+            )
         if problem.step.codings is None or len(peers) == 1:
             return self._time(peers, cuts, ())
         busiest_ns = max(map(int.__add__, *self._compute(peers, cuts, ())))

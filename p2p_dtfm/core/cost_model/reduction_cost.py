@@ -16,7 +16,7 @@ from typing import NamedTuple
 from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S, PlanningProblem
 from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
 from p2p_dtfm.core.schedule.pieces import PIECE_ELEMENTS_EACH
-from p2p_dtfm.core.schedule.shard_weights import MANY, fair_weights, shard_weights
+from p2p_dtfm.core.schedule.shard_weights import EXACT_HOLDERS_LIMIT, fair_weights, shard_weights
 
 _GIBIBYTE = 1 << 30
 _GIBIBYTE_SECONDS = _GIBIBYTE * 1_000_000_000
@@ -204,9 +204,9 @@ class ReductionModel:
         count = len(holders)
         pick = itemgetter(*holders)
         limits = [self._limits[a] for a in holders]
-        self.work += count * count // (2 if count <= MANY else 16)
+        self.work += count * count // (2 if count <= EXACT_HOLDERS_LIMIT else 16)
         if alone:
-            spent = 10 + count * count // 4 if count <= MANY else count * count // 16
+            spent = 10 + count * count // 4 if count <= EXACT_HOLDERS_LIMIT else count * count // 16
             self.work += spent if min(limits) >= UNLIMITED_BYTES_PER_S else 2 * spent
         divide = shard_weights if alone else fair_weights
         weights = divide([pick(problem.links.pair_bytes_per_s[a]) for a in holders], limits)
@@ -226,7 +226,7 @@ class ReductionModel:
         busy as the busiest."""
         holders, weights = group.holders, group.weights
         count, total = len(holders), sum(weights)
-        if count > MANY:
+        if count > EXACT_HOLDERS_LIMIT:
             longest = duration_ns(_GIBIBYTE, group.bytes_per_s)
             return dict.fromkeys(holders, longest), longest
         pick = itemgetter(*holders)

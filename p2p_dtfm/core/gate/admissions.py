@@ -1,6 +1,8 @@
 """Newcomers that a member has let in as far as the hall: they get what they need to join."""
 
-ADMITTED_NS = 900_000_000_000
+from p2p_dtfm.core.units import SECOND_NS
+
+ADMITTED_NS = 900 * SECOND_NS
 ADMITTED_LIMIT = 64
 """Whoever was admitted first gives way: in a flood each still has seconds, and may knock again."""
 

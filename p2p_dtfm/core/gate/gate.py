@@ -81,7 +81,8 @@ class _Bucket:
         if self.parts > full:
             self.parts = full
 
-    def drain(self) -> None:
+    def charge_refusal(self) -> None:
+        """Take one more token, if one is left; a debt stays as it is."""
         self.parts = min(self.parts, max(0, self.parts - _UNIT))
 
 
@@ -244,7 +245,7 @@ class Gate:
         self.refused[role, kind, reason] += 1
         if reason not in (Reason.TOGETHER, Reason.MUTED):  # these are not of its own doing
             if (bucket := held.buckets.get(kind)) is not None:
-                bucket.drain()
+                bucket.charge_refusal()
             calm = max(0, now_ns - held.refused_ns) // SECOND_NS
             held.refused = max(0, held.refused - calm) + 1
             held.refused_ns = now_ns

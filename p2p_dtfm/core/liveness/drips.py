@@ -12,7 +12,7 @@ Pure: time is an argument.
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 
-from p2p_dtfm.core.liveness.liveness import Suspicion
+from p2p_dtfm.core.liveness.liveness import Suspect
 from p2p_dtfm.core.units import SECOND_NS
 
 STEPS = 12
@@ -47,9 +47,7 @@ class Drips:
             for peer_id in step.keys() - peers:
                 del step[peer_id]
 
-    def step_over(
-        self, waited_ns: Mapping[str, int], least_ns: int, now_ns: int
-    ) -> list[Suspicion]:
+    def step_over(self, waited_ns: Mapping[str, int], least_ns: int, now_ns: int) -> list[Suspect]:
         """`waited_ns`: by peer, for how long its word alone was waited for in the step now over.
         `least_ns`: `LEAST_NS`, or more where this peer itself is late."""
         took_ns, self._began_ns = now_ns - self._began_ns, now_ns
@@ -59,16 +57,16 @@ class Drips:
             return []
         return self._found(waited_ns, least_ns)
 
-    def join(self, doubted: Collection[str], least_ns: int) -> list[Suspicion]:
+    def join(self, doubted: Collection[str], least_ns: int) -> list[Suspect]:
         """Somebody accuses, or is accused by, one of these: who was about to be suspected here is
         so now. Whoever was the first to have seen enough would be out for being the only one."""
         if len(self._took_ns) * JOINING_DIVISOR < STEPS:
             return []
         return self._found(doubted, least_ns, JOINING_DIVISOR)
 
-    def _found(self, peers: Iterable[str], least_ns: int, divisor: int = 1) -> list[Suspicion]:
+    def _found(self, peers: Iterable[str], least_ns: int, divisor: int = 1) -> list[Suspect]:
         return [
-            Suspicion(peer_id, _reason(held_ns, sum(self._took_ns)))
+            Suspect(peer_id, _reason(held_ns, sum(self._took_ns)))
             for peer_id in sorted(peers)
             if self._is_drip(divisor * (held_ns := self._held_ns(peer_id)), least_ns)
         ]

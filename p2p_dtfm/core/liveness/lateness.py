@@ -21,9 +21,9 @@ LONGEST = 4
 """No patience becomes more than so many times as long."""
 LAPSES_LIMIT = 64
 PATIENT_ABOVE = 16
-"""Of more fellows each must be silent for longer, as it speaks more seldom,"""
+"""With more fellows than this, patience grows: each speaks less often."""
 THINNEST = 32
-"""up to so many: then for twice as long."""
+"""At this many fellows patience has doubled, and grows no more."""
 
 
 def of_many_ns(fellows: int, patience_ns: int) -> int:

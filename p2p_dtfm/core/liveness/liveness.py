@@ -21,10 +21,10 @@ CALM_NS = 10 * SECOND_NS
 ASKED_BEFORE_NS = SECOND_NS * 3 // 10
 """So long before all others' silence would be evidence they are asked once more."""
 LATE_FACTOR = 3
-"""So many times what this peer's own loop was late by is added: others' may be as late."""
+"""This many times this peer's own delay is added: others' loops may be as late."""
 THIN_ABOVE = 8
-"""Who has more fellows speaks to each less often, so that it says as much a second in all,
-up to `THINNEST`: then a quarter as often."""
+"""A peer with more fellows than this speaks to each less often, so that it says as much a second in
+all; with `THINNEST` fellows, or more, a quarter as often."""
 
 
 @dataclass(frozen=True)
@@ -34,24 +34,26 @@ class LivenessTiming:
     silence_ns: int
     """Nothing heard for so long is evidence, whatever is usual for a peer."""
     least_silence_ns: int
-    """A shorter silence is none, however regularly a peer speaks,"""
+    """Never suspect for a shorter silence, however regularly a peer speaks."""
     calm_silence_ns: int
-    """but for who has long been regular, in calm times."""
+    """The same bound for a peer that has long been regular, while nothing else is unsettled."""
     missed_ns: int
     """Nothing heard for so long: fellows are asked whether they hear it."""
     cut_ns: int
-    """Heard elsewhere so much later than here, the link is cut; 0: that is never judged."""
+    """If others have heard the peer this much later than this one has, the link is cut; 0: never
+    judged."""
     reset_ns: int
     """After a stream to a peer broke: nothing heard since for so long is evidence."""
     refused_ns: int
     """The same where nobody listens at its addresses any more: its process has ended."""
     punctual_ns: int
-    """What two ticks are further apart, this peer's own loop was late: as much less it judges."""
+    """This peer's own loop was late by what two ticks are further apart than this; silences count
+    as that much shorter."""
     sleep_ns: int
     """A longer time between two ticks means that this peer itself was asleep."""
     together_ns: int = 0
-    """Since so long nobody has heard it, as all say that are asked: evidence, though a silence
-    here would be none yet; later in times that are not calm. 0: that is never judged."""
+    """If the fellows asked have not heard a peer for this long either, that is evidence, even where
+    the silence here would not be. Longer in unsettled times. 0: never judged."""
 
     @cached_property
     def innocent_ns(self) -> int:
@@ -89,7 +91,7 @@ WAN_LIVENESS = LivenessTiming(
 
 
 @dataclass(frozen=True)
-class Suspicion:
+class Suspect:
     peer_id: str
     reason: str
 
@@ -111,9 +113,9 @@ class _Watched:
     """A heartbeat is due at once."""
     suspected: bool = False
     missed: bool = False
-    """Fellows were asked of it,"""
+    """Fellows were asked about this peer."""
     missed_again: bool = False
-    """and once more, before their silence is evidence."""
+    """Fellows were asked a second time, before their silence counts as evidence."""
     settled_from_ns: int = 0
     """As it was when it was missed: whom others are suspected with later is no slower for that."""
     rhythm: Rhythm = field(default_factory=Rhythm)
@@ -238,7 +240,7 @@ class Liveness:
                 due.append(peer_id)
         return tuple(due)
 
-    def tick(self, now_ns: int) -> list[Suspicion]:
+    def tick(self, now_ns: int) -> list[Suspect]:
         """New evidence. What this peer's own loop was late by, or slept, does not count: it has not
         listened, and who it would accuse may well have spoken."""
         gap_ns = 0 if self._last_tick_ns is None else now_ns - self._last_tick_ns
@@ -255,7 +257,7 @@ class Liveness:
                     watched.reset_ns = min(now_ns, watched.reset_ns + late_ns)
         return self._judge_all(now_ns)
 
-    def tick_early(self, now_ns: int) -> list[Suspicion]:
+    def tick_early(self, now_ns: int) -> list[Suspect]:
         """New evidence between two ticks, at `due_ns`. Who is late by then leaves it to the next
         tick, which knows by how much."""
         if self._last_tick_ns is None or now_ns - self._last_tick_ns > self._timing.punctual_ns:
@@ -291,7 +293,7 @@ class Liveness:
             due_ns = min(due_ns, watched.reset_ns + broken_ns)
         return max(now_ns, due_ns)
 
-    def _judge_all(self, now_ns: int) -> list[Suspicion]:
+    def _judge_all(self, now_ns: int) -> list[Suspect]:
         self._miss(now_ns)
         found = []
         for peer_id, watched in sorted(self._watched.items()):
@@ -299,7 +301,7 @@ class Liveness:
             if reason:
                 watched.suspected = True
                 self._unsettle(now_ns)
-                found.append(Suspicion(peer_id, reason))
+                found.append(Suspect(peer_id, reason))
         return found
 
     def _unsettle(self, now_ns: int) -> None:

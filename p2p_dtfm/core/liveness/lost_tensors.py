@@ -3,11 +3,12 @@
 from enum import Enum, auto
 
 from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.units import SECOND_NS
 
 OFTEN = 6
 """Half as many stops as have a member in doubt itself (`core.membership.accusers`): else one that
 hangs up on it once in each step has the others take it for who stops them."""
-OFTEN_NS = 60_000_000_000
+OFTEN_NS = 60 * SECOND_NS
 OFTEN_STEPS = 6
 """Or within so many, however long these take: not with one for each."""
 

@@ -16,21 +16,21 @@ from p2p_dtfm.core.units import SECOND_NS
 FLOOR_NS = 5 * SECOND_NS
 """Less says nothing: a machine that does other things, too, is away for seconds."""
 PIECE_FACTOR = 20
-"""So many times as long as planned may a peer be at one piece of its work, beside the floor."""
+"""A peer may take this many times the planned time for one piece of its work, beside the floor."""
 STEP_FACTOR = 10
-"""So many times as long as all expect of a step may a peer hold it up, though its work gets on."""
+"""A peer whose work gets on may hold up a step for this many times its expected length."""
 FETCH_BYTES_PER_S = 250_000
 FETCHING_AT_ONCE = 8
 """In a new swarm all fetch from one home, until the first of them can give as well."""
 SLOWER_FETCHES = 32
-"""So many times less than that may come over thin lines, and no less: who only says that it fetches
-holds up no longer."""
+"""Thin lines may carry this many times less, and no less: who only says that it fetches holds up no
+longer."""
 SAVE_BYTES_PER_S = 10_000_000
 WARM_UP_NS = SECOND_NS
 """What is done for the first time in a view takes longer."""
 FIRST_FACTOR = 2
-"""So many times as long may who gets on hold up a view's first step: before it is measured
-nobody knows what else its machines do."""
+"""A peer whose work gets on may hold up a view's first step this many times as long as a later one:
+nobody knows yet what else its machines do."""
 GRADIENTS_ON_THEIR_WAY = 2
 """Of the last step, and of the one before where lines are slow."""
 MEASURED_STEPS = 8

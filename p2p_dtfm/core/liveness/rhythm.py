@@ -19,7 +19,7 @@ KNOWN_SLOTS = 20
 FEWEST_SLOTS = 5
 """Before that nothing is known of it."""
 FACTOR = 3
-"""So many times the longest silence of a living peer is none any more."""
+"""A living peer is not silent for this many times its longest silence."""
 
 
 class Rhythm:

@@ -25,9 +25,9 @@ class SecondHand:
         self._asked: dict[str, tuple[frozenset[str], int]] = {}
         """By who asks: whom it misses, and when it said so."""
         self._heard_ns: dict[str, dict[str, int]] = {}
-        """Of whom is missed, by who said so: when it was heard there last, on this peer's clock;"""
+        """Of each missed peer, by teller: when it was last heard there, on this peer's clock."""
         self._told_ns: dict[str, dict[str, int]] = {}
-        """and when it said so."""
+        """By the same keys: when the teller said so."""
 
     def asks(self, sender: str, missed: Collection[str], now_ns: int) -> bool:
         """Whether it misses somebody that it did not miss before: then it is answered at once."""

@@ -21,7 +21,7 @@ import msgspec
 from p2p_dtfm.core.liveness.chains import ChainEnd, Chains, Handed, WorkSaid
 from p2p_dtfm.core.liveness.drips import JOINING_DIVISOR, LEAST_NS, Drips
 from p2p_dtfm.core.liveness.lateness import Lateness
-from p2p_dtfm.core.liveness.liveness import Suspicion
+from p2p_dtfm.core.liveness.liveness import Suspect
 from p2p_dtfm.core.liveness.news import HEARD_WITHIN_NS
 from p2p_dtfm.core.liveness.pace import FLOOR_NS, Patience
 from p2p_dtfm.core.liveness.waits import TENSORS, PossibleWaits
@@ -90,7 +90,7 @@ class Stalls:
         handed: Handed,
         patience: PatienceOf,
         now_ns: int,
-    ) -> list[Suspicion]:
+    ) -> list[Suspect]:
         """`mine`: where this peer stands; None while it takes no steps."""
         gap_ns = 0 if self._ticked_ns is None else now_ns - self._ticked_ns
         self._ticked_ns = now_ns
@@ -98,7 +98,7 @@ class Stalls:
         gap_ns = gap_ns if gap_ns <= self._sleep_ns else 0
         if mine is None:
             return []
-        found: list[Suspicion] = []
+        found: list[Suspect] = []
         self._is_of_two = self._watched is not None and (
             len(possible.members & self._watched - {self._me}) < FELLOWS_THAT_JUDGE
         )
@@ -110,10 +110,10 @@ class Stalls:
             reason = self._judge(end, self._stretched(patience(end.peer_id, mine.step)), gap_ns)
             if reason and end.peer_id not in self._suspected:
                 self._suspected.add(end.peer_id)
-                found.append(Suspicion(end.peer_id, reason))
+                found.append(Suspect(end.peer_id, reason))
         return found
 
-    def _step_over(self, mine: Work, now_ns: int) -> list[Suspicion]:
+    def _step_over(self, mine: Work, now_ns: int) -> list[Suspect]:
         """Who has done no more in its step than let the others wait, as in those before."""
         if self._at is None or self._at[0] != mine.view:
             self._drips.begins(now_ns)
@@ -128,7 +128,7 @@ class Stalls:
 
     def join(
         self, doubted: Iterable[str], patience: PatienceOf, view: ViewId | None
-    ) -> list[Suspicion]:
+    ) -> list[Suspect]:
         """The step is stopped, since one of these accuses another: who was about to be suspected
         here is so now. Half of the time is enough, and that by the same measure: who fetches, or
         has something on its way, is given as much more. `view`: in force; what was held against
@@ -142,10 +142,10 @@ class Stalls:
             limits = self._stretched(patience(peer_id, step))
             if self._reason(end, limits, JOINING_DIVISOR):
                 self._suspected.add(peer_id)
-                found.append(Suspicion(peer_id, "is waited for, and one of those in doubt"))
+                found.append(Suspect(peer_id, "is waited for, and one of those in doubt"))
         return found + self._join_drips(doubted)
 
-    def _join_drips(self, doubted: Iterable[str]) -> list[Suspicion]:
+    def _join_drips(self, doubted: Iterable[str]) -> list[Suspect]:
         if self._is_of_two:
             return []
         asked = set(doubted) - self._suspected

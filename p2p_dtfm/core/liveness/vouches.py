@@ -7,7 +7,7 @@ force that serves it: nothing else of what it does is wrong.
 
 from collections.abc import Iterable
 
-from p2p_dtfm.core.liveness.liveness import Suspicion
+from p2p_dtfm.core.liveness.liveness import Suspect
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.units import SECOND_NS
@@ -28,19 +28,19 @@ class Vouches:
         self._steps: dict[str, int] = {}
 
     def committed(
-        self, said: Iterable[Prepared], following: ViewId | None, now_ns: int
-    ) -> list[Suspicion]:
-        """`following`: the agreed view that was not taken over with this step."""
-        if following != self._view:
-            self._view, self._since_ns, self._steps = following, {}, {}
+        self, said: Iterable[Prepared], next_view: ViewId | None, now_ns: int
+    ) -> list[Suspect]:
+        """`next_view`: the agreed view that was not taken over with this step."""
+        if next_view != self._view:
+            self._view, self._since_ns, self._steps = next_view, {}, {}
         prepared = list(said)
-        silent = sorted(it.peer_id for it in prepared if it.ready_for != following)
-        if following is None or 2 * len(silent) >= len(prepared):
+        silent = sorted(it.peer_id for it in prepared if it.ready_for != next_view)
+        if next_view is None or 2 * len(silent) >= len(prepared):
             return []
         for peer_id in silent:
             self._since_ns.setdefault(peer_id, now_ns)
             self._steps[peer_id] = self._steps.get(peer_id, 0) + 1
-        return [Suspicion(peer_id, REASON) for peer_id in silent if self._is_late(peer_id, now_ns)]
+        return [Suspect(peer_id, REASON) for peer_id in silent if self._is_late(peer_id, now_ns)]
 
     def _is_late(self, peer_id: str, now_ns: int) -> bool:
         waited_ns = now_ns - self._since_ns[peer_id]

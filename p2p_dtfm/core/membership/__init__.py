@@ -1,4 +1,4 @@
 """Who must answer, who may be in a view together, who waits to be let in and who leaves.
 
-For `consensus`. Begin with `eligibility`.
+Begin with `eligibility`.
 """

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from p2p_dtfm.core.membership.eligibility import Pair, earlier_doubts, pair_of
 from p2p_dtfm.core.messages.agreement_messages import Accusation, Contribution
 from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.core.units import SECOND_NS
 
-REMEMBERED_NS = 600_000_000_000
+REMEMBERED_NS = 600 * SECOND_NS
 ATTEMPTS = 2
 PEERS_LIMIT = 256
 NAMED_LIMIT = 64
@@ -20,7 +21,7 @@ STOPS_OFTEN = 12
 """In a minute, or in `STOPS_STEPS`, which may take hours: not in as many steps, since one line that
 breaks in each of them may be nobody's fault (`core.liveness.lost_tensors`)."""
 STOPS_STEPS = 8
-OFTEN_NS = 60_000_000_000
+OFTEN_NS = 60 * SECOND_NS
 UNANSWERED_LIMIT = 3
 """So many views in a row a member may leave without its word, while it trains: messages get lost,
 and machines are busy."""

@@ -4,8 +4,9 @@ and when it goes on from its own disk though somebody trains already."""
 from collections.abc import Collection, Sequence
 
 from p2p_dtfm.core.messages.agreement_messages import KnownView
+from p2p_dtfm.core.units import SECOND_NS
 
-WAIT_NS = 15_000_000_000
+FELLOWS_WAIT_NS = 15 * SECOND_NS
 """For those it trained with last: one of them may have newer states than it has itself."""
 
 

@@ -6,18 +6,20 @@ from p2p_dtfm.core.membership.roster import newer
 from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.core.units import SECOND_NS
 
-REFUSED_NS = 10_000_000_000
+REFUSED_NS = 10 * SECOND_NS
 REFUSALS_LIMIT = 4
 """A newcomer that some member cannot reach is heard again after 10, 20, 40, then 80 seconds."""
 FORGIVEN_AFTER = 4
-"""After so many times that long the next refusal counts as the first. Being let in does not count:
-it may be cut off again at once."""
+"""Refusals are forgotten after this many times the last wait. Being let in does not clear them: the
+newcomer may be cut off again at once."""
 REMEMBERED = 1024
 WAITING_LIMIT = 32
-"""So many wait at once; who asks meanwhile asks again."""
+"""At most this many wait at once; whoever else asks has to ask again."""
 WAITING_WIDE_ABOVE = 64
-"""Members: of no fewer may so many ask that they would be most of the next view."""
+"""Members. Only from a larger view on may so many newcomers ask at once that they would be most of
+the next one."""
 WAITING_WIDE_LIMIT = 128
 WAITING_WIDE_LIMIT_BYTES = 768 * 1024
 """The same in a view of many, where records are brief: a storm should come in with one view.
@@ -25,11 +27,12 @@ Together they must fit in a message with what else it says."""
 FOUNDING_LIMIT = 1023
 """With who founds a run: it keeps nobody from training."""
 FREE_AGAIN_NS = FORGIVEN_AFTER * (REFUSED_NS << (REFUSALS_LIMIT - 1))
-"""Who does not come though others count on it pays nothing for the first time in so long: it may
-have been cut off, or started again."""
+"""A newcomer that fails to come though others count on it is excused once in this time: it may have
+been cut off, or started again."""
 NUMBERS_PASSED_LIMIT = 64
-"""By so much others may raise the number of the next attempt above the last one: all newcomers
-together, or many words to one member would take it where the others do not follow."""
+"""How far others may raise the number of the next attempt above the last one, all newcomers
+together: else many messages to one member would take it to numbers that the others do not
+follow."""
 SILENT_ONCE = 1
 """A newcomer that does not answer is heard again at once so often: a message may get lost."""
 

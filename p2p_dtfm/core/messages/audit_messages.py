@@ -78,7 +78,7 @@ class Claimed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="clai
     step: int
     share: Share
     work: bytes
-    """`core.audit.work.work_digest` of it."""
+    """`core.audit.work.stated_work` of it."""
     opening: bytes
     """What the claim of the step before was committed to, in this view."""
     commitment: bytes

@@ -7,7 +7,7 @@ import msgspec
 
 from p2p_dtfm.core.audit.believed_speeds import seen_slower
 from p2p_dtfm.core.audit.explained_speeds import as_planned
-from p2p_dtfm.core.audit.roles import followers, following
+from p2p_dtfm.core.audit.roles import on_probation, without_stage_yet
 from p2p_dtfm.core.cost_model.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.cost_model.cuts import CutPace
 from p2p_dtfm.core.cost_model.guardians import cut_pace, guards_in
@@ -182,7 +182,7 @@ def spare_in_short(snapshot: Snapshot, peer_id: str, step: int) -> str:
     """Why a member has no stage, as of this step, for next to no work: no place is tried."""
     if peer_id in held_back(snapshot):
         return "its links to those who train are not measured yet"
-    if (until_step := followers(snapshot.bars, step).get(peer_id)) is not None:
+    if (until_step := on_probation(snapshot.bars, step).get(peer_id)) is not None:
         return f"new in a run that audits work, it follows until step {until_step:,}"
     if short := too_small(snapshot.workload, snapshot.record(peer_id)):
         return short
@@ -272,8 +272,8 @@ def _explain_peer(
         role, alternative = "spare: others stand in for a lost peer until the next plan", None
     elif stage is None and record.peer_id in held_back(snapshot):
         role, alternative = "spare: its links to those who train are not measured yet", None
-    elif stage is None and record.peer_id in following(snapshot):
-        until_step = followers(snapshot.bars, snapshot.step)[record.peer_id]
+    elif stage is None and record.peer_id in without_stage_yet(snapshot):
+        until_step = on_probation(snapshot.bars, snapshot.step)[record.peer_id]
         role, alternative = f"spare: it is new here, and follows until step {until_step}", None
     elif stage is None:
         role, alternative = _why_spare(snapshot.workload, plan, model, placement, record)

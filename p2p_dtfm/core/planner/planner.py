@@ -6,8 +6,8 @@ import msgspec
 
 from p2p_dtfm.core.audit.auditors import with_auditors
 from p2p_dtfm.core.audit.believed_speeds import believed
-from p2p_dtfm.core.audit.explained_speeds import explained, is_borne_out
-from p2p_dtfm.core.audit.roles import alone, following, unproven
+from p2p_dtfm.core.audit.explained_speeds import is_borne_out, with_explained_speeds
+from p2p_dtfm.core.audit.roles import alone, unproven, without_stage_yet
 from p2p_dtfm.core.cost_model.costs import Placement, PlacementCost, StepModel
 from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem, problem_of
 from p2p_dtfm.core.cost_model.unmeasured import held_back
@@ -44,7 +44,7 @@ def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
     """
     snapshot = msgspec.structs.replace(snapshot, records=sorted_records(list(snapshot.records)))
     snapshot = believed(snapshot)
-    if (other := explained(snapshot, problem_in_force)) is not None:
+    if (other := with_explained_speeds(snapshot, problem_in_force)) is not None:
         plan = _planned(other)
         if isinstance(plan, Plan) and is_borne_out(plan, snapshot):
             return plan
@@ -140,7 +140,7 @@ def _with_spares(snapshot: Snapshot, plan: Plan) -> Plan:
 def _problem(snapshot: Snapshot, idle: frozenset[str]) -> PlanningProblem:
     """Whose links are not measured, and who is new where work is audited, holds nothing, unless the
     others have too little memory."""
-    waiting = held_back(snapshot) | following(snapshot) | idle
+    waiting = held_back(snapshot) | without_stage_yet(snapshot) | idle
     if waiting:
         problem = problem_of(snapshot, waiting)
         if problem.peer_count and _holds_all(problem, snapshot.workload):

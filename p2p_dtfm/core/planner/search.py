@@ -30,8 +30,8 @@ COARSE_DIVISOR = 128
 PATIENCE = 300
 """Moves without gain, for each peer, after which a descent ends."""
 FINALISTS = 24
-"""Of the starts, so many of the cheapest are timed once more, with more care, and all that became
-of them."""
+"""This many of the cheapest starts, with all that became of them, are timed once more, with more
+care."""
 FINALISTS_OF_MANY = 12
 """In large swarms each takes a tenth of a second."""
 VERY_MANY_PEERS = 512

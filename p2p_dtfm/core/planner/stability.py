@@ -30,6 +30,7 @@ from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
 from p2p_dtfm.core.planner.search import rank
 from p2p_dtfm.core.protocol.measured_plans import PlanShape
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.units import SECOND_NS
 
 HORIZON_STEPS = 100
 NOISE_DIVISOR = 10
@@ -38,7 +39,7 @@ DEALING_DIVISOR = 20
 TRIED_DIVISOR = 20
 FOLLOWED_SHARE = 2
 """Of the time of a step, gradients may travel for one part in so many while states move."""
-HAND_OVER_NS = 1_000_000_000
+HAND_OVER_NS = SECOND_NS
 """To ask for states, write, check and read them, besides the time on the way."""
 WORTH_A_VIEW_NS = 2 * HAND_OVER_NS
 """To go on sooner by less is not worth a second view: all of them plan once more."""

@@ -1,7 +1,8 @@
 """Whose fault it is: the user's, another peer's, or ours.
 
-Our own mistakes are `AssertionError`s; they are never caught. The other two are exceptions that
-carry their cause and, where somebody can act on it, the fix.
+Our own mistakes are `AssertionError`s. We never catch our own by name; where one must not end a
+daemon, a last `except Exception` logs it as a bug. The other two are exceptions that carry their
+cause and, where somebody can act on it, the fix.
 """
 
 UNREACHABLE = 6

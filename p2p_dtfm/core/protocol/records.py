@@ -318,14 +318,14 @@ def _fault_of_place(record: PeerRecord, run_digest: str) -> PeerFault | None:
     return None
 
 
-def is_peer_id(text: str) -> bool:
+def is_plausible_peer_id(text: str) -> bool:
     """Whether it could name a peer."""
     return 0 < len(text) <= NAME_LIMIT and text.isascii() and text.isprintable()
 
 
 def _require_sane_names(record: PeerRecord) -> None:
     names = (record.peer_id, *record.links, *record.paces)
-    if len(record.links) > LINKS_LIMIT or not all(map(is_peer_id, names)):
+    if len(record.links) > LINKS_LIMIT or not all(map(is_plausible_peer_id, names)):
         raise PeerFault("record with links to, or paces of, what cannot be peers", record.peer_id)
     if len(record.addresses) > ADDRESSES_LIMIT:
         raise PeerFault(f"record with {len(record.addresses)} addresses", record.peer_id)

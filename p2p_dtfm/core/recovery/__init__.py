@@ -1,5 +1,5 @@
 """Views, and what outlives one: steps under way, states, and what rolls them forward or repeats
 them.
 
-For `consensus` and the daemon; does not know the planner. Begin with `view` and `restart_point`.
+It does not know the planner. Begin with `view` and `restart_point`.
 """

@@ -1,8 +1,8 @@
 """What of a failed step is kept in the view that repeats it, and who computes the rest.
 
 A pure function of the plan of that view and of what its contributors say they have computed, so
-every member knows of each stage what it keeps. `docs/decisions/0013-partial-replay.md` says why it
-is right.
+every member knows of each stage what it keeps. `docs/decisions/0013-partial-redo.md` says why it is
+right.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

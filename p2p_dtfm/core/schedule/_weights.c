@@ -8,7 +8,7 @@
 #include <Python.h>
 #include <stdint.h>
 
-#define MANY 64
+#define MANY 64 /* EXACT_HOLDERS_LIMIT there */
 #define UNLIMITED ((int64_t)1 << 50)
 #define FILLINGS 3
 #define EVEN 256

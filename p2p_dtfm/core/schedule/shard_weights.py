@@ -26,7 +26,7 @@ except ImportError:  # no C compiler when this was installed
 _compiled_fair = getattr(_weights, "fair_weights", None)
 """One that was built from an older source has it not."""
 
-MANY = 64
+EXACT_HOLDERS_LIMIT = 64
 """Above so many holders fillings are rough."""
 EVEN = 256
 """Of fillings within this part of the best one the first is taken, which is the most even."""
@@ -58,7 +58,7 @@ def shard_weights(pair: Rows, limit: Sequence[int], compiled: bool = True) -> tu
     """Positive weights by the filling that makes one segment alone go fastest.
 
     Arguments as of `fair_weights`; takes a few times as long. `compiled`: by the compiled twin,
-    which leaves more than `MANY` holders to this one.
+    which leaves more than `EXACT_HOLDERS_LIMIT` holders to this one.
     """
     if compiled and _weights is not None:
         found: tuple[int, ...] | None = _weights.shard_weights(pair, limit)
@@ -106,7 +106,7 @@ class _Filler:
         self.order = order
         self.count = len(order)
         self.shares: list[list[tuple[int, int]]] = []
-        if self.count <= MANY:
+        if self.count <= EXACT_HOLDERS_LIMIT:
             self.shares = [sorted((rate // 2, b) for b, rate in enumerate(row)) for row in rows]
 
     def fillings(self, own: list[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
@@ -116,7 +116,7 @@ class _Filler:
             sizes.append(min(self.count - 1, sizes[-1] + 1 + sizes[-1] // 3))
         rough = self._rough(own, sizes)
         promising = sorted(rough, key=lambda size: (-sum(rough[size]), size))
-        if self.count > MANY:
+        if self.count > EXACT_HOLDERS_LIMIT:
             yield promising[0], rough[promising[0]]
             return
         for size in dict.fromkeys([0, *promising[:FILLINGS]]):
@@ -124,7 +124,7 @@ class _Filler:
 
     def filling(self, own: list[int], last: int) -> tuple[int, ...]:
         """With the first `last` of the order coming last."""
-        if self.count > MANY:
+        if self.count > EXACT_HOLDERS_LIMIT:
             return self._rough(own, [last])[last]
         return self._filled(own, self.order[:last])
 
@@ -187,7 +187,7 @@ def _rate(values: tuple[int, ...], rows: Rows, limit: Sequence[int]) -> int:
     """Bytes/s of the segment through its busiest pair or limit."""
     count, total = len(values), sum(values)
     rate = total
-    if count <= MANY:
+    if count <= EXACT_HOLDERS_LIMIT:
         rate = min(
             row[b] * total // (values[a] + values[b])
             for a, row in enumerate(rows)

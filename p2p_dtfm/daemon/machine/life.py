@@ -19,7 +19,8 @@ Result = TypeVar("Result")
 ORPHAN_GRACE_S = 15.0
 """A daemon whose parent has died hands its layers over within this time, or ends without."""
 STILL_S, LATELY_S = 2.0, 60.0
-"""From so long a silence on a peer may be taken for dead; so long that may be why it rejoins."""
+"""After a standstill of the first length others may take this peer for dead; a rejoin within the
+second length after it may be put down to that."""
 SERVICE_VARIABLE = "SERVICE_OF_P2P_DTFM"
 """The process that systemd has started, for those that it begins, one for each device."""
 FOR_ITS_OWNER = (2, 3, 5)

@@ -1,4 +1,4 @@
 """A daemon's life: founding, joining, the agreement's actions, what arrives, and the end.
 
-The top of the daemon; for `cli`. Begin with `daemon`; `resident` stays when it pauses.
+The top of the daemon. Begin with `daemon`; `resident` stays when it pauses.
 """

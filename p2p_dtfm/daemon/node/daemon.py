@@ -91,7 +91,7 @@ class Daemon:
             try:
                 departure = await life.unless_leaving(self._start(stack, past))
             except Exception as error:
-                if (told := explained(error)) is error:
+                if (told := cause_of_end(error)) is error:
                     raise
                 raise told from error
             if departure is None:
@@ -244,7 +244,7 @@ async def _until_end(departure: Departure) -> int:
                 await departure.save_alone()
                 raise p2pd_has_ended()
             if life.error is not None:
-                raise explained(life.error)
+                raise cause_of_end(life.error)
             if waits["left"].done():
                 await departure.end()
                 return 0
@@ -262,7 +262,7 @@ async def _until_end(departure: Departure) -> int:
             task.cancel()
 
 
-def explained(error: BaseException) -> BaseException:
+def cause_of_end(error: BaseException) -> BaseException:
     """What ended this daemon; other peers that are gone, or a device, are no bug of it."""
     leaves = list(_leaves(error))
     own = [leaf for leaf in leaves if not isinstance(leaf, Unreachable | Refused)]

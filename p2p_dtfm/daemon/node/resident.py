@@ -45,7 +45,7 @@ from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.ports import now
 from p2p_dtfm.ports.ctrl_c import ends_at_once
 from p2p_dtfm.ports.packages import of_an_import
-from p2p_dtfm.web.api import LocalApi, explained, make_app
+from p2p_dtfm.web.api import LocalApi, make_app, refusal_answer
 from p2p_dtfm.web.state import DashboardState, Event, Timeline, ViewState
 
 if TYPE_CHECKING:
@@ -399,7 +399,7 @@ class Resident:
         """What it answers on its own machine."""
 
         async def not_while_paused(parameters: Mapping[str, str]) -> dict[str, Any]:
-            return explained(_PAUSED)
+            return refusal_answer(_PAUSED)
 
         readers = {
             "status": lambda: self._status_json(away.status),

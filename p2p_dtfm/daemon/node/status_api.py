@@ -31,7 +31,7 @@ from p2p_dtfm.net.contacts.addresses import is_relayed
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.ports import now
 from p2p_dtfm.train.stage.emulated import emulated_flops_per_s
-from p2p_dtfm.web.api import LocalApi, explained, make_app
+from p2p_dtfm.web.api import LocalApi, make_app, refusal_answer
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -52,7 +52,7 @@ class StatusApi:
 
         def left_for_a_pause(reason: str, until_s: float | None = None) -> dict[str, Any]:
             is_pause = life.pause(reason, until_s, is_asked=True)
-            return {"state": "leaving"} if is_pause else explained(_ENDS)
+            return {"state": "leaving"} if is_pause else refusal_answer(_ENDS)
 
         async def pause() -> dict[str, Any]:
             return left_for_a_pause("its user asked for it; p2p-dtfm resume ends it")
@@ -62,7 +62,7 @@ class StatusApi:
             return left_for_a_pause(for_a_while(until_s, now.wall_s()), until_s)
 
         async def resume() -> dict[str, Any]:
-            return {"state": "leaving"} if life.resume() else explained(_NOT_PAUSED)
+            return {"state": "leaving"} if life.resume() else refusal_answer(_NOT_PAUSED)
 
         async def leave() -> dict[str, Any]:
             life.leave()
@@ -102,7 +102,7 @@ class StatusApi:
         no view yet is who they are to come to."""
         participant, view = self.participant, self._view
         if participant is None or (view is None and self._local.settings.initial_peers):
-            return explained(_IN_NO_VIEW)
+            return refusal_answer(_IN_NO_VIEW)
         network, me = self._network, self._network.me.peer_id
         records = view.snapshot.records if view is not None else ()
         others = {record.peer_id: network.messenger.where(record.peer_id) for record in records}
@@ -114,7 +114,7 @@ class StatusApi:
         try:
             return new_line(network.guest_book, digest, parameters, told)
         except UserError as error:
-            return explained(error)
+            return refusal_answer(error)
 
     async def revoke(self, parameters: Mapping[str, str]) -> dict[str, Any]:
         view, names = self._view, self._local.observer.seen.names
@@ -122,7 +122,7 @@ class StatusApi:
         try:
             return revoke(self._network.guest_book, parameters.get("who", ""), members, names.of)
         except UserError as error:
-            return explained(error)
+            return refusal_answer(error)
 
     @property
     def _view(self) -> View | None:

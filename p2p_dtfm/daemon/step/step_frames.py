@@ -53,8 +53,9 @@ class StepFrames:
         self._written = asyncio.Event()
         self._given: set[tuple[str, int, FrameKind, int, int]] = set()
 
-    async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
-        """What a peer sent cannot be read, so this step will not end."""
+    async def blame_and_wait(self, peer_id: str, fault: PeerFault) -> NoReturn:
+        """Blame the sender of an unreadable tensor, and wait: the view change that follows cancels
+        this step. Never returns."""
         self.on_poison(peer_id, fault.cause)
         await asyncio.get_running_loop().create_future()
         raise AssertionError("nobody ends this wait but who cancels it")

@@ -1,4 +1,4 @@
 """What is noted of a daemon's life, and said of it in words and figures.
 
-Imports `peers` and `machine`; for the rooms above it. Begin with `status`.
+Imports `peers` and `machine`. Begin with `status`.
 """

@@ -33,8 +33,8 @@ WRITE_LARGE_EVERY_S = 60.0
 """Of hundreds of peers, over hundreds of views."""
 LONGEST_STEP_S = 600.0
 STEPS_AT_MOST = 4
-"""So much between two commits, or so many times what the plan says, is no step, but a machine that
-slept."""
+"""More time than this between two commits, and than this many times what the plan says, is no step:
+the machine slept."""
 DAYS_KEPT = 400
 BOARD_LIMIT = 100
 LIMIT_BYTES = 16 << 20

@@ -178,8 +178,8 @@ class SeenPaces:
 
 
 def pause_s(times: int, step_s: float = 0.0) -> float:
-    """For so long is who has nothing to compute taken to be as slow as it was, the so manieth
-    time, where steps take so long."""
+    """Seconds for which a peer without work keeps its slow pace: doubles with each of its `times`
+    slowdowns up to a limit, and is at least `PAUSE_STEPS` steps of `step_s`."""
     by_clock_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(max(0, times - 1), 10))
     return max(by_clock_s, PAUSE_STEPS * step_s)
 

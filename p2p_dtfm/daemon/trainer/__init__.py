@@ -1,4 +1,4 @@
 """From view to view and from step to step: this peer's place, its loop, its commits.
 
-Imports `step` and `state_transfer`; for `node`. Begin with `trainer`.
+Imports `step` and `state_transfer`. Begin with `trainer`.
 """

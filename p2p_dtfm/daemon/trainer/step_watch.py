@@ -4,7 +4,7 @@ knows."""
 from collections.abc import Collection, Iterable
 
 from p2p_dtfm.core.consensus.agreement import Agreement
-from p2p_dtfm.core.liveness.liveness import Suspicion
+from p2p_dtfm.core.liveness.liveness import Suspect
 from p2p_dtfm.core.liveness.news import EarlyNews
 from p2p_dtfm.core.liveness.pace import Pace, Patience
 from p2p_dtfm.core.liveness.stalls import PatienceOf, Stalls
@@ -22,7 +22,7 @@ from p2p_dtfm.daemon.trainer.step_waits import StepWaits
 GRACE_S = 0.25
 GRACE_LIMIT_S = 2.0
 STEPS_OF_GRACE = 2
-"""So many times shorter than a step."""
+"""The grace is an expected step divided by this, within the two bounds."""
 
 
 class StepWatch:
@@ -41,7 +41,7 @@ class StepWatch:
         self._vouches = Vouches()
         self._news = EarlyNews()
         self.has_news = False
-        self._not_ready: list[Suspicion] = []
+        self._not_ready: list[Suspect] = []
 
     def took_over(self, view: View, step: int) -> None:
         pace = Pace(view, self._spec, *self._largest_and_all)
@@ -57,9 +57,9 @@ class StepWatch:
 
     def vouched(self, agreement: Agreement, prepared: Iterable[Signed]) -> None:
         """By what all have said of the step that has just `committed`, before it is a takeover."""
-        following = agreement.next_view
-        said = map(stated, prepared) if following is not None else ()
-        named = following.id if following is not None else None
+        next_view = agreement.next_view
+        said = map(stated, prepared) if next_view is not None else ()
+        named = next_view.id if next_view is not None else None
         self._not_ready = self._vouches.committed(said, named, self._step_began_ns or 0)
 
     @property
@@ -77,7 +77,7 @@ class StepWatch:
         """Where this peer stands, as it says to others."""
         return None if agreement.frozen else self._waits.work(agreement.not_active)
 
-    def tick(self, agreement: Agreement, watched: Iterable[str], now_ns: int) -> list[Suspicion]:
+    def tick(self, agreement: Agreement, watched: Iterable[str], now_ns: int) -> list[Suspect]:
         """New suspicions; `has_news` says for this tick whether where this peer stands is to be
         said to all now."""
         self._stalls.watch(watched)
@@ -100,7 +100,7 @@ class StepWatch:
 
         return patience
 
-    def take_sides(self, agreement: Agreement) -> list[Suspicion]:
+    def take_sides(self, agreement: Agreement) -> list[Suspect]:
         """Of those who accuse, or are accused, in the attempt under way, who holds up this
         peer, too. Its next tick may come when all have agreed."""
         if self._in_view is None or agreement.view is None:

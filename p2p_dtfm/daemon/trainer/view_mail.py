@@ -25,8 +25,8 @@ VIEWS_AHEAD_LIMIT = 1024
 UNKNOWN_VIEW_WAIT_S = 5.0
 UNKNOWN_VIEW_POLL_S = 0.02
 EARLY_LIMIT_BYTES = 1 << 20
-"""Of a view that nobody knows here so much comes at once; more waits before memory is taken for it,
-since whoever has invented a view may say that its tensors are of any size."""
+"""A tensor of a view unknown here is taken at once up to this size. A larger one waits before
+memory is taken for it: whoever invents a view may claim tensors of any size."""
 EARLY_WAIT_S = 30.0
 """As long as it takes a thin line to bring it, and less than its sender has patience for."""
 OF_A_STEP = frozenset(FrameKind) - {FrameKind.LAYER_GRADIENT, FrameKind.LAYER_STATE}

@@ -19,8 +19,8 @@ from p2p_dtfm.ports import now
 Value = TypeVar("Value")
 Ends = Callable[[], Awaitable[dict[str, tuple[str, ...]]]]
 FRESH_S = 0.05
-"""What was seen of the connections so long ago is not looked at again. Who goes meanwhile is called
-by p2pd where it likes."""
+"""For this long p2pd is not asked again which connections there are. A peer that has gone meanwhile
+is called by p2pd where it likes."""
 MET_S = 1800.0
 """So long p2pd remembers the addresses of who was connected."""
 PEERS_REMEMBERED = 4096

@@ -25,8 +25,9 @@ FROM_ONE_LIMIT = 2
 """A peer that has lost its line makes a new one before this end has noticed."""
 IDLE_S = 60.0
 AFTER_AN_END_S, RARELY_S = 5.0, 300.0
-"""A new line is made so long after the last; where nothing was answered on that, twice as long as
-before that one, up to the second: its peer may have no room for it, and keys cost both of them."""
+"""How long after a line a new one is made. The wait starts at the first value and doubles, up to
+the second, each time that nothing was answered on the line: its peer may have no room for it, and
+keys cost both of them."""
 PEERS_REMEMBERED = 4096
 
 Answer = Callable[[str, bytes], "bytes | asyncio.Task[bytes]"]

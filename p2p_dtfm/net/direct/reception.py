@@ -23,9 +23,10 @@ HANDSHAKE_S = 5.0
 BACKLOG = 128
 AT_ONCE = 8
 PAUSE_S = 0.02
-"""After so many at once: 400 a second at most."""
+"""After every `AT_ONCE` connections: 400 a second at most."""
 KEEPALIVE_S = (15, 5, 4)
-"""Silent for so long, then asked every so often, and gone after so many times."""
+"""Seconds of silence before the first probe, seconds between probes, and probes before it is
+gone."""
 BEYOND_STALL_S = 5.0
 """The kernel gives up what is not acknowledged so long after the line itself would have. Linux
 counts the time in which a receiver that lives takes nothing, so sooner would break lines whose

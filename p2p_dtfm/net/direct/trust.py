@@ -19,8 +19,8 @@ from p2p_dtfm.ports import now
 CARDS_LIMIT = 1024
 """Of those who have shown theirs last."""
 REPLACED_LIMIT, REPLACED_S = 4, 240.0
-"""So often in so long: a member that is started again has another one. To begin anew with those of
-a thousand takes half a second."""
+"""How many new certificates a member may show within how many seconds: each start brings one. To
+begin anew with those of a thousand takes half a second."""
 
 log = logging.getLogger(__name__)
 

@@ -108,6 +108,7 @@ class Directory:
         self._runs: dict[str, Signed] = {}
         self._seals: dict[str, Seal] = {}
         self._refusals: Counter[str] = Counter()
+        self._unexpected: set[type[Exception]] = set()
 
     @classmethod
     async def start(
@@ -365,8 +366,16 @@ class Directory:
             async with asyncio.timeout(OPERATION_DEADLINE_S):
                 return await operation
         except Exception as error:  # whatever hivemind makes of others' words: no daemon ends of it
+            self._note_unexpected(error)
             said = "" if isinstance(error, TimeoutError) else f": {one_line(repr(error))}"
             raise Unreachable(self._host.peer_id, f"the DHT did not answer{said}") from error
+
+    def _note_unexpected(self, error: Exception) -> None:
+        """It may be a mistake of ours. Once of each kind: what fails is asked again soon."""
+        if isinstance(error, CONNECTION_ERRORS) or type(error) in self._unexpected:
+            return  # a timeout is an OSError
+        self._unexpected.add(type(error))
+        log.warning("unexpected, of the directory", exc_info=error)
 
     def _remember(self, presence: Presence) -> None:
         if len(self._acquaintances) < 64 and presence.peer_id != self._host.peer_id:

@@ -23,11 +23,12 @@ LONG_S = 3.0
 is asked for at once is what the line carries in about as much time."""
 CHUNK_DEADLINE_S = 30.0
 CREDIT = 4
-"""So many times the wait for one chunk may somebody rest on what it gave before."""
+"""A donor may rest on what it gave before for at most this many times the wait for one chunk."""
 SLOW_ONES_TRIED = 4
-"""After so many that are too slow, and give something, the best of them is gone on with."""
+"""After this many donors that give something, but too slowly, the fetch goes on with the best of
+them."""
 LAST_S = 180.0
-"""For so long is who was too slow asked last."""
+"""How long a donor that was too slow is asked last."""
 DONORS_REMEMBERED = 1024
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from p2p_dtfm.core.consensus.actions import Timing
+from p2p_dtfm.core.consensus.actions import AgreementTiming
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.records import (
     PROTOCOL_VERSION,
@@ -45,7 +45,7 @@ SETTLE_VIEWS_AFTER_LOSSES = 24
 """After the last fault, all that can come back must be in one view again and have committed three
 steps: within this (virtual) time, and without more views than this, be it that layers were lost or
 the swarm was split."""
-TIMING = Timing(
+TIMING = AgreementTiming(
     gather_ns=3 * SECOND_NS,
     ready_ns=6 * SECOND_NS,
     retry_ns=2 * SECOND_NS,
@@ -116,7 +116,7 @@ class SeededRun:
         self,
         seed: int,
         peer_type: type[SimulatedPeer] = SimulatedPeer,
-        timing: Timing = TIMING,
+        timing: AgreementTiming = TIMING,
     ) -> None:
         chance = random.Random(seed)
         count = chance.choice((4, 4, 4, 4, 5, 5, 5, 6, 6, 6, 7, 7, 8, 8, 10, 16))
@@ -235,11 +235,11 @@ def _whole_view(peers: list[SimulatedPeer]) -> ViewId | None:
     return view.id if set(view.member_ids) == {peer.name for peer in peers} else None
 
 
-def run_seed(seed: int, timing: Timing = TIMING) -> Result:
+def run_seed(seed: int, timing: AgreementTiming = TIMING) -> Result:
     return SeededRun(seed, timing=timing).run()
 
 
-def _run_all(seeds: range, timing: Timing, jobs: int) -> Iterator[Result]:
+def _run_all(seeds: range, timing: AgreementTiming, jobs: int) -> Iterator[Result]:
     """In the order of the seeds, `jobs` at a time in processes of their own."""
     if jobs <= 1:
         yield from (run_seed(seed, timing) for seed in seeds)

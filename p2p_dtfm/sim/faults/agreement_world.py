@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from p2p_dtfm.core.consensus.actions import Timing
+from p2p_dtfm.core.consensus.actions import AgreementTiming
 from p2p_dtfm.core.liveness.liveness import WAN_LIVENESS, LivenessTiming
 from p2p_dtfm.core.messages.agreement_messages import AgreementMessage
 from p2p_dtfm.core.messages.prepared import SignedPrepared
@@ -44,7 +44,7 @@ class AgreementWorld:
         template: PeerRecord,
         planner: Callable[[Snapshot], Plan | NoPlan],
         network: LossyNetwork | None = None,
-        timing: Timing | None = None,
+        timing: AgreementTiming | None = None,
     ) -> None:
         self.now_ns = 0
         self.peers: dict[str, SimulatedPeer] = {}
@@ -53,7 +53,7 @@ class AgreementWorld:
         self.network = network or LossyNetwork()
         self.workload = workload
         self.planner = planner
-        self.timing = timing or Timing()
+        self.timing = timing or AgreementTiming()
         self.liveness_timing: LivenessTiming = WAN_LIVENESS
         self.tick_ns = TICK_NS
         self.compute_ns = (SECOND_NS // 10, SECOND_NS)

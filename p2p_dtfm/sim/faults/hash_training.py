@@ -13,7 +13,7 @@ GENESIS_VALUE = 1
 
 
 @dataclass(frozen=True)
-class State:
+class HashState:
     version: int
     value: int
 
@@ -27,7 +27,7 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class Boundary:
+class BoundaryTensors:
     """Activations of microbatches for the next stage, or their gradients for the one before."""
 
     sender: Member
@@ -77,11 +77,11 @@ class CutCopy:
     view: ViewId
     step: int
     lineage: str
-    states: dict[int, State]
+    states: dict[int, HashState]
 
 
 @dataclass(frozen=True)
-class CutReceipt:
+class LayersReceipt:
     """The guardian has a copy of these layers as of `step`."""
 
     sender: Member
@@ -103,17 +103,26 @@ class StateRequest:
 class StateReply:
     sender: Member
     view: ViewId
-    states: dict[int, State]
+    states: dict[int, HashState]
     lineages: dict[int, str]
 
 
-Tensor = Boundary | Partial | Reduced | Receipt | CutCopy | CutReceipt | StateRequest | StateReply
+Tensor = (
+    BoundaryTensors
+    | Partial
+    | Reduced
+    | Receipt
+    | CutCopy
+    | LayersReceipt
+    | StateRequest
+    | StateReply
+)
 
 
-def applied(state: State, gradient: Gradient) -> State:
+def applied(state: HashState, gradient: Gradient) -> HashState:
     """The state after the optimizer's step."""
     value = hash((state.value, state.version, gradient.microbatches, gradient.base))
-    return State(state.version + 1, value)
+    return HashState(state.version + 1, value)
 
 
 def reduce(parts: list[Gradient]) -> Gradient | None:
@@ -124,10 +133,10 @@ def reduce(parts: list[Gradient]) -> Gradient | None:
 
 
 @lru_cache(maxsize=65536)
-def true_state(version: int, microbatch_count: int) -> State:
+def true_state(version: int, microbatch_count: int) -> HashState:
     """What a single process that is never disturbed has."""
     if version == 0:
-        return State(0, GENESIS_VALUE)
+        return HashState(0, GENESIS_VALUE)
     before = true_state(version - 1, microbatch_count)
     return applied(before, Gradient(tuple(range(microbatch_count)), before.value))
 

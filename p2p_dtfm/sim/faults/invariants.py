@@ -7,7 +7,7 @@ from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.sim.faults.hash_training import Gradient, State, loss_sum, true_state
+from p2p_dtfm.sim.faults.hash_training import Gradient, HashState, loss_sum, true_state
 
 
 class Violation(Exception):
@@ -236,7 +236,7 @@ class Invariants:
         self.commit_count += 1
         self.furthest = max(self.furthest, step + 1)
 
-    def applies(self, name: str, layer: int, state: State, gradient: Gradient | None) -> None:
+    def applies(self, name: str, layer: int, state: HashState, gradient: Gradient | None) -> None:
         """Each sample counts once, and was computed on the very state that it changes."""
         where = f"{name} at layer {layer}, step {state.version}"
         if gradient is None:
@@ -246,7 +246,7 @@ class Invariants:
         if gradient.base != state.value:
             raise Violation(f"{where}: gradient of another state")
 
-    def holds(self, name: str, states: Mapping[int, State]) -> None:
+    def holds(self, name: str, states: Mapping[int, HashState]) -> None:
         """Every state is that of an undisturbed run."""
         for layer, state in states.items():
             if state != true_state(state.version, self.microbatch_count):

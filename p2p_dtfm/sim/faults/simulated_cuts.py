@@ -6,7 +6,7 @@ from __future__ import annotations
 from p2p_dtfm.core.cost_model.cuts import HELD_CUTS, CutClock, cuts_that_stay
 from p2p_dtfm.core.messages.agreement_messages import SavedState
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.sim.faults.hash_training import CutCopy, CutReceipt, State
+from p2p_dtfm.sim.faults.hash_training import CutCopy, HashState, LayersReceipt
 from p2p_dtfm.sim.faults.invariants import Violation
 from p2p_dtfm.sim.faults.simulated_process import SimulatedProcess
 
@@ -17,7 +17,7 @@ class SimulatedCuts:
     def __init__(self, peer: SimulatedProcess) -> None:
         """Main memory is lost with the process."""
         self.peer = peer
-        self.copies: dict[tuple[int, str], dict[int, State]] = {}
+        self.copies: dict[tuple[int, str], dict[int, HashState]] = {}
         self.clock: CutClock | None = None
         self._cut_view: View | None = None
         self.safe_step = 0
@@ -96,10 +96,10 @@ class SimulatedCuts:
         self.copies.setdefault((step, lineage), {}).update(message.states)
         self._prune()
         layers = tuple(sorted(message.states))
-        receipt = CutReceipt(peer.agreement.me, view.id, step, layers)
+        receipt = LayersReceipt(peer.agreement.me, view.id, step, layers)
         peer.send(message.sender.peer_id, receipt)
 
-    def receipt(self, sender: str, message: CutReceipt) -> None:
+    def receipt(self, sender: str, message: LayersReceipt) -> None:
         view = self.peer.view
         if self.clock is not None and view is not None and message.view == view.id:
             self.clock.receipt(sender, message.step, message.layers)
@@ -115,10 +115,10 @@ class SimulatedCuts:
             self.safe_step = clock.safe
             self._prune()
 
-    def find(self, layer: int, step: int, lineage: str) -> State | None:
+    def find(self, layer: int, step: int, lineage: str) -> HashState | None:
         return self.copies.get((step, lineage), {}).get(layer)
 
-    def keep(self, layer: int, state: State) -> None:
+    def keep(self, layer: int, state: HashState) -> None:
         """A state that is not wanted here any more may be part of the view's first cut."""
         clock = self.clock
         if clock is not None and clock.safe < 0 and state.version == self._first_step:

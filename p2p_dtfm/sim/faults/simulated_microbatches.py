@@ -9,7 +9,7 @@ from p2p_dtfm.core.messages.stage_progress import StageProgress, as_runs
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.recovery.partial_replay import PartialReplay, StageReplay, whole_step
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.sim.faults.hash_training import Boundary
+from p2p_dtfm.sim.faults.hash_training import BoundaryTensors
 from p2p_dtfm.sim.faults.invariants import Violation
 from p2p_dtfm.sim.faults.simulated_process import Key, SimulatedProcess
 
@@ -174,13 +174,13 @@ class SimulatedMicrobatches:
                 done = (self.work.forwarded[n] for n in places)
                 numbers = tuple(n for n in done if mine.place(n) == at and n not in has)
                 if 0 <= to < len(stages) and numbers:
-                    message = Boundary(peer.agreement.me, *key, is_activation, numbers, base)
+                    message = BoundaryTensors(peer.agreement.me, *key, is_activation, numbers, base)
                     peer.send(stages[to].peer_id, message)
 
     def resend(self) -> None:
         self._send_boundaries(range(len(self.work.forwarded)), range(self.work.backwards))
 
-    def receive(self, message: Boundary) -> None:
+    def receive(self, message: BoundaryTensors) -> None:
         peer = self.peer
         view, plan = peer.in_training()
         present = peer.agreement.view

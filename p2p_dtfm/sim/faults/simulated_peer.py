@@ -40,13 +40,13 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.units import SECOND_NS
 from p2p_dtfm.sim.faults.hash_training import (
     GENESIS_VALUE,
-    Boundary,
+    BoundaryTensors,
     CutCopy,
-    CutReceipt,
+    HashState,
+    LayersReceipt,
     Partial,
     Receipt,
     Reduced,
-    State,
     StateRequest,
     Tensor,
 )
@@ -163,7 +163,7 @@ class SimulatedPeer(SimulatedProcess):
             self._receive_said(sender, message)
 
     def _receive_tensor(self, sender: str, message: Tensor) -> None:
-        if isinstance(message, Boundary):
+        if isinstance(message, BoundaryTensors):
             self.microbatches.receive(message)
         elif isinstance(message, Partial):
             self.training.receive_partial(message)
@@ -175,7 +175,7 @@ class SimulatedPeer(SimulatedProcess):
                 self.training.try_prepare()
         elif isinstance(message, CutCopy):
             self.cuts.receive(message)
-        elif isinstance(message, CutReceipt):
+        elif isinstance(message, LayersReceipt):
             self.cuts.receipt(sender, message)
         elif isinstance(message, StateRequest):
             self.training.give_states(message)
@@ -265,7 +265,7 @@ class SimulatedPeer(SimulatedProcess):
                 )
         if action.step == 0:
             for layer in self.wanted(view):
-                self.states.setdefault(layer, State(0, GENESIS_VALUE))
+                self.states.setdefault(layer, HashState(0, GENESIS_VALUE))
         own = {} if view.cut_pace is not None else view.guardians_of(self.name)
         self.receipts = Receipts(view.id, own, view.guarded_at_once)
         self.cuts.enter(view, action.step)
@@ -284,9 +284,9 @@ class SimulatedPeer(SimulatedProcess):
         )
         self.training.start_step()
 
-    def _load(self, layer: int, step: int) -> State:
+    def _load(self, layer: int, step: int) -> HashState:
         if step == 0:
-            return State(0, GENESIS_VALUE)
+            return HashState(0, GENESIS_VALUE)
         lineage = self.agreement.recovery_evidence.lineage.at(step)
         cut = self.cuts.find(layer, step, lineage or "")
         if cut is not None:

@@ -34,12 +34,12 @@ from p2p_dtfm.core.units import SECOND_NS
 from p2p_dtfm.sim.faults.hash_training import (
     GENESIS_VALUE,
     Gradient,
+    HashState,
     Partial,
-    State,
     Tensor,
     applied,
 )
-from p2p_dtfm.sim.faults.world import World
+from p2p_dtfm.sim.faults.world import SimulatedWorld
 
 Key = tuple[ViewId, int]
 
@@ -76,7 +76,7 @@ def verify(peer_id: str, payload: bytes, signature: bytes) -> bool:
 class SimulatedCheckpoint:
     step: int
     lineage: str
-    states: dict[int, State]
+    states: dict[int, HashState]
 
 
 @dataclass
@@ -85,7 +85,7 @@ class SimulatedProcess:
 
     name: str
     record: PeerRecord
-    world: World
+    world: SimulatedWorld
     alive: bool = True
     stopped: bool = False
     left: bool = False
@@ -116,7 +116,7 @@ class SimulatedProcess:
         self.process += 1
         self.alive, self.stopped = True, False
         self.backlog: list[Callable[[], None]] = []
-        self.states: dict[int, State] = {}
+        self.states: dict[int, HashState] = {}
         self.gradients: dict[Key, dict[int, Gradient]] = {}
         self.partials: dict[Key, dict[str, Partial]] = {}
         self.prepared: dict[Key, dict[str, Statement]] = {}
@@ -149,7 +149,7 @@ class SimulatedProcess:
             self.agreement.resume(newest.step, self._held(), newest.lineage)
             self.say_saved()
         else:
-            genesis = State(0, GENESIS_VALUE)
+            genesis = HashState(0, GENESIS_VALUE)
             self.states = {layer: genesis for layer in range(self.world.workload.layer_count)}
             self.agreement.held = self._held()
         self.later(self.world.chance.randrange(self.world.tick_ns), self._tick)
@@ -219,12 +219,12 @@ class SimulatedProcess:
         self.world.send(self.name, receiver, message)
 
     def broadcast(self, signed: Signed) -> None:
-        view, following = self.agreement.view, self.agreement.next_view
+        view, next_view = self.agreement.view, self.agreement.next_view
         receivers = set(view.member_ids) if view is not None else set()
         if view is not None and view.snapshot.planned:
             receivers |= {member.peer_id for member in view.snapshot.contributors}
-        if following is not None:
-            receivers |= set(following.member_ids)
+        if next_view is not None:
+            receivers |= set(next_view.member_ids)
         for receiver in sorted(receivers - {self.name}):
             self.send(receiver, SignedPrepared(signed))
 

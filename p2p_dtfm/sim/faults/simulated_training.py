@@ -338,10 +338,10 @@ class SimulatedTraining:
                 state = peer.states.get(layer)
                 if state is None or state.version < agreement.step:
                     self._choose_donor(view, layer, asked)
-        following = agreement.next_view
-        if following is not None and not agreement.frozen:
-            for layer in sorted(peer.wanted(following) - set(peer.states)):
-                self._choose_donor(following, layer, asked)
+        next_view = agreement.next_view
+        if next_view is not None and not agreement.frozen:
+            for layer in sorted(peer.wanted(next_view) - set(peer.states)):
+                self._choose_donor(next_view, layer, asked)
         for (donor, of), layers in asked.items():
             peer.send(donor, StateRequest(agreement.me, of, tuple(sorted(layers))))
 

@@ -3,7 +3,7 @@ life."""
 
 from __future__ import annotations
 
-from p2p_dtfm.core.liveness.liveness import Suspicion
+from p2p_dtfm.core.liveness.liveness import Suspect
 from p2p_dtfm.core.liveness.pace import Patience
 from p2p_dtfm.core.liveness.stalls import Stalls
 from p2p_dtfm.core.liveness.waits import PossibleWaits
@@ -46,7 +46,7 @@ class SimulatedWaits:
         named = view.id if view is not None else None
         self._tell(self.stalls.join(doubted, self._patience, named))
 
-    def _tell(self, found: list[Suspicion]) -> None:
+    def _tell(self, found: list[Suspect]) -> None:
         reasons = {suspicion.peer_id: suspicion.reason for suspicion in found}
         self.peer.do(self.peer.agreement.hold_up(reasons, self.peer.now_ns))
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from p2p_dtfm.core.consensus.actions import Timing
+from p2p_dtfm.core.consensus.actions import AgreementTiming
 from p2p_dtfm.core.liveness.liveness import LivenessTiming
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import Snapshot, ViewId
@@ -13,7 +13,7 @@ from p2p_dtfm.core.recovery.partial_replay import PartialReplay
 from p2p_dtfm.sim.faults.invariants import Invariants
 
 
-class World(Protocol):
+class SimulatedWorld(Protocol):
     """Time, chance, the network, and how long things take."""
 
     chance: random.Random
@@ -28,7 +28,7 @@ class World(Protocol):
     redone: dict[ViewId, PartialReplay]
     rejoins: bool
     tick_ns: int
-    timing: Timing
+    timing: AgreementTiming
     transfer_ns: int
     workload: Workload
 

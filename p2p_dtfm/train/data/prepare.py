@@ -341,7 +341,7 @@ def _make_tokenizer(
 
 
 def _training_texts(survey: Survey, progress: Progress) -> Iterator[str]:
-    """Training text, of a huge corpus every so many-th piece."""
+    """Training text, of a huge corpus only every `stride`-th piece."""
     stride = -(-survey.text_bytes // _BPE_TRAINING_LIMIT_BYTES)
     done_bytes = 0
     for number, located in enumerate(survey.located(), 1):

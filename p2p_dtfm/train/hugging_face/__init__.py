@@ -1,4 +1,4 @@
 """Models as Hugging Face's `transformers` knows them, in and out.
 
-Imports `model` and `data`; for `cli`. Begin with `export`.
+Imports `model` and `data`. Begin with `export`.
 """

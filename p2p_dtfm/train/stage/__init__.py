@@ -1,4 +1,4 @@
 """One stage of a pipeline at work: microbatches forward and backward, and sums with others' parts.
 
-Imports `model`, `codecs` and `data`; for the daemon. Begin with `stage_runner`.
+Begin with `stage_runner`.
 """

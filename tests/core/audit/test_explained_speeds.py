@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.audit.believed_speeds import pace_of
-from p2p_dtfm.core.audit.explained_speeds import explained, is_borne_out
+from p2p_dtfm.core.audit.explained_speeds import is_borne_out, with_explained_speeds
 from p2p_dtfm.core.cost_model.costs import StepModel
 from p2p_dtfm.core.planner.planner import compute_plan, fixed_plan
 from p2p_dtfm.core.planner.recomputation import problem_in_force
@@ -78,7 +78,7 @@ def test_whose_word_explains_late_steps_has_as_much_to_do_as_the_others() -> Non
     took_ns = takes_ns(before, *TRUE)
     assert took_ns > 1.5 * takes_ns(before, *SAID), "it is believed at first"
     late = timed(made, (before, took_ns))
-    found = explained(late, problem_in_force)
+    found = with_explained_speeds(late, problem_in_force)
     assert slowed(found, late) == {name_of(LIAR)}
     after = planned(late)
     assert takes_ns(after, *TRUE) < 0.7 * took_ns
@@ -95,7 +95,7 @@ def test_a_kind_of_layer_that_it_says_is_slow_on_it_hides_nobody() -> None:
     before = planned(made)
     assert len(before.layers_of(name_of(LIAR))) > 3, "it gets blocks"
     late = timed(made, (before, takes_ns(before, *TRUE)))
-    found = explained(late, problem_in_force)
+    found = with_explained_speeds(late, problem_in_force)
     assert slowed(found, late) == {name_of(LIAR)}
     assert found is not None
     assert found.record(name_of(LIAR)).device.head == device.head
@@ -123,10 +123,10 @@ def test_steps_as_planned_ask_for_no_explanation() -> None:
     for said in (SAID, TRUE):
         made = swarm(*said)
         plan = planned(made)
-        assert explained(made, problem_in_force) is None
+        assert with_explained_speeds(made, problem_in_force) is None
         for percent in (60, 100, 149):
             seen = timed(made, (plan, takes_ns(plan, *said) * percent // 100))
-            assert explained(seen, problem_in_force) is None
+            assert with_explained_speeds(seen, problem_in_force) is None
 
 
 def test_who_is_as_fast_as_it_says_keeps_its_work_where_something_else_is_slow() -> None:
@@ -136,7 +136,7 @@ def test_who_is_as_fast_as_it_says_keeps_its_work_where_something_else_is_slow()
     true = (2 * TRUE_NS,) * 5 + (SAID_NS,)
     assert takes_ns(plan, *true) * 2 > 3 * takes_ns(plan, *SAID)
     late = timed(made, (plan, takes_ns(plan, *true)))
-    assert explained(late, problem_in_force) is None
+    assert with_explained_speeds(late, problem_in_force) is None
 
 
 @pytest.mark.parametrize(("is_audited", "heard"), [(True, {name_of(LIAR)}), (False, set())])
@@ -150,7 +150,7 @@ def test_a_liar_that_does_not_tell_is_heard_of_by_the_others(
         made = msgspec.structs.replace(made, bars=bars)
     plan = planned(made)
     late = timed(made, (plan, takes_ns(plan, *TRUE)), but=frozenset({LIAR}))
-    assert slowed(explained(late, problem_in_force), late) == heard
+    assert slowed(with_explained_speeds(late, problem_in_force), late) == heard
 
 
 def test_a_guess_that_made_it_worse_is_taken_back() -> None:
@@ -160,7 +160,7 @@ def test_a_guess_that_made_it_worse_is_taken_back() -> None:
     after = planned(timed(made, (before, took_ns)))
     for percent, is_explained in ((112, True), (150, False)):
         worse = timed(made, (before, took_ns), (after, took_ns * percent // 100))
-        assert (explained(worse, problem_in_force) is not None) is is_explained
+        assert (with_explained_speeds(worse, problem_in_force) is not None) is is_explained
         assert not is_borne_out(after, worse)
         found, by_words = planned(worse), before.layers_of(name_of(LIAR))
         assert len(found.layers_of(name_of(LIAR))) == len(by_words)
@@ -171,7 +171,7 @@ def test_who_is_no_faster_than_the_middle_one_is_never_doubted() -> None:
         made = swarm(*speeds)
         plan = planned(made)
         seen = timed(made, (plan, late * takes_ns(plan, *speeds)))
-        assert slowed(explained(seen, problem_in_force), seen) <= {
+        assert slowed(with_explained_speeds(seen, problem_in_force), seen) <= {
             name_of(number) for number in range(3) if speeds[-1] != TRUE_NS
         }
 
@@ -181,19 +181,19 @@ def test_plans_of_others_that_are_gone_or_of_another_model_say_nothing() -> None
     plan = planned(made)
     took_ns = takes_ns(plan, *TRUE)
     left = msgspec.structs.replace(made, records=made.records[:-1])
-    assert explained(timed(left, (plan, took_ns)), problem_in_force) is None
+    assert with_explained_speeds(timed(left, (plan, took_ns)), problem_in_force) is None
     shape = tuple((peers, (*cuts[:-1], cuts[-1] + 1)) for peers, cuts in shape_of(plan))
     told = (MeasuredPlan(shape, took_ns),)
     records = tuple(msgspec.structs.replace(it, measured=told) for it in made.records)
     other = msgspec.structs.replace(made, records=records, present=plan)
-    assert explained(other, problem_in_force) is None
+    assert with_explained_speeds(other, problem_in_force) is None
 
 
 def test_of_two_nobody_is_the_middle_one() -> None:
     made = snapshot([Peer(TRUE_NS), Peer(SAID_NS)])
     plan = fixed_plan(made, (2,))
     late = timed(made, (plan, 50 * predicted_ns(made, plan)))
-    assert explained(late, problem_in_force) is None
+    assert with_explained_speeds(late, problem_in_force) is None
 
 
 def test_nobody_trains_any_more() -> None:
@@ -202,7 +202,7 @@ def test_nobody_trains_any_more() -> None:
     late = timed(made, (plan, takes_ns(plan, *TRUE)))
     records = tuple(msgspec.structs.replace(it, intent=Intent.SPARE) for it in late.records)
     idle = msgspec.structs.replace(late, records=records)
-    assert explained(idle, problem_in_force) is None
+    assert with_explained_speeds(idle, problem_in_force) is None
     assert isinstance(compute_plan(idle), NoPlan)
 
 
@@ -218,5 +218,5 @@ def test_steps_that_only_one_has_seen_change_nothing() -> None:
             for number, it in enumerate(late.records)
         )
         told = msgspec.structs.replace(late, records=records)
-        assert slowed(explained(told, problem_in_force), told) == {name_of(LIAR)}
+        assert slowed(with_explained_speeds(told, problem_in_force), told) == {name_of(LIAR)}
         assert is_borne_out(planned(late), told)

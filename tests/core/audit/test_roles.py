@@ -11,10 +11,10 @@ from p2p_dtfm.core.audit.roles import (
     WATCHED_STEPS,
     alone,
     comes_of_age,
-    followers,
-    following,
+    on_probation,
     watched,
     with_roles,
+    without_stage_yet,
 )
 from p2p_dtfm.core.consensus.attempts.chosen import Chosen, chosen_of
 from p2p_dtfm.core.membership.bars import BARS_LIMIT, barred_at, united
@@ -49,14 +49,14 @@ def joins(name: str) -> Contribution:
 def test_those_with_whom_a_run_begins_are_established() -> None:
     found = chosen([joins(name) for name in NAMES]).bars
     assert [bar.peer_id for bar in found] == sorted(NAMES)
-    assert not watched(found, 0) and not followers(found, 0)
+    assert not watched(found, 0) and not on_probation(found, 0)
 
 
 def test_who_comes_while_training_is_under_way_follows_and_members_do_not() -> None:
     found = chosen([*(part(name) for name in NAMES), joins("e")])
     assert Member("e", 1) in found.participants
-    assert followers(found.bars, 7) == {"e": 7 + FOLLOW}
-    assert followers(found.bars, 7 + FOLLOW) == {}
+    assert on_probation(found.bars, 7) == {"e": 7 + FOLLOW}
+    assert on_probation(found.bars, 7 + FOLLOW) == {}
     assert watched(found.bars, 7 + FOLLOW) == {"e"}
     assert not watched(found.bars, 7 + FOLLOW + WATCHED_STEPS)
     assert not barred_at(found.bars, 7), "it has a place"
@@ -72,19 +72,21 @@ def test_nobody_is_established_by_its_own_word() -> None:
     """Nor by that of half of the members."""
     parts = [part(name, (known("e"),) if name in "ab" else ()) for name in NAMES]
     early = msgspec.structs.replace(joins("e"), bars=(known("e"),))
-    assert followers(chosen([*parts, early]).bars, 7) == {"e": 7 + FOLLOW}
+    assert on_probation(chosen([*parts, early]).bars, 7) == {"e": 7 + FOLLOW}
     parts = [part(name, (known("e"),) if name in "abd" else ()) for name in NAMES]
-    assert not followers(chosen([*parts, joins("e")]).bars, 7), "it is known to most: it was away"
+    assert not on_probation(chosen([*parts, joins("e")]).bars, 7), (
+        "it is known to most: it was away"
+    )
 
 
 def test_a_verdict_ends_what_was_known_and_each_makes_the_wait_longer() -> None:
     over = united([known("c"), BAR])
     assert over == (BAR,) and barred_at(over, 7).keys() == {"c"}
-    assert followers(over, BAR.until_step)["c"] == BAR.until_step + RETURN_STEPS
+    assert on_probation(over, BAR.until_step)["c"] == BAR.until_step + RETURN_STEPS
     twice = msgspec.structs.replace(BAR, count=2)
-    assert followers([twice], BAR.until_step)["c"] == BAR.until_step + 2 * RETURN_STEPS
+    assert on_probation([twice], BAR.until_step)["c"] == BAR.until_step + 2 * RETURN_STEPS
     often = msgspec.structs.replace(BAR, count=1 << 20)
-    assert followers([often], BAR.until_step)["c"] < 1 << 62
+    assert on_probation([often], BAR.until_step)["c"] < 1 << 62
 
 
 def test_many_new_keys_have_no_verdict_forgotten() -> None:
@@ -128,7 +130,7 @@ def test_verdicts_have_nobody_that_is_in_the_view_forgotten() -> None:
 def test_where_nobody_remembers_anything_all_are_established() -> None:
     assert not watched(with_roles((), (), ("a", "b"), 90, FOLLOW), 90)
     some = with_roles((known("a"),), (), ("a", "b"), 90, FOLLOW)
-    assert followers(some, 90) == {"b": 90 + FOLLOW}, "a's disk knows that b was not there"
+    assert on_probation(some, 90) == {"b": 90 + FOLLOW}, "a's disk knows that b was not there"
 
 
 def test_who_is_watched_is_audited_in_a_fifth_of_the_steps_beside_the_draw() -> None:
@@ -185,7 +187,7 @@ def test_who_has_a_stage_keeps_it_though_its_fellow_is_gone() -> None:
     stages = (Stage(name_of(0), 0, 7, 1), Stage(name_of(2), 7, 14, 1))
     present = Plan((Pipeline(stages, 0, 64),), (name_of(1),), 1)
     found = swarm(known(name_of(2), 60), present=present)
-    assert not alone(found, present) and not following(found)
+    assert not alone(found, present) and not without_stage_yet(found)
 
 
 def test_a_plan_is_asked_for_when_somebody_comes_of_age() -> None:

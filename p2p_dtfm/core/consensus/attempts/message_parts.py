@@ -4,19 +4,20 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 Item = TypeVar("Item")
-MESSAGE_LIMIT_BYTES = 512 * 1024
+PART_LIMIT_BYTES = 512 * 1024
 """A Gather with more contributions goes as several messages with a part of them each."""
 
 
 def message_parts(
     items: Iterable[Item], size_of: Callable[[Item], int], first_bytes: int = 0
 ) -> list[list[Item]]:
-    """In order, each part below the limit; the first one has less room. At least one part."""
+    """In order. Each part is within the limit unless one item alone exceeds it; `first_bytes` of
+    the first part are already taken. At least one part."""
     parts: list[list[Item]] = [[]]
     size = first_bytes
     for item in items:
         size += size_of(item)
-        if size > MESSAGE_LIMIT_BYTES and parts[-1]:
+        if size > PART_LIMIT_BYTES and parts[-1]:
             parts.append([])
             size = size_of(item)
         parts[-1].append(item)

@@ -1,6 +1,6 @@
 """How long an attempt at a view may go without progress before somebody is at fault for it."""
 
-from p2p_dtfm.core.consensus.actions import Timing
+from p2p_dtfm.core.consensus.actions import AgreementTiming
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.liveness.lateness import Lateness
 
@@ -11,7 +11,7 @@ READY_FACTOR = 3
 
 
 def patience_ns(
-    attempt: Attempt, timing: Timing, is_member: bool, lateness: Lateness, view_number: int
+    attempt: Attempt, timing: AgreementTiming, is_member: bool, lateness: Lateness, view_number: int
 ) -> int:
     """Newcomers alone hold up nobody for long, nor do a few members of whom the rest is done; nor a
     few of those that found a run. Who runs late itself waits for longer. `view_number`: of this
@@ -33,7 +33,7 @@ def _doublings(attempt: Attempt, view_number: int) -> int:
     return min(max(failed, 0), DOUBLINGS_LIMIT)
 
 
-def _in_time_ns(attempt: Attempt, timing: Timing, is_member: bool) -> int:
+def _in_time_ns(attempt: Attempt, timing: AgreementTiming, is_member: bool) -> int:
     if attempt.snapshot is None:
         return _gather_ns(attempt, timing) if is_member else timing.gather_ns
     if is_member or attempt.only_newcomers:
@@ -42,7 +42,7 @@ def _in_time_ns(attempt: Attempt, timing: Timing, is_member: bool) -> int:
     return min(timing.ready_ns, _ready_ns(attempt, timing) + timing.gather_ns)
 
 
-def _gather_ns(attempt: Attempt, timing: Timing) -> int:
+def _gather_ns(attempt: Attempt, timing: AgreementTiming) -> int:
     silent = attempt.waits_for
     missing = silent or set(attempt.dissenting)
     if not missing:
@@ -54,7 +54,7 @@ def _gather_ns(attempt: Attempt, timing: Timing) -> int:
     return min(timing.gather_ns, timing.newcomer_ns + resends_ns)
 
 
-def _ready_ns(attempt: Attempt, timing: Timing) -> int:
+def _ready_ns(attempt: Attempt, timing: AgreementTiming) -> int:
     assert attempt.snapshot is not None
     contributors = set(attempt.snapshot.contributors)
     due = contributors - set(attempt.ready)
@@ -67,6 +67,6 @@ def _ready_ns(attempt: Attempt, timing: Timing) -> int:
     return min(timing.ready_ns, grace_ns + READY_FACTOR * own_ns)
 
 
-def _short_ns(timing: Timing) -> int:
+def _short_ns(timing: AgreementTiming) -> int:
     """Steps may be waiting: for who has answered before, and now keeps all others."""
     return timing.gather_ns * 2 // 3

@@ -91,7 +91,7 @@ class Activity:
         if attempt is not None and attempt.outcome.view_id == message.view:
             # it shows all Ready once this peer says again that it still gathers
             return refused("this peer lacks somebody's Ready for it")
-        for agreed in (state.next_view, state.following.dropped):
+        for agreed in (state.next_view, state.agreed.dropped):
             if agreed is not None and agreed.id == message.view:
                 return self._follow(agreed, now_ns)
         return None
@@ -117,7 +117,7 @@ class Activity:
         """Who has agreed to a view; nobody, where this peer has not."""
         state, attempt = self._state, self._state.attempt
         snapshot = attempt.snapshot if attempt is not None else None
-        sources = (state.view, state.next_view, state.following.dropped, snapshot)
+        sources = (state.view, state.next_view, state.agreed.dropped, snapshot)
         known = state.others.views.find(named), state.others.views.has_readied(named)
         held = self._contributors
         is_same = held is not None and held[0] == (named, known)
@@ -133,7 +133,7 @@ class Activity:
         if known is None or not state.others.views.has_readied(named):
             return set()
         found = set(known.members)
-        for view in (state.view, state.next_view, state.following.dropped):
+        for view in (state.view, state.next_view, state.agreed.dropped):
             if view is not None and view.id == named:
                 found |= set(view.snapshot.contributors)
         if attempt is not None and attempt.snapshot and attempt.outcome.view_id == named:

@@ -32,15 +32,15 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.units import SECOND_NS
 
 FIRM_MEMBERS = 3
-"""A view of so many that trains never yields to another swarm of the run with which it has nothing
-in common: one member's acquaintance does not outweigh the others."""
+"""A view that trains and has at least this many members never yields to another swarm of the run
+with which it has nothing in common: one member's acquaintance does not outweigh the others."""
 PROVES_NOTHING = "it proves nothing of that view"
 FOREIGN_TOLD_NS = 600 * SECOND_NS
 TOLD_AT_ONCE = 16
 """So many peers outside the view are told of it at a time, in turns."""
 TOLD_BY_ALL_EVERY = 64
-"""In a view of many those tell a peer who would speak for it, and one time in so many all: perhaps
-the others do not know of it."""
+"""In a large view a peer outside is told by the members that would speak for it, and once in this
+many times by all: those may not know of it."""
 
 
 class Meeting:
@@ -195,7 +195,7 @@ class Meeting:
     def _hear_from_fellow(self, view: View, message: Standing, now_ns: int) -> Verdict:
         """A member of this peer's own view is in another one, without this peer."""
         state, attempt = self._state, self._state.attempt
-        waiting = (state.next_view, state.following.dropped)
+        waiting = (state.next_view, state.agreed.dropped)
         agreed = {waits.id for waits in waiting if waits is not None}
         awaited = attempt is not None and attempt.outcome.view_id == message.view
         awaited |= message.view in agreed and message.step <= state.step + STEPS_AHEAD_LIMIT
@@ -256,19 +256,19 @@ class Meeting:
 
     def receive_as_newcomer(self, message: Standing, now_ns: int) -> Verdict:
         """Newcomers never make a view of their own while there is one."""
-        state, following = self._state, self._state.following
+        state, agreed = self._state, self._state.agreed
         if not self._is_proven_standing(message):
             return refused("its members have not all signed, or it knows none of them")
         state.joining.view_heard_ns = now_ns
-        waiting = following.view
+        waiting = agreed.view
         if waiting is not None and message.view.number >= waiting.id.number:
             if message.view == waiting.id:
                 return refused("it is the view that this peer waits for")
             if not _had_agreed(message.sender, waiting):
                 return refused("its sender has not agreed on the view that this peer waits for")
             # it was never taken over: they have gone another way, or that life of theirs has ended
-            following.view = None
-        if not state.joining.wants_view or state.record is None or following.view is not None:
+            agreed.view = None
+        if not state.joining.wants_view or state.record is None or agreed.view is not None:
             return refused("it asks for no view now")
         attempt = state.attempt
         if attempt is not None and not attempt.only_newcomers:

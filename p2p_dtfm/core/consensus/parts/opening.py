@@ -67,7 +67,7 @@ def _why_not_now(state: AgreementState, now_ns: int) -> str:
 def _why_plan_anew(state: AgreementState) -> str:
     """Nothing if the plan may stay, and nobody waits for another one in vain."""
     stopgap = "others stand in for a lost peer" if state.awaits_new_plan else ""
-    return state.attempts.replan_reason or stopgap or state.following.call_off
+    return state.attempts.replan_reason or stopgap or state.agreed.call_off
 
 
 def _recovers(state: AgreementState, view: View, now_ns: int) -> bool:

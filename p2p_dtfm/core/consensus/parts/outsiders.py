@@ -107,7 +107,7 @@ class Outsiders:
         state = self._state
         state.joining.is_outside = True
         state.attempts.frozen = True
-        state.attempts.under_way = state.following.view = None
+        state.attempts.under_way = state.agreed.view = None
         state.recovery_evidence.freeze(state.ledger)
         brings = may_be_needed and bool(state.recovery_evidence.held)
         leaves = state.intent is Intent.LEAVING and not brings

@@ -46,13 +46,13 @@ class Requests:
         actions = self._suspicion.hear(member, now_ns)
         if member in members:
             return Verdict(actions, "it is a member already")
-        following = state.next_view
-        if following is not None and member in following.members:
-            if message.awaits == following.id:
+        next_view = state.next_view
+        if next_view is not None and member in next_view.members:
+            if message.awaits == next_view.id:
                 return Verdict(actions, "it is in the next view already")
-            if message.passed < following.id.number:  # it has said Ready to that since
+            if message.passed < next_view.id.number:  # it has said Ready to that since
                 return Verdict(actions, "it asked before the next view was agreed on with it")
-            reason = f"{sender} gives up view {following.id}, which was agreed on with it"
+            reason = f"{sender} gives up view {next_view.id}, which was agreed on with it"
             self._suspicion.does_not_come(member, reason, now_ns)
             actions.append(Report(reason))
         bar = barred_at(state.others.bars, state.step).get(sender)

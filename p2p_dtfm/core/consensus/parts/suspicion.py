@@ -113,9 +113,9 @@ class Suspicion:
         tries = state.others.newcomers.tries(newcomer.peer_id, now_ns)
         if gathers:
             state.give_up(now_ns)
-            state.following.call_off = reason
+            state.agreed.call_off = reason
         if is_agreed:
-            state.following.doom(reason)
+            state.agreed.doom(reason)
         if (gathers and tries > 0) or (is_agreed and tries > 1):
             life = max(newcomer.life, state.others.lives.get(newcomer.peer_id, 0))
             state.doubt_newcomers({newcomer, Member(newcomer.peer_id, life)}, now_ns)

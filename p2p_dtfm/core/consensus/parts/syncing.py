@@ -17,16 +17,16 @@ from p2p_dtfm.core.recovery.view import View
 
 TRANSFERS_LIMIT = 4
 DEADLINES_LIMIT = 6
-"""A newcomer that gets on may take so many times as long as its states and the deadline need. What
-a transfer needs doubles with each time that it was refused: a link may be slower than was
-measured."""
+"""A newcomer that makes progress may take `TRANSFERS_LIMIT` transfers of its states and
+`DEADLINES_LIMIT` deadlines. Each time that it was refused doubles the transfers: a link may be
+slower than was measured."""
 SLOWER_LIMIT = 4
-"""A step under way counts as so many times the one before at most: one that stands still ends no
-wait for states."""
+"""A step under way counts as at most this many usual ones: the wait for states must end though a
+step stands still."""
 SLOWEST_BYTES_PER_S = 250_000
 """Who says that its link is thinner keeps others from a view for no longer."""
 STEPS_AHEAD = 2
-"""States are offered between two steps: so many may have to pass before."""
+"""States are offered between two steps: this many steps may have to pass first."""
 
 
 class Syncing:
@@ -39,17 +39,17 @@ class Syncing:
     def synced(self, view: ViewId) -> Actions:
         """This peer has, or follows, what its place in the agreed view needs."""
         state = self._state
-        if state.next_view is None or state.next_view.id != view or state.following.self_synced:
+        if state.next_view is None or state.next_view.id != view or state.agreed.self_synced:
             return []
-        state.following.self_synced = True
-        state.following.synced.add(state.me)
+        state.agreed.self_synced = True
+        state.agreed.synced.add(state.me)
         return self._synced_message(state.next_view)
 
     @property
     def ready_for(self) -> ViewId | None:
         """The next view, if all its members are synced and it is not to be dropped."""
         state, view = self._state, self._state.next_view
-        if view is None or state.following.is_doomed or not self._all_synced(view):
+        if view is None or state.agreed.is_doomed or not self._all_synced(view):
             return None
         return view.id
 
@@ -57,16 +57,16 @@ class Syncing:
         """The same for this peer's Prepared, and a promise: it stays until the step commits."""
         view = self.ready_for
         if view is not None:
-            self._state.following.vouched = view
+            self._state.agreed.vouched = view
         return view
 
     def receive(self, message: Synced) -> Verdict:
-        state, following = self._state, self._state.next_view
-        if following is not None and message.view == following.id:
-            if message.sender not in following.members:
+        state, next_view = self._state, self._state.next_view
+        if next_view is not None and message.view == next_view.id:
+            if message.sender not in next_view.members:
                 return refused("its sender is no member of the next view")
-            state.following.synced.add(message.sender)
-            self._telling.news_of(following.id).synced[message.sender] = message
+            state.agreed.synced.add(message.sender)
+            self._telling.news_of(next_view.id).synced[message.sender] = message
             return Verdict([], "it is noted")
         view = state.view_in_force
         if view is None or message.view != view.id:
@@ -78,39 +78,39 @@ class Syncing:
 
     def resend(self, now_ns: int) -> Actions:
         """Synced may get lost, and a newcomer may have missed who is in the view already."""
-        state, following = self._state, self._state.following
-        is_due = now_ns - following.synced_sent_ns >= state.timing.resend_ns
-        if following.view is None or not following.self_synced or not is_due:
+        state, agreed = self._state, self._state.agreed
+        is_due = now_ns - agreed.synced_sent_ns >= state.timing.resend_ns
+        if agreed.view is None or not agreed.self_synced or not is_due:
             return []
-        following.synced_sent_ns = now_ns
-        members, view = set(following.view.members), following.view
+        agreed.synced_sent_ns = now_ns
+        members, view = set(agreed.view.members), agreed.view
         told = [] if state.is_wide(view) else self._synced_message(view)
         active = state.present.active_members.get(view.id, {})
-        lacking = members - following.synced
+        lacking = members - agreed.synced
         if state.is_newcomer and not lacking:
             lacking = members - active.keys()
         return told + self._telling.ask(view, lacking, now_ns)
 
     def note_synced(self, view: ViewId, members: Iterable[Member]) -> None:
         """Told along the overlay."""
-        following = self._state.following
-        if following.view is not None and following.view.id == view:
-            following.synced |= set(members) & set(following.view.members)
+        agreed = self._state.agreed
+        if agreed.view is not None and agreed.view.id == view:
+            agreed.synced |= set(members) & set(agreed.view.members)
 
     def give_up_unsynced(self, now_ns: int) -> Actions:
         """Who never gets its state, though it lives, must not keep others from joining."""
         state = self._state
         view = state.next_view
         patience = 2 if state.is_newcomer else 1  # a newcomer leaves it to the members
-        if view is None or state.following.is_doomed:
+        if view is None or state.agreed.is_doomed:
             return []
         hold_up = self._stuck_newcomers(now_ns) or self._idle_members(now_ns)
         if not self._takes_too_long(now_ns, patience) and not hold_up:
             return []
-        unsynced = ", ".join(m.peer_id for m in view.members if m not in state.following.synced)
+        unsynced = ", ".join(m.peer_id for m in view.members if m not in state.agreed.synced)
         self.refuse_unsynced(now_ns, 1)
         reason = f"gives up view {view.id}, which waits for the states of {unsynced or 'nobody'}"
-        state.following.doom(reason)
+        state.agreed.doom(reason)
         return [Report(reason)] if unsynced else []
 
     def refuse_unsynced(self, now_ns: int, haste: int) -> None:
@@ -129,15 +129,15 @@ class Syncing:
     def _idle_members(self, now_ns: int, haste: int = 1) -> list[Member]:
         """Members of both views that need no states for the next, and do not say that they have
         them: there is nothing that they could wait for."""
-        state, view, following = self._state, self._state.view, self._state.next_view
+        state, view, next_view = self._state, self._state.view, self._state.next_view
         deadline_ns = self._sync_ns + self._until_offered_ns(now_ns)
-        is_due = (now_ns - state.following.agreed_ns) * haste >= deadline_ns
-        if view is None or following is None or not is_due or state.me not in view.members:
+        is_due = (now_ns - state.agreed.agreed_ns) * haste >= deadline_ns
+        if view is None or next_view is None or not is_due or state.me not in view.members:
             return []
         idle = []
-        for member in sorted(set(view.members) & set(following.members) - state.following.synced):
+        for member in sorted(set(view.members) & set(next_view.members) - state.agreed.synced):
             has = set(view.layers_of(member.peer_id)) | view.guarded_by(member.peer_id)
-            needs = set(following.layers_of(member.peer_id)) | following.guarded_by(member.peer_id)
+            needs = set(next_view.layers_of(member.peer_id)) | next_view.guarded_by(member.peer_id)
             if member != state.me and needs <= has:
                 idle.append(member)
         return idle
@@ -149,25 +149,25 @@ class Syncing:
         if state.is_newcomer or state.next_view is None:
             return []
         new = set(state.next_view.members) - set(state.members)
-        return sorted(new - state.following.synced)
+        return sorted(new - state.agreed.synced)
 
     def _stuck_newcomers(self, now_ns: int, haste: int = 1) -> list[Member]:
         """Of these, who gets no more states, or takes many times as long as its links need."""
-        state, following, sync_ns = self._state, self._state.following, self._sync_ns
+        state, agreed, sync_ns = self._state, self._state.agreed, self._sync_ns
         stuck = []
         for member in self._unsynced_newcomers:
             needs_ns = self._transfer_ns(member)
-            grown_ns = following.given.grown_ns(member.peer_id)
+            grown_ns = agreed.given.grown_ns(member.peer_id)
             patience = TRANSFERS_LIMIT << state.others.newcomers.refusals(member.peer_id)
             offered_ns = self._until_offered_ns(now_ns)
             longest_ns = DEADLINES_LIMIT * sync_ns + offered_ns + patience * needs_ns
             deadline_ns = sync_ns
             if grown_ns is None:  # it has not even begun: for that it takes no fast link
-                since_ns, deadline_ns = following.agreed_ns, sync_ns + offered_ns
+                since_ns, deadline_ns = agreed.agreed_ns, sync_ns + offered_ns
             else:
                 since_ns, deadline_ns = grown_ns, deadline_ns + needs_ns
             no_progress = (now_ns - since_ns) * haste >= deadline_ns
-            if no_progress or (now_ns - following.agreed_ns) * haste >= longest_ns:
+            if no_progress or (now_ns - agreed.agreed_ns) * haste >= longest_ns:
                 stuck.append(member)
         return stuck
 
@@ -186,10 +186,10 @@ class Syncing:
         what the states of large models need over the links that there are, and the steps between
         which they are offered. With `haste`, such a part of that."""
         state, view = self._state, self._state.next_view
-        waited_ns, sync_ns = (now_ns - state.following.agreed_ns) * haste, state.timing.sync_ns
+        waited_ns, sync_ns = (now_ns - state.agreed.agreed_ns) * haste, state.timing.sync_ns
         if view is None or waited_ns < patience * sync_ns:
             return waited_ns >= patience * sync_ns
-        unsynced = set(view.members) - state.following.synced
+        unsynced = set(view.members) - state.agreed.synced
         takes_ns = max((self._transfer_ns(it) for it in unsynced), default=0)
         return waited_ns >= patience * (sync_ns + self._until_offered_ns(now_ns) + takes_ns)
 
@@ -226,9 +226,9 @@ class Syncing:
         return min(needs_ns, max(state.timing.sync_ns, duration_ns(size, SLOWEST_BYTES_PER_S)))
 
     def gives(self, given: Mapping[str, int], now_ns: int) -> None:
-        """So many bytes this peer has given, since the next view was agreed on, to each of those
-        that `needy` names."""
-        self._state.following.given.note(self._state.me, given, now_ns)
+        """How many bytes this peer has given to each peer that `needy` names since the next view
+        was agreed on."""
+        self._state.agreed.given.note(self._state.me, given, now_ns)
 
     @property
     def needy(self) -> tuple[str, ...]:
@@ -239,15 +239,15 @@ class Syncing:
     def note_progress(self, message: Heartbeat, now_ns: int) -> None:
         """A newcomer gets on by the word of those who give to it. Its own counts only where there
         is nothing to give: where training begins each makes the first states by itself."""
-        state, following = self._state, self._state.next_view
-        if state.is_newcomer or following is None:
+        state, next_view = self._state, self._state.next_view
+        if state.is_newcomer or next_view is None:
             return
-        given, sender = state.following.given, message.sender
+        given, sender = state.agreed.given, message.sender
         if sender in state.members and message.gives:
             joining = {member.peer_id for member in self._unsynced_newcomers}
             named = {it: size for it, size in message.gives.items() if it in joining}
             given.note(sender, named, now_ns)
-        elif sender in following.members and following.snapshot.step == 0:
+        elif sender in next_view.members and next_view.snapshot.step == 0:
             given.note(sender, {sender.peer_id: message.progress}, now_ns)
 
     def _synced_message(self, view: View) -> Actions:
@@ -255,4 +255,4 @@ class Syncing:
         return self._telling.say(view, stated(Synced(state.me, view.id), state.settings.sign))
 
     def _all_synced(self, view: View) -> bool:
-        return all(member in self._state.following.synced for member in view.members)
+        return all(member in self._state.agreed.synced for member in view.members)

@@ -49,14 +49,14 @@ class Takeover:
         state.attempts.failures = 0
         state.attempts.passed_by.clear()
         state.present.commits(now_ns)
-        state.following.vouched = None
+        state.agreed.vouched = None
         state.doubts.accusers.commits()
         view = state.next_view
         if outcome.take_over is None or view is None or view.id != outcome.take_over:
             if state.is_complete:
                 self._end_planned(now_ns)
-            elif state.following.is_doomed:
-                state.following.drop()
+            elif state.agreed.is_doomed:
+                state.agreed.drop()
             return []
         return self.take_over(view, now_ns)
 
@@ -65,7 +65,7 @@ class Takeover:
         waits for one is told, when it asks again, that the run is complete."""
         state = self._state
         if state.next_view is not None:
-            state.following.drop()
+            state.agreed.drop()
         if state.attempt is not None and state.attempt.planned:
             state.give_up(now_ns)
 
@@ -151,8 +151,8 @@ class Takeover:
             state.ends(attempts.under_way, now_ns)
         attempts.under_way = attempts.reopen_ns = None
         attempts.frozen = False
-        state.following.forget()
-        state.following.vouched = None
+        state.agreed.forget()
+        state.agreed.vouched = None
         state.promises.said_ready.take_over()
         views = state.others.views
         views.takes_over(view)

@@ -25,11 +25,12 @@ REMEMBERED_VIEWS = 64
 RECENT_VIEWS = 32
 RARE_VIEWS = 4
 ORIGINS_MEMBERS_LIMIT = 64
-"""Of up to `ORIGINS_LIMIT` views, with so many members in all, newcomers are told; of the newest in
-any case."""
+"""Newcomers are told of up to `ORIGINS_LIMIT` views with at most this many members in all; of the
+newest in any case."""
 RANKS = 24
-"""Of its history a peer keeps the newest views, and of older ones ever fewer: of each rank so many.
-A view has a rank by its id, so two parts of a swarm that were apart for long keep the same ones."""
+"""Of its history a peer keeps the newest views and, of older ones, `RARE_VIEWS` for each rank: the
+older, the fewer. A view's rank follows from its id, so two parts of a swarm that were apart for
+long keep the same ones."""
 
 
 class Sources(NamedTuple):
@@ -285,7 +286,7 @@ def _kept(views: tuple[ViewId, ...]) -> set[ViewId]:
 
 
 def _rank(view: ViewId) -> int:
-    """Of so many views only one in 2^rank has it."""
+    """One view in 2^rank has this rank or a higher one."""
     bits = int(digest(view)[:16], 16)
     return min(RANKS - 1, 64 - bits.bit_length())
 

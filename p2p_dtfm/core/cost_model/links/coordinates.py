@@ -25,9 +25,9 @@ RECENT, ENOUGH = 32, 8
 FAR_OFF = 4
 NOISE_US = 5_000.0
 MOST_OFF_US = 500_000.0
-"""By so much a round trip is off at most, and by so many times what it usually is: who says that it
-is far away, or near, and answers late, moves nobody further than an honest one can. Of forty one
-such had all others an hour away from one another."""
+"""The error of one round trip counts as this much at most, and as `FAR_OFF` times the usual one at
+most. So a peer that lies about its place, and answers late, moves nobody further than an honest one
+can. Among forty peers one such liar once had all others an hour apart."""
 MILLION = 1_000_000
 
 ORIGIN = Coordinate((0,) * DIMENSIONS, int(HEIGHT_LEAST_US), int(ERROR_MOST * MILLION))

@@ -7,7 +7,7 @@ from typing import Any
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.local_client import call_daemon, homes_here
-from p2p_dtfm.web.api import explained
+from p2p_dtfm.web.api import refusal_answer
 
 Action = Callable[[], Awaitable[Any]]
 
@@ -27,7 +27,7 @@ def _for_all(home: Path, name: str, own: Action) -> Action:
         present = homes_here(home) if any(told) else ()  # who has ended meanwhile refuses nothing
         refused = [why for it, why in zip(others, told, strict=True) if why and it in present]
         is_refused = isinstance(answer, dict) and "error" in answer
-        return explained(refused[0]) if refused and not is_refused else answer
+        return refusal_answer(refused[0]) if refused and not is_refused else answer
 
     return act
 

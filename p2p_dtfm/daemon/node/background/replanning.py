@@ -18,8 +18,8 @@ log = logging.getLogger("p2p_dtfm")
 
 REPLAN_INTERVAL_S = 60.0
 """A peer asks for a new plan because of links at most this often; others' requests count apart.
-Of links that were measured before, and are others now, so long a view is planned well enough,
-whoever asked for it: on a machine with several daemons they change with each of its moods."""
+Where links were measured before and have only changed, a view's plan is good enough for this long,
+whoever asked for it: on a machine with several daemons they change all the time."""
 
 
 class Replanning:

@@ -5,7 +5,7 @@ import asyncio
 import logging
 
 from p2p_dtfm.core.consensus.views.view_precedence import is_shown_by_most
-from p2p_dtfm.core.membership.fellows import WAIT_NS
+from p2p_dtfm.core.membership.fellows import FELLOWS_WAIT_NS
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.facts.in_words import counted
@@ -134,14 +134,14 @@ class Entry:
         """After a power cut each comes back as its machine starts: those that are here together
         go on from the newest state that their disks make up."""
         agreement, status = self._membership.agreement, self._local.status
-        end_s = now.monotonic_s() + WAIT_NS / 1e9
+        end_s = now.monotonic_s() + FELLOWS_WAIT_NS / 1e9
         while not self._sees_view and now.monotonic_s() < end_s:
             if not (missing := agreement.missing_fellows):
                 return
             status.say(
                 State.WAITING,
-                f"waits {WAIT_NS / 1e9:.0f} s at most for {len(missing)} of those that it trained "
-                f"with last: they may have newer states than step {agreement.step}",
+                f"waits {FELLOWS_WAIT_NS / 1e9:.0f} s at most for {len(missing)} of those that it "
+                f"trained with last: they may have newer states than step {agreement.step}",
             )
             await asyncio.sleep(TICK_S)
 

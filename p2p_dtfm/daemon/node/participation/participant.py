@@ -199,8 +199,8 @@ class Participant:
     def _donors(self) -> list[str]:
         """Of the run's data."""
         agreement = self._agreement
-        following = agreement.next_view.member_ids if agreement.next_view is not None else ()
-        return self.network.donors((*following, *(it.peer_id for it in agreement.joiners)))
+        coming = agreement.next_view.member_ids if agreement.next_view is not None else ()
+        return self.network.donors((*coming, *(it.peer_id for it in agreement.joiners)))
 
     # what the trainer asks for -------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ from p2p_dtfm.daemon.peers.wire import Revocations
 from p2p_dtfm.ports import now
 
 LOOK_EVERY_S = 0.5
-"""And so long the others have to hear of it, before this peer asks for a view without it."""
+"""Also how long the others have to hear of a withdrawn invitation, before this peer asks for a view
+without that guest."""
 HANDING_ON = 3
 """Members of a view that hand on to newcomers by what others have come."""
 

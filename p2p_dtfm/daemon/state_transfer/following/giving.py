@@ -27,7 +27,7 @@ DOUBLINGS_LIMIT = 16
 FAILED_S = 1.0
 """A fetch that fails at once counts as so much time."""
 STEPS_AHEAD = 2
-"""States are offered between two steps: so many may have to pass before."""
+"""States are offered between two steps: this many steps may have to pass first."""
 RESTS_S = 2.0
 """After what it has offered last, and the time in which the next one is written: who has room for
 some only gives the rest once asked anew."""

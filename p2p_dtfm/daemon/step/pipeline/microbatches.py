@@ -145,7 +145,7 @@ class Microbatches:
             return await work
         except PeerFault as fault:
             assert fault.peer_id, "it is a neighbour"
-            await self._frames.refuse(fault.peer_id, fault)
+            await self._frames.blame_and_wait(fault.peer_id, fault)
 
     def _begin(self, step: int, tasklet: Tasklet, tensors: Arrived) -> "_Begun":
         """Give a tasklet to the compute thread, behind what it has to do already."""
@@ -338,7 +338,7 @@ class Microbatches:
                 try:
                     entry = await self._boundary.decoded(key, payload)
                 except PeerFault as fault:
-                    await self._frames.refuse(key.sender, fault)
+                    await self._frames.blame_and_wait(key.sender, fault)
             work = self._compute.run(self._evaluate, step, number, entry)
             result = await self._unless_poisoned(work)
             if self._runner.has_head:

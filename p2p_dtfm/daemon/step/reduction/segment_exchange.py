@@ -21,8 +21,8 @@ from p2p_dtfm.train.codecs import Buffer
 from p2p_dtfm.train.stage.segment_reduction import PoisonedPart, SegmentReduction
 
 SHORT_BYTES = 1 << 22
-"""A chunk of which all holders together have so many is added, taken and digested by the event loop
-itself, in less than a millisecond: to wake other threads and to be woken costs a part of that."""
+"""If the parts of all holders together are no larger than this, the event loop itself adds, takes
+and digests a chunk, in less than a millisecond: waking other threads would cost a part of that."""
 
 Tensor = Any
 Result = TypeVar("Result")
@@ -40,7 +40,7 @@ class Courses(Protocol):
     async def take(self, peer_id: str, kind: FrameKind, chunk: int) -> bytearray:
         """Waits for the frame."""
 
-    async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
+    async def blame_and_wait(self, peer_id: str, fault: PeerFault) -> NoReturn:
         """A payload that is no gradient: the exchange cannot go on, and waits to be cancelled."""
 
 
@@ -133,7 +133,7 @@ class _Side:
         try:
             return await self._taken(chunk, total)
         except PeerFault as fault:
-            await courses.refuse(owner, fault)
+            await courses.blame_and_wait(owner, fault)
 
     async def _taken(self, chunk: int, total: bytearray) -> bytes:
         """A sum's digest, once it is among what is reduced. Raises `PeerFault`."""
@@ -163,14 +163,14 @@ class _Side:
             try:
                 parts.append(await self._run_if_lossy(reduction.read_part, chunk, payload))
             except PeerFault as fault:
-                await courses.refuse(holder, fault)
+                await courses.blame_and_wait(holder, fault)
         try:
             if is_short := self._is_short(chunk):
                 total = reduction.add_parts(chunk, parts)
             else:
                 total = await self._compute.run_beside(reduction.add_parts, chunk, parts)
         except PoisonedPart as found:
-            await courses.refuse(self._holders[found.place], PeerFault(str(found)))
+            await courses.blame_and_wait(self._holders[found.place], PeerFault(str(found)))
         del parts
         elements = reduction.elements(chunk)
         for holder in self._holders:

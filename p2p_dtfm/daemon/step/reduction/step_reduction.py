@@ -251,6 +251,6 @@ class _Courses:
         """`got` is complete, once all has been taken."""
         await asyncio.gather(*self._digesting)
 
-    async def refuse(self, peer_id: str, fault: PeerFault) -> NoReturn:
+    async def blame_and_wait(self, peer_id: str, fault: PeerFault) -> NoReturn:
         """What came was not changed on its way, so it is not the link."""
-        await self._frames.refuse(peer_id, fault)
+        await self._frames.blame_and_wait(peer_id, fault)

@@ -87,7 +87,7 @@ class TiedSums:
         try:
             return await self._compute.run_beside(self._decoded, payload, stop - start)
         except PeerFault as fault:
-            await self._frames.refuse(sender, fault)
+            await self._frames.blame_and_wait(sender, fault)
 
     def _decoded(self, payload: bytearray, elements: int) -> Tensor:
         values = self._codec.decode(payload, (elements,))

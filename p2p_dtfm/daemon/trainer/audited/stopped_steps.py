@@ -32,8 +32,8 @@ others came after it. In these all is audited; but colluders have them stopped a
 lie would be forgotten."""
 LATE_S = 1.0
 LATE_STEPS = 12
-"""So long, and so many times as long as a step, goes by before no more works are begun: who is like
-the others is through with all of them by then."""
+"""No more works are begun after this time and this many steps: a peer like the others is through
+with all of them by then."""
 DENIED, NOT_DENIED = b"denied", b""
 
 

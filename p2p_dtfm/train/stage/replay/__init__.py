@@ -1,4 +1,4 @@
 """A stage's work once more, bit for bit: for audits.
 
-For the daemon. Begin with `work`.
+Begin with `work`.
 """

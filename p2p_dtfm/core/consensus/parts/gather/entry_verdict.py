@@ -97,7 +97,7 @@ def _of_planned(
         return EntryVerdict(False, "all steps are committed: no view would take over")
     if message.base != view.id:
         return EntryVerdict(False, "it succeeds another view")
-    if state.following.vouched is not None:
+    if state.agreed.vouched is not None:
         return EntryVerdict(False, "has said in its Prepared that it waits for another one", True)
     return EntryVerdict(True, "it succeeds the present view")
 

@@ -27,12 +27,12 @@ NamedBy = Callable[[Signed], Iterable[Member]]
 
 def is_near(state: AgreementState, peer_id: str) -> bool:
     """Whether its word may count here, or has counted."""
-    view, attempt, following = state.view, state.attempt, state.next_view
+    view, attempt, next_view = state.view, state.attempt, state.next_view
     if view is None or state.others.familiar.holds(peer_id) or peer_id in view.member_ids:
         return True
     if attempt is not None and peer_id in attempt.awaited_ids:
         return True
-    if following is not None and peer_id in following.member_ids:
+    if next_view is not None and peer_id in next_view.member_ids:
         return True
     return state.others.views.has_met(peer_id, view.id)
 
@@ -51,7 +51,7 @@ def refusal_of_far(state: AgreementState, message: Gather | Spread) -> str:
         return "has said Ready to this number, or given it up"
     if attempt is not None and message.number <= attempt.number:
         return f"takes part in {attempt.number}"
-    if state.frozen or state.ends_here or state.following.vouched is not None:
+    if state.frozen or state.ends_here or state.agreed.vouched is not None:
         return "no planned view is due"
     return "" if message.base == view.id else "it succeeds another view"
 

@@ -93,7 +93,7 @@ class GatherReception:
             return Verdict([answer], "has said Ready to it: that must have got lost")
         found = entry_verdict(self._state, message, opened)
         if found.calls_off:  # or it would vouch anew with each step, and hardly ever enter
-            self._state.following.doom(f"{message.sender.peer_id} does not wait for it any more")
+            self._state.agreed.doom(f"{message.sender.peer_id} does not wait for it any more")
         if not found.enters:
             said = self._answer_without(message, opened, now_ns)
             return Verdict(said, f"takes no part: {found.reason}")

@@ -35,7 +35,8 @@ from p2p_dtfm.core.units import SECOND_NS
 
 DISAGREEMENT_NS = 10 * SECOND_NS
 DISAGREEMENT_LIMIT_NS = 640 * SECOND_NS
-"""Whom most others contradict waits so long before it asks to join again; longer each time."""
+"""A peer that most others contradict waits before it asks to join again: at first for the first of
+these, then twice as long each time, up to the second."""
 
 
 class Gathering:
@@ -81,7 +82,7 @@ class Gathering:
         if attempts.replan_reason:
             attempts.replan_number = number
         self._syncing.refuse_unsynced(now_ns, 2)  # some other member may have given up waiting
-        state.following.forget()
+        state.agreed.forget()
         attempts.reopen_ns = None
         actions = self._freeze(planned)
         attempt = attempts.under_way = self._attempt(number, planned, base, now_ns)

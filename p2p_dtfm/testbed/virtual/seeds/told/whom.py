@@ -80,7 +80,7 @@ def _is_synced(word: Word, peer_id: str, other: AgreementState) -> bool:
     mine = word.agreement.next_view if word.agreement is not None else None
     if mine is None or other.next_view is None or other.next_view.id != mine.id:
         return False
-    return any(it.peer_id == peer_id for it in other.following.synced)
+    return any(it.peer_id == peer_id for it in other.agreed.synced)
 
 
 def _has_contributed(word: Word, peer_id: str, other: AgreementState) -> bool:

@@ -9,7 +9,7 @@ from p2p_dtfm.core.recovery.view import View
 
 
 @dataclass
-class Following:
+class AgreedNextView:
     """Who of its members has what it needs there, and whether the view is still wanted."""
 
     view: View | None = None

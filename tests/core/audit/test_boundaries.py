@@ -16,7 +16,7 @@ from p2p_dtfm.core.audit.boundaries import (
     unlike_boundaries,
 )
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
-from p2p_dtfm.core.audit.told_losses import losses_digest
+from p2p_dtfm.core.audit.told_losses import losses_digest, tellers
 from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
     WORK_BYTES,
@@ -92,8 +92,9 @@ def share_of(peer: str, plan: Plan = PLAN) -> Share:
                 for it in segment.holders
             )
     parameters = {layer: digest("layer", layer) for layer in plan.layers_of(peer)}
-    heads = plan.segments()[-1].holders
-    losses = dict.fromkeys(heads if peer in heads else (), losses_digest(3.0, 0.0))
+    known = tellers(plan)
+    heads = known.heads if peer in known.heads else known.to(peer)
+    losses = dict.fromkeys(heads, losses_digest(3.0, 0.0))
     return Share("cpu-1", 1, parts, got, edges_of(peer, plan), parameters, losses, norms)
 
 

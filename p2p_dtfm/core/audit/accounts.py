@@ -75,9 +75,9 @@ class _Words(NamedTuple):
     judges_of: Callable[[str], Judges]
 
     def of(self, peer_id: str, length: int = WORK_BYTES) -> dict[str, bytes]:
-        """What its maker says of a work, and what more than half of all that may judge it come to.
-        Where it is not so many holders alone count: of the others, who need room for it, honest
-        ones may have none, and liars need none."""
+        """What a work comes to: by its maker, and by all that may judge it, if more than half come
+        to the same. Else holders alone count: of the others, who need room for it, honest ones may
+        have none, and liars need none."""
         judges, mine = self.judges_of(peer_id), {peer_id: self.works[peer_id][:length]}
         stated = self._found_by(judges.all, peer_id, length) | mine
         if 2 * max(Counter(stated.values()).values()) > 1 + len(judges.all):

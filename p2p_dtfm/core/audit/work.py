@@ -107,7 +107,7 @@ def norms_made(peer_id: str, segments: Sequence[Segment], norms: SquaredNorms) -
 
 def sums_digest(sums: Mapping[int, bytes], norms: NormsMade = NO_NORMS) -> bytes:
     """`sums` by segment: of what this peer has added up itself."""
-    made: list[object] = sorted(sums.items())
+    made = sorted(sums.items())
     return _digest(encode([made, sorted(norms.items())] if norms else made))[:OWN_BYTES]
 
 

@@ -24,12 +24,7 @@ from p2p_dtfm.core.schedule.tied_ends import tied_ends
 from p2p_dtfm.core.transcript.checking import NotTrue, Step
 from p2p_dtfm.daemon.step.neighbours import held_out_indices
 from p2p_dtfm.daemon.step.reduction.segment_exchange import sum_digest
-from p2p_dtfm.daemon.step.stage_account import (
-    StageAccount,
-    account_of,
-    norms_by_holder,
-    norms_of,
-)
+from p2p_dtfm.daemon.step.stage_account import StageAccount, account_of, norms_of
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.model.optimizer import apply_outcome
 from p2p_dtfm.train.stage.batches import Batches
@@ -41,6 +36,7 @@ from p2p_dtfm.train.stage.replay.work import (
     Replayed,
     added,
     bytes_of,
+    norms_by_holder,
     parameters_digest,
 )
 from p2p_dtfm.train.stage.tied_head import counted_once, tie

@@ -167,18 +167,6 @@ def norms_of(
     return norms_alone(peer_id, plan.segments(), norms, is_mixed=is_mixed)
 
 
-def norms_by_holder(
-    segment: Segment, chunks: Chunks, reduced: Mapping[int, Tensor]
-) -> tuple[float, ...]:
-    """Squared, of what each holder has summed of a segment. Of a matrix that both ends hold the
-    ends' sums are one: there all have the same layers, and none of this is asked for."""
-    sums = SegmentParts([reduced[layer] for layer in segment.layers], chunks)
-    by_owner: dict[str, list[float]] = {holder: [] for holder in segment.holders}
-    for chunk, owner in enumerate(chunks.owners):
-        by_owner[owner].append(squared_norm(sums.part(chunk)))
-    return tuple(added_up(by_owner[holder]) for holder in segment.holders)
-
-
 def whole(gradients: Sequence[Tensor]) -> Chunks:
     """Of a segment that nobody else sums."""
     return Chunks(((0, sum(len(gradient) for gradient in gradients)),), ("",))

@@ -17,7 +17,7 @@ from p2p_dtfm.daemon.step.mailbox import segments_of
 from p2p_dtfm.daemon.step.pipeline.microbatches import Microbatches
 from p2p_dtfm.daemon.step.pipeline.open_step_work import OpenStepWork
 from p2p_dtfm.daemon.step.reduction.step_reduction import Arrived, StepReduction
-from p2p_dtfm.daemon.step.stage_account import StageAccount, account_of, norms_by_holder
+from p2p_dtfm.daemon.step.stage_account import StageAccount, account_of
 from p2p_dtfm.daemon.step.stage_tools import (
     StageLinks,
     StageListeners,
@@ -28,6 +28,7 @@ from p2p_dtfm.daemon.step.stage_tools import (
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.finite import NotFinite
 from p2p_dtfm.train.stage.local_steps import LocalSteps, inner_microbatches
+from p2p_dtfm.train.stage.replay.work import norms_by_holder
 from p2p_dtfm.train.stage.tied_head import counted_once
 from p2p_dtfm.train.updates.exact_sums import squared_norm
 

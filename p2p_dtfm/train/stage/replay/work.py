@@ -14,12 +14,14 @@ from torch import Tensor
 
 from p2p_dtfm.core.planner.wire_plan import Chunks
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.plan import Segment
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.schedule.sums_in_order import added_up
 from p2p_dtfm.train.codecs import Turn, boundary_turn, codec_of
 from p2p_dtfm.train.model.gpt import build_layer
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.device.recorded_runner import runner_once
+from p2p_dtfm.train.updates.exact_sums import squared_norm
 from p2p_dtfm.train.updates.trimmed_sums import trimmed_sum
 
 ACTIVATION = "activation"
@@ -225,6 +227,18 @@ class SegmentParts:
             if piece.numel():
                 hasher.update(cast(Any, piece.numpy()).data.cast("B"))
         return hasher.digest()
+
+
+def norms_by_holder(
+    segment: Segment, chunks: Chunks, reduced: Mapping[int, Tensor]
+) -> tuple[float, ...]:
+    """Squared, of what each holder has summed of a segment. Of a matrix that both ends hold the
+    ends' sums are one: there all have the same layers, and none of this is asked for."""
+    sums = SegmentParts([reduced[layer] for layer in segment.layers], chunks)
+    by_owner: dict[str, list[float]] = {holder: [] for holder in segment.holders}
+    for chunk, owner in enumerate(chunks.owners):
+        by_owner[owner].append(squared_norm(sums.part(chunk)))
+    return tuple(added_up(by_owner[holder]) for holder in segment.holders)
 
 
 def added(parts: Sequence[Tensor], trimmed: Sequence[int] = ()) -> Tensor:

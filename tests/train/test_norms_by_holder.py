@@ -5,7 +5,7 @@ import torch
 from p2p_dtfm.core.planner.wire_plan import Chunks
 from p2p_dtfm.core.protocol.plan import Segment
 from p2p_dtfm.core.schedule.sums_in_order import added_up
-from p2p_dtfm.daemon.step.stage_account import norms_by_holder
+from p2p_dtfm.train.stage.replay.work import norms_by_holder
 from p2p_dtfm.train.updates.exact_sums import squared_norm
 
 SEGMENT = Segment(3, 5, ("a", "b", "c"))

@@ -113,14 +113,18 @@ def fault_of(
     claimed = _due(prepared, plan, terms)
     if fault := fault_of_account(prepared.audit, plan, segments, me, claimed):
         return fault
-    if any(prepared.squared_norms[n] != added_up(it) for n, it in _norms_of(prepared).items()):
+    norms = _summed_norms(prepared, segments)
+    if any(prepared.squared_norms[n] != added_up(it) for n, it in norms.items()):
         return "Prepared with another norm than its sums come to"
     return _fault_by_terms(prepared, plan, terms, counts)
 
 
-def _norms_of(prepared: Prepared) -> SquaredNorms:
-    """Of sums, as it has claimed them: of each its maker's word is judged like all its work."""
-    return prepared.audit.share.norms if prepared.audit is not None else {}
+def _summed_norms(prepared: Prepared, segments: Sequence[Segment]) -> SquaredNorms:
+    """Of sums, as it has claimed them: of each its maker's word is judged like all its work. Not of
+    a segment with an end whose matrix is summed with the other end's: its norm is of more."""
+    norms = prepared.audit.share.norms if prepared.audit is not None else {}
+    tied = prepared.tied.keys()
+    return {n: each for n, each in norms.items() if tied.isdisjoint(segments[n].layers)}
 
 
 def _fault_of_digests(
@@ -254,7 +258,7 @@ def _comparable(
         for peer in peers:  # from other sums come other norms, and nobody lies who says so
             sums, tied = said[peer].sums.get(number), said[peer].tied
             got = tuple(sorted(tied.items()))
-            if number not in _norms_of(said[peer]):
+            if number not in _summed_norms(said[peer], plan.segments()):
                 alike.setdefault((sums, got), {})[peer] = said[peer].squared_norms[number]
             own = tuple(tied[end] for end in segment.layers if end in tied)
             made.setdefault(sums, {})[peer] = own

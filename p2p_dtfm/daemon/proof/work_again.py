@@ -39,7 +39,7 @@ from p2p_dtfm.train.stage.replay.work import (
     norms_by_holder,
     parameters_digest,
 )
-from p2p_dtfm.train.stage.tied_head import counted_once, tie
+from p2p_dtfm.train.stage.tied_head import counted_once, joined, tie
 from p2p_dtfm.train.updates.exact_sums import squared_norm
 from p2p_dtfm.train.updates.trimmed_sums import trimmed_over
 
@@ -251,10 +251,12 @@ class WorkAgain:
         self, plan: Plan, wire: WirePlan, segment: Segment, reduced: Mapping[int, Tensor]
     ) -> tuple[float, ...]:
         """Squared: of what each holder has summed, where that is claimed, or of each layer."""
-        if len(segment.holders) > 1 and states_parameters(plan):
-            return norms_by_holder(segment, wire.chunks[segment.first_layer], reduced)
-        layers = [counted_once(self.spec, layer, reduced[layer]) for layer in segment.layers]
-        return tuple(map(squared_norm, layers))
+        gradients = [reduced[layer] for layer in segment.layers]
+        if len(segment.holders) > 1 and states_parameters(plan):  # then no ends are tied
+            chunks = wire.chunks[segment.first_layer]
+            return norms_by_holder(segment.holders, chunks, joined(gradients))
+        both = zip(segment.layers, gradients, strict=True)
+        return tuple(squared_norm(counted_once(self.spec, *each)) for each in both)
 
 
 def _other(peer_id: str, what: str, segment: Segment, step: Step) -> NotTrue:

@@ -198,9 +198,11 @@ class StepEngine:
             for number, segment in self._segments.items():
                 if is_claimed and len(segment.holders) > 1:
                     chunks = self.mailbox.wire.chunks[segment.first_layer]
-                    by_holder[number] = norms_by_holder(segment, chunks, self.reduced)
-                    found[number] = added_up(by_holder[number])
-                    continue
+                    sums = self._rooms[segment.first_layer]
+                    by_holder[number] = norms_by_holder(segment.holders, chunks, sums)
+                    if not self._tied.keys() & set(segment.layers):
+                        found[number] = added_up(by_holder[number])
+                        continue
                 found[number] = added_up(
                     squared_norm(counted_once(self._spec, layer, self.reduced[layer]))
                     for layer in segment.layers

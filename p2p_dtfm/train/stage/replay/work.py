@@ -14,7 +14,6 @@ from torch import Tensor
 
 from p2p_dtfm.core.planner.wire_plan import Chunks
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.plan import Segment
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.schedule.sums_in_order import added_up
 from p2p_dtfm.train.codecs import Turn, boundary_turn, codec_of
@@ -229,16 +228,12 @@ class SegmentParts:
         return hasher.digest()
 
 
-def norms_by_holder(
-    segment: Segment, chunks: Chunks, reduced: Mapping[int, Tensor]
-) -> tuple[float, ...]:
-    """Squared, of what each holder has summed of a segment. Of a matrix that both ends hold the
-    ends' sums are one: there all have the same layers, and none of this is asked for."""
-    sums = SegmentParts([reduced[layer] for layer in segment.layers], chunks)
-    by_owner: dict[str, list[float]] = {holder: [] for holder in segment.holders}
-    for chunk, owner in enumerate(chunks.owners):
-        by_owner[owner].append(squared_norm(sums.part(chunk)))
-    return tuple(added_up(by_owner[holder]) for holder in segment.holders)
+def norms_by_holder(holders: Sequence[str], chunks: Chunks, sums: Tensor) -> tuple[float, ...]:
+    """Squared, of what each holder has summed of a segment. `sums`: all of it, flat."""
+    by_owner: dict[str, list[float]] = {holder: [] for holder in holders}
+    for (start, end), owner in zip(chunks.bounds, chunks.owners, strict=True):
+        by_owner[owner].append(squared_norm(sums[start:end]))
+    return tuple(added_up(by_owner[holder]) for holder in holders)
 
 
 def added(parts: Sequence[Tensor], trimmed: Sequence[int] = ()) -> Tensor:

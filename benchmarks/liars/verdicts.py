@@ -21,6 +21,7 @@ from p2p_dtfm.core.audit.work import (
     WORK_BYTES,
     claim_digest,
     norms_alone,
+    norms_made,
     own_digest,
     sums_digest,
 )
@@ -79,12 +80,14 @@ def shares_of(plan: Plan, step: int, liar: str, way: str) -> dict[str, Share]:
     """As the members claim: the liar as it likes, the others what they have computed and got."""
     segments, shares = plan.segments(), {}
     for peer in plan.stage_holders():
-        parts, got = {}, {}
+        parts, got, norms = {}, {}, {}
         for number, segment in enumerate(segments):
             if peer not in segment.holders:
                 continue
             chunks, mine = range(len(segment.holders)), segment.holders.index(peer)
             parts[number] = tuple(_part(peer, step, n, liar, way) for n in chunks)
+            if len(segment.holders) > 1 and states_parameters(plan):
+                norms[number] = (1.0,) * len(segment.holders)
             got[number] = tuple(
                 ()
                 if it == peer
@@ -95,7 +98,7 @@ def shares_of(plan: Plan, step: int, liar: str, way: str) -> dict[str, Share]:
         layers = plan.layers_of(peer) if states_parameters(plan) else ()
         parameters = {layer: _digest("layer", step, layer) for layer in layers}
         got = got if len(plan.pipelines) > 1 else {}
-        shares[peer] = Share("cpu-1", 1, parts, got, edges, parameters)
+        shares[peer] = Share("cpu-1", 1, parts, got, edges, parameters, norms=norms)
     return shares
 
 
@@ -133,7 +136,10 @@ def works_of(plan: Plan, shares: dict[str, Share]) -> dict[str, bytes]:
             share.edges,
             alone=norms_alone(peer, segments, dict.fromkeys(share.parts, 1.0), is_mixed=False),
         )
-        + sums_digest({number: _sum(peer, number) for number in share.parts})
+        + sums_digest(
+            {number: _sum(peer, number) for number in share.parts},
+            norms_made(peer, segments, share.norms),
+        )
         for peer, share in shares.items()
     }
 

@@ -9,10 +9,12 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
-from p2p_dtfm.core.audit.work import OWN_BYTES, WORK_BYTES
+from p2p_dtfm.core.audit.work import OWN_BYTES, WORK_BYTES, sums_digest
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Boundary, Claimed
+from p2p_dtfm.core.planner.wire_plan import Chunks, WirePlan
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.step.lent_parameters import NoParameters
+from p2p_dtfm.daemon.step.reduction.segment_exchange import sum_digest
 from p2p_dtfm.daemon.step.stage_account import Judge, StageAccount
 from p2p_dtfm.daemon.trainer.audited import recomputing as recomputing_module
 from p2p_dtfm.daemon.trainer.audited.recomputing import Recomputing
@@ -21,7 +23,8 @@ from p2p_dtfm.daemon.trainer.trainer_state import Stopped, TrainerState
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.train.stage.replay.arithmetic import max_threads
 from p2p_dtfm.train.stage.replay.work import NoTensor
-from tests.core.audit.parts import LOSSES, NAMES, PLAN, VIEW, share_of
+from tests.core.audit.parts import LOSSES, NAMES, PLAN, VIEW, share_of, two_by_two
+from tests.core.audit.test_boundaries import share_of as stage_of
 from tests.core.builders import run_spec
 
 
@@ -243,6 +246,39 @@ def test_a_work_that_is_right_and_not_of_what_stands_beside_it_is_none(
     judge = Judge(spec, PLAN, None, {}, None, None)  # type: ignore[arg-type]
     work = judge.work_of("a", (0, 1), None, 7, {"a": said}, {}, adds=False)  # type: ignore[arg-type]
     assert asyncio.run(work) == (said.work if is_stated else bytes(WORK_BYTES))
+
+
+@pytest.mark.parametrize(
+    ("norms", "made", "is_right"),
+    [((4.0, 9.0), 4.0, True), ((5.0, 9.0), 4.0, False), ((5.0, 9.0), 5.0, False)],
+)
+def test_the_norm_of_what_a_holder_has_summed_is_part_of_its_work_where_others_hold_other_layers(
+    monkeypatch: pytest.MonkeyPatch, norms: tuple[float, float], made: float, is_right: bool
+) -> None:
+    """The norm in its claim, by which others judge, and in the digest, by which an audit does."""
+    plan, right = two_by_two(), StageAccount(stage_of("a", two_by_two()).parts, {})
+    chunks = Chunks(((0, 2), (2, 4)), ("a", "c"))
+    wire, summed = WirePlan({0: chunks, 1: chunks}, {}), sum_digest(b"what is added up")
+    share = msgspec.structs.replace(stage_of("a", plan), norms={0: norms}, threads=1)
+    own = bytes(OWN_BYTES)
+    work = own + sums_digest({0: sum_digest(summed)}, {0: made.hex()})
+    said = Claimed(VIEW, 7, share, work, b"o" * 32, commitment_to(b"o" * 32))
+
+    async def replayed(self: Judge, *given: object, **more: object) -> tuple[StageAccount, bytes]:
+        return right, own
+
+    async def added(self: Judge, *given: object) -> tuple[bytes, float]:
+        return summed, 4.0
+
+    monkeypatch.setattr(Judge, "own_work", replayed)
+    monkeypatch.setattr(Judge, "_sum", added)
+    monkeypatch.setattr(StageAccount, "is_stated", lambda *given: True)
+    for asked in ("_edges", "_parts"):
+        monkeypatch.setattr(Judge, asked, _nothing_is_asked_for)
+    spec: Any = run_spec()
+    judge = Judge(spec, plan, wire, {}, None, None)  # type: ignore[arg-type]
+    found = asyncio.run(judge.work_of("a", (0, 1), None, 7, {"a": said}, {}, adds=True))  # type: ignore[arg-type]
+    assert (found == work) == is_right
 
 
 async def _nothing_is_asked_for(self: Judge, *wanted: object) -> dict[object, bytes]:

@@ -21,7 +21,7 @@ from p2p_dtfm.daemon.peers.wire import KnownPeers, Message, TraceReply, Transcri
 from p2p_dtfm.net.streams.frames import FrameHeader
 from tests.core.planning import Peer, name_of, snapshot
 
-SAID = {2: "7789cd14cfad63f186832394a09a5d3ca9e5a0c26103d0efa9e4908c6702d955"}
+SAID = {2: "48d8b2575a1133b5d1cd140845024e79ba77d461d715da0c3730b2ef6d800649"}
 PLANNED = {2: "dcc0e2b771dae12942f10b0649e9430699f8e0a8ab99b11ebc79ede3f55bd66f"}
 COVERED = {2: "a4262e9dd0958f6caab747f25ef8ac5582c32a6ce176b105c45173e334ca2495"}
 

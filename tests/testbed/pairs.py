@@ -50,25 +50,31 @@ def planned_in_pairs(
     monkeypatch.setattr(worlds, "compute_plan", compute_plan)
 
 
-def planned_in_a_row(
-    monkeypatch: pytest.MonkeyPatch, seed: int, names: str, cuts: tuple[int, ...]
+def planned_in_rows(
+    monkeypatch: pytest.MonkeyPatch, seed: int, rows: tuple[str, ...], cuts: tuple[int, ...]
 ) -> None:
-    """While all of these are there each alone holds its layers, from its cut on."""
-    ids, honest = [_peer_id(seed, name) for name in names], worlds.compute_plan
+    """While all of these are there each row of them is a pipeline, with the same stages, from their
+    cuts on: of a single one each alone holds its layers."""
+    ids = [[_peer_id(seed, name) for name in names] for names in rows]
+    honest = worlds.compute_plan
 
     def compute_plan(snapshot: Snapshot) -> Any:
         standing = standing_plan(snapshot)
         here = {record.peer_id for record in snapshot.records}
-        if standing is not None or not here.issuperset(ids):
+        if standing is not None or any(not here.issuperset(row) for row in ids):
             return standing or honest(snapshot)
-        workload = snapshot.workload
+        workload, pipelines, at = snapshot.workload, [], 0
         ends = (*cuts[1:], workload.layer_count)
-        stages = tuple(
-            Stage(peer_id, first, end, len(ids) - place)
-            for place, (peer_id, first, end) in enumerate(zip(ids, cuts, ends, strict=True))
-        )
-        spares = tuple(sorted(here.difference(ids)))
-        return Plan((Pipeline(stages, 0, workload.microbatch_count),), spares, 1_000_000)
+        for number, row in enumerate(ids):
+            stages = tuple(
+                Stage(peer_id, first, end, len(row) - place)
+                for place, (peer_id, first, end) in enumerate(zip(row, cuts, ends, strict=True))
+            )
+            until = workload.microbatch_count * (number + 1) // len(ids)
+            pipelines.append(Pipeline(stages, at, until - at))
+            at = until
+        spares = tuple(sorted(here.difference(*ids)))
+        return Plan(tuple(pipelines), spares, 1_000_000)
 
     monkeypatch.setattr(worlds, "compute_plan", compute_plan)
 

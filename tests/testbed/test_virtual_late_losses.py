@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
+from p2p_dtfm.daemon.trainer.audited import audits
+from p2p_dtfm.testbed.lies import in_words
+from p2p_dtfm.testbed.lies.daemon import INSTALLED
+from p2p_dtfm.testbed.virtual.lies import putting
+from p2p_dtfm.testbed.virtual.lies.putting import LieInTurn
 from p2p_dtfm.testbed.virtual.seeds import player as players
 from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import LIES
 from tests.testbed.lying_to_the_end import lying_to_the_end, of_single_sequences
+from tests.testbed.pairs import planned_in_rows
 from tests.testbed.test_virtual_lies_in_pipelines import FOUND, colluders_play
 
 STEPS = 16
@@ -63,6 +69,34 @@ def test_so_are_two_of_eight_of_which_one_knows_whether_its_colluder_is_drawn_fo
     assert what == "told-loss" or not found.stayed
     told = [it for it in found.reports if FOUND in it or TOLD_OTHERWISE in it]
     assert told, found.reports
+
+
+def state_losses_among_themselves(lie: LieInTurn) -> None:
+    """The last of the two to claim knows whether it is drawn; the other one lies in nothing but
+    that no frame of its colluder's told of any."""
+    if lie._lying.ids[lie._name] == max(lie.colluders):
+        INSTALLED["late-loss"](lie)  # type: ignore[arg-type]
+    honest = audits.losses_told
+
+    def losses_told(plan: Any, me: str, *rest: Any) -> dict[str, bytes]:
+        told = honest(plan, me, *rest)
+        return {it: b"" if it != me and it in lie.colluders else each for it, each in told.items()}
+
+    in_words.put(audits, "losses_told", losses_told)
+
+
+def test_two_that_alone_have_the_head_tell_the_stages_before_them(
+    player: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight in two pipelines of four stages: they told one another alone, and stated what they
+    liked in all steps that were not drawn."""
+    kind = "losses among themselves"
+    monkeypatch.setitem(INSTALLED, kind, state_losses_among_themselves)
+    monkeypatch.setattr(putting, "WHILE_NOT_DRAWN", (*putting.WHILE_NOT_DRAWN, kind))
+    planned_in_rows(monkeypatch, LIES, ("abcd", "efgh"), (0, 1, 3, 5))
+    found = player.play(LIES, lying_to_the_end(kind, "abcdefgh", "dh", RATE))
+    assert found.problem == "" and found.lies and not found.stayed
+    assert found.reports and all(FOUND in report for report in found.reports), found.reports
 
 
 @pytest.mark.parametrize(

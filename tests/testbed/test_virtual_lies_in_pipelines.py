@@ -67,7 +67,7 @@ def played(
                 ("unshown", "a", ""),
                 ("sum", "c", FOUND),
                 ("loss", "b", FOUND),
-                ("norm", "b", "states another norm"),
+                ("norm", "b", "another norm than its sums come to"),
                 ("parameters", "e", "states another digest of layer 0"),
                 ("update", "d", "states another digest of layer"),
             )

@@ -4,14 +4,15 @@ Next to nothing is judged while one is missing: the others' findings would be of
 """
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from typing import NamedTuple
 
 from p2p_dtfm.core.audit.auditors_words import UNLIKE_AUDITS, AuditorsWords, auditors_words
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, fault_of_edges, unlike_boundaries
-from p2p_dtfm.core.audit.judging import Judges, fault_of_parameters, judges_of
-from p2p_dtfm.core.audit.told_losses import fault_of_losses, stated_losses, unlike_losses
+from p2p_dtfm.core.audit.judging import Judges, fault_of_norms, fault_of_parameters, judges_of
+from p2p_dtfm.core.audit.told_losses import fault_of_losses, other_losses, unlike_losses
 from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
     EXCUSED,
@@ -24,7 +25,9 @@ from p2p_dtfm.core.audit.work import (
     changed_work,
     claim_digest,
     excused_by,
+    unlike_norms,
     unlike_parts,
+    unlike_sums,
     work_of,
 )
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Account, Share
@@ -63,6 +66,33 @@ class Findings(NamedTuple):
         self.convicted.update(reasons)
 
 
+class _Words(NamedTuple):
+    """Of the works of a step, as they are claimed."""
+
+    accounts: Mapping[str, Account]
+    works: Mapping[str, bytes]
+    told: AuditorsWords
+    judges_of: Callable[[str], Judges]
+
+    def of(self, peer_id: str, length: int = WORK_BYTES) -> dict[str, bytes]:
+        """What a work comes to: by its maker, and by all that may judge it, if more than half come
+        to the same. Else holders alone count: of the others, who need room for it, honest ones may
+        have none, and liars need none."""
+        judges, mine = self.judges_of(peer_id), {peer_id: self.works[peer_id][:length]}
+        stated = self._found_by(judges.all, peer_id, length) | mine
+        if 2 * max(Counter(stated.values()).values()) > 1 + len(judges.all):
+            return stated
+        return self._found_by(judges.holders, peer_id, length) | mine
+
+    def _found_by(self, judges: Sequence[str], peer_id: str, length: int) -> dict[str, bytes]:
+        """By what they have told if they were drawn: who cannot have computed it says what it
+        likes."""
+        each = {it: self.accounts[it].found.get(peer_id, SENT_OTHER) for it in judges}
+        found = {it: its for it, its in each.items() if not _is_mark(its, self.works[peer_id])}
+        found |= {it: work for it, work in self.told.of(peer_id).items() if it in judges}
+        return {it: work[:length] for it, work in found.items()}
+
+
 def fault_of_share(
     share: Share, plan: Plan, segments: Sequence[Segment], peer_id: str, due: Due = TRAINING
 ) -> str:
@@ -86,7 +116,8 @@ def fault_of_share(
 def _fault_of_the_rest(share: Share, plan: Plan, peer_id: str, due: Due) -> str:
     edges = fault_of_edges(share.edges, plan, peer_id, due)
     parameters = edges or fault_of_parameters(share, plan, peer_id)
-    return parameters or fault_of_losses(share, plan, peer_id, due)
+    norms = parameters or fault_of_norms(share, plan, peer_id, due)
+    return norms or fault_of_losses(share, plan, peer_id, due)
 
 
 def _is_of(got: Sequence[Sequence[bytes]], parts: Sequence[bytes], holders: Sequence[str]) -> bool:
@@ -149,7 +180,7 @@ def findings(
     found = Findings({}, {}, set(), {})
     accounts = {peer: p.audit for peer, p in said.items() if p.audit is not None}
     works = {peer: work_of(said[peer], segments) for peer in accounts}
-    found.convict(unlike_claims(accounts, works) | _other_losses(said, accounts))
+    found.convict(unlike_claims(accounts, works) | other_losses(said))
     if found.liars:
         return found  # from unlike claims follow unlike audits, and nobody else need have lied
     told = auditors_words(accounts)
@@ -161,8 +192,9 @@ def findings(
     shares = {peer: account.share for peer, account in accounts.items()}
     unlike = unlike_parts(shares, segments if due.trains else ())
     misled = _doubt_parts(unlike, found)
-    unlike |= _doubt_losses(shares, found) | set(unlike_sums(said, segments))
-    _convict_by_receivers(unlike, len(accounts), found)
+    sums, norms = set(unlike_sums(said, segments)), unlike_norms(shares, segments)
+    unlike |= _doubt_losses(shares, found) | sums
+    _convict_by_receivers(unlike | norms, len(accounts), found)
     without_input = _doubt_boundaries(shares, plan, due, found)
     _convict_changed(accounts, works, without_input, found)
     _doubt_excused(accounts, found)
@@ -170,20 +202,18 @@ def findings(
     if one_arithmetic:
         _judge_arithmetics(arithmetics, found)
     judged = {peer: works[peer] for peer in works if peer not in without_input}
+    may_judge = partial(judges_of, plan=plan, shares=shares, kept_microbatches=kept_microbatches)
+    words = _Words(accounts, works, told, may_judge)
     for peer_id, length in _denied(judged, accounts, misled, told).items():
         were_told = _most_were_told(peer_id, accounts)
         if not were_told and told.unlike:
             continue  # nobody waited for audits any more: who doubts it may have told all, too late
-        judges = judges_of(peer_id, plan, shares, kept_microbatches)
-        mine = {peer_id: works[peer_id][:length]}
-        work = works[peer_id]
-        stated = _found_of(peer_id, accounts, judges.all, work, length, told) | mine
-        if not _is_decided(stated, judges):
-            stated = _found_of(peer_id, accounts, judges.holders, work, length, told) | mine
-        has_third = 1 + len(judges.holders) >= FEWEST_JUDGES
+        stated = words.of(peer_id, length)
+        has_third = 1 + len(words.judges_of(peer_id).all) >= FEWEST_JUDGES
         is_secret = has_third and not were_told
         _judge(peer_id, stated, is_secret=is_secret, found=found)
         _convict(stated, len(accounts), found)
+    _judge_norms(norms - sums, judged.keys() - misled, words, found)
     return found
 
 
@@ -198,21 +228,17 @@ def _denied(
     for peer_id, work in works.items():
         length = OWN_BYTES if peer_id in misled else WORK_BYTES
         found = [it.found[peer_id] for it in accounts.values() if peer_id in it.found]
-        found += told.of(peer_id).values()
-        if any(it[:length] != work[:length] for it in found if not _is_mark(it, work)):
+        found = [it for it in found if not _is_mark(it, work)] + [*told.of(peer_id).values()]
+        if any(it[:length] != work[:length] for it in found):
             denied[peer_id] = length
     return denied
 
 
 def _is_mark(found: bytes, work: bytes) -> bool:
-    """Whether it stands in the place of what the work comes to."""
+    """Whether it stands, in an account, in the place of what the work comes to. What an auditor
+    says of a work is a word whatever it looks like: else one could doubt any honest work, and
+    nobody would hold it to that."""
     return found in (changed_work(work), SENT_OTHER) or found[:OWN_BYTES] == EXCUSED
-
-
-def _is_decided(stated: Mapping[str, bytes], judges: Judges) -> bool:
-    """Whether more than half of all that may judge come to the same. Else holders alone count: of
-    the others, who need room for it, honest ones may have none, and liars need none."""
-    return 2 * max(Counter(stated.values()).values()) > 1 + len(judges.all)
 
 
 def _most_were_told(peer_id: str, accounts: Mapping[str, Account]) -> bool:
@@ -236,31 +262,6 @@ def _doubt_losses(shares: Mapping[str, Share], found: Findings) -> set[tuple[str
     for told, teller in sorted(unlike):
         found.doubt(told, teller, f"the losses of {teller} are not those that {told} was told of")
     return unlike
-
-
-def _other_losses(said: Mapping[str, Prepared], accounts: Mapping[str, Account]) -> dict[str, str]:
-    """Who has claimed another loss than it states, both in one signed Prepared."""
-    found = {}
-    for peer_id, account in accounts.items():
-        prepared, share = said[peer_id], account.share
-        losses = prepared.loss_sum, prepared.held_out_loss_sum
-        claimed = share.losses.get(peer_id)
-        if claimed is not None and claimed != stated_losses(share.edges, *losses):
-            found[peer_id] = "states another loss than it has claimed"
-    return found
-
-
-def unlike_sums(said: Mapping[str, Prepared], segments: Sequence[Segment]) -> list[tuple[str, str]]:
-    """(who has got them, who has made them) where these are not the ones that their maker states:
-    such pairs are in doubt whether there are audits or not (`core.commit.judgement`)."""
-    found = []
-    for number, segment in enumerate(segments):
-        sums = {peer: p.sums[number] for peer, p in said.items() if p.sums.get(number)}
-        for place, owner in enumerate(segment.holders):
-            for peer, digests in sums.items():
-                if owner in sums and digests[place] != sums[owner][place]:
-                    found.append((peer, owner))
-    return found
 
 
 def _convict_by_receivers(
@@ -293,21 +294,6 @@ def _judge_arithmetics(arithmetics: Mapping[str, str], found: Findings) -> None:
     if name and 2 * count > len(arithmetics):
         for peer_id in sorted(peer for peer, other in arithmetics.items() if other != name):
             found.liars.setdefault(peer_id, "computes by another arithmetic than most")
-
-
-def _found_of(
-    peer_id: str,
-    accounts: Mapping[str, Account],
-    judges: Sequence[str],
-    claimed: bytes,
-    length: int,
-    told: AuditorsWords,
-) -> dict[str, bytes]:
-    """What these have found, by what they have told if they were drawn: who cannot have computed it
-    says what it likes."""
-    found = {it: accounts[it].found[peer_id] for it in judges if peer_id in accounts[it].found}
-    found |= {it: work for it, work in told.of(peer_id).items() if it in judges}
-    return {it: work[:length] for it, work in found.items() if not _is_mark(work, claimed)}
 
 
 def unlike_claims(accounts: Mapping[str, Account], works: Mapping[str, bytes]) -> dict[str, str]:
@@ -355,6 +341,27 @@ def _judge(peer_id: str, stated: Mapping[str, bytes], *, is_secret: bool, found:
         accuser = min(accusers, key=lambda it: digest_bytes(encode([seed, it])))
         one, other = sorted((peer_id, accuser))
         found.even[one, other] = f"come to unlike works of {peer_id}, and as many with either"
+
+
+def _judge_norms(
+    unlike: Collection[tuple[str, str]], judged: Collection[str], words: _Words, found: Findings
+) -> None:
+    """Of whom `judged` has: who states another norm of what such a one has summed, and has got
+    that, and who has summed it. All have computed the work of that one again, of which its own
+    statement is a part: what most of them say is so, however many hold the segment and lie."""
+    for peer_id, maker in sorted(unlike):
+        if peer_id in found.liars or maker in found.liars:
+            continue
+        stated = words.of(maker) if maker in judged else {}
+        agreeing = sum(work == words.works[maker] for work in stated.values())
+        if len(stated) >= FEWEST_JUDGES and 2 * agreeing > len(stated):
+            why = f"states another norm of what {maker} has summed than those who computed it again"
+            found.liars[peer_id] = why
+            if 2 * agreeing > len(words.accounts):
+                found.convicted.add(peer_id)
+        else:
+            why = f"{peer_id} and {maker} state unlike norms of what {maker} has summed"
+            found.doubt(peer_id, maker, why)
 
 
 def are_even(stated: Mapping[str, Hashable]) -> bool:

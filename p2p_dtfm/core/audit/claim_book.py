@@ -18,6 +18,7 @@ from p2p_dtfm.core.audit.work import (
     has_layers_of,
     heard_claim,
     require_signed,
+    unlike_norms,
     unlike_parts,
 )
 from p2p_dtfm.core.messages.audit_messages import (
@@ -369,14 +370,20 @@ class ClaimBook:
         return found
 
     def disputed(self) -> list[str]:
-        """Whose auditor comes to something else than what was claimed."""
+        """Whose auditor comes to something else than what was claimed; and of whose sums other
+        holders claim another norm: most of them may lie together, so all are to look."""
         here = self._at(self._step)
         draws = (*self.rounds(), *self.drawn_instead())
         said = [it for drawn in draws for it in drawn.items()]
         alike = {peer: (COULD_NOT, self.claims[peer].work) for peer, _ in said}
         found = {(peer, here.audited.get((by, peer), COULD_NOT)) for peer, by in said}
         found |= {(peer, work) for (_, peer), (work, _) in here.unlike_audits.items()}
-        return sorted({peer for peer, work in found if work not in alike.get(peer, (work,))})
+        doubted = {peer for peer, work in found if work not in alike.get(peer, (work,))}
+        return sorted(doubted | self.unlike_norms())
+
+    def unlike_norms(self) -> set[str]:
+        """Of whose sums others state another norm than it does."""
+        return {maker for _, maker in unlike_norms(self._shares(), self._segments)}
 
     def stopped(self, me: str, base: str) -> StoppedStep:
         """The open step, once the view is over."""

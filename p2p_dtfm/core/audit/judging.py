@@ -10,11 +10,12 @@ enough. Then every member of the same arithmetic can judge, and most of all deci
 one holder it is its word: what it makes of them is judged, and not these.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from p2p_dtfm.core.audit.boundaries import inputs_are_kept
+from p2p_dtfm.core.audit.boundaries import Due, inputs_are_kept
 from p2p_dtfm.core.audit.work import NO_MICROBATCH_LIMIT, computes_alike, has_layers_of
 from p2p_dtfm.core.messages.audit_messages import Share
 from p2p_dtfm.core.protocol.plan import Plan
@@ -100,6 +101,23 @@ def fault_of_parameters(share: Share, plan: Plan, peer_id: str) -> str:
         return "a claim by the parameters of other layers than it holds"
     if any(len(digest) != PARAMETERS_BYTES for digest in share.parameters.values()):
         return "a claim with a digest of parameters of another length"
+    return ""
+
+
+def fault_of_norms(share: Share, plan: Plan, peer_id: str, due: Due) -> str:
+    """Why no correct peer states these of what was summed; empty if it may. Where all hold the
+    same layers all state the norms, and most of them are right."""
+    shared = [
+        (n, len(it.holders))
+        for n, it in enumerate(plan.segments())
+        if peer_id in it.holders and len(it.holders) > 1
+    ]
+    expected = dict(shared) if due.trains and states_parameters(plan) else {}
+    if {number: len(norms) for number, norms in share.norms.items()} != expected:
+        return "a claim with the norms of other sums than its segments have"
+    stated = [norm for norms in share.norms.values() for norm in norms]
+    if not all(math.isfinite(norm) and norm >= 0.0 for norm in stated):
+        return "a claim with the norm of a sum that has none"
     return ""
 
 

@@ -3,8 +3,8 @@
 What a step needs of a peer is at others when that peer claims, and they claim what has come. A loss
 nobody needs: who claims last knows the draw from the others' claims, and would state a false one
 wherever it is not drawn. So whoever has the head tells a digest of its losses on frames that it
-sends anyway: on all that its segment's reduction takes, or, where nobody else has the head, on the
-last gradient for the stage before it. Who gets these claims what it was told.
+sends anyway: on all that its segment's reduction takes, and on the last gradient for the stage
+before it, as all who have the head may lie together. Who gets these claims what it was told.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,18 @@ from typing import NamedTuple
 
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, states_held_out
 from p2p_dtfm.core.messages.audit_messages import LOSSES_BYTES, Edges, Share
+from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.schedule.one_order import merged
+
+
+class LastGradient(NamedTuple):
+    """That a head sends back in a step; it tells of its losses."""
+
+    microbatch: int
+    before: str
+    """To whom; empty, where that microbatch has no stage before the head."""
 
 
 class Tellers(NamedTuple):
@@ -24,10 +33,8 @@ class Tellers(NamedTuple):
     heads: tuple[str, ...]
     first_layer: int
     """Of the segment on whose reduction several tell one another."""
-    microbatch: int
-    """Where it is only one: the last that it sends back."""
-    before: str
-    """To whom; empty, where it has the whole model."""
+    last: Mapping[str, LastGradient]
+    """By head: several may lie together."""
 
     @property
     def is_one(self) -> bool:
@@ -35,23 +42,23 @@ class Tellers(NamedTuple):
 
     def to(self, peer_id: str) -> tuple[str, ...]:
         """Who tells this peer."""
-        if self.is_one:
-            return self.heads if peer_id and peer_id == self.before else ()
         others = tuple(it for it in self.heads if it != peer_id)
-        return others if peer_id in self.heads else ()
+        if peer_id in self.heads:
+            return others
+        return tuple(it for it in others if self.last[it].before == peer_id)
 
 
 @lru_cache(maxsize=64)
 def tellers(plan: Plan) -> Tellers:
     head = plan.pipelines[0].stages[-1].end_layer - 1
-    heads = plan.holders(head)
     first_layer = next(it.first_layer for it in plan.segments() if head in it.layers)
-    if len(heads) > 1:
-        return Tellers(heads, first_layer, -1, "")
-    lists = [tuple(each.microbatches) for each in plan.pipelines]
-    last = merged(plan, lists, {})[-1]  # all go through it, in this order
-    (stages,) = [it.stages for it in plan.pipelines if last in it.microbatches]
-    return Tellers(heads, first_layer, last, stages[-2].peer_id if len(stages) > 1 else "")
+    heads, lists = plan.holders(head), [tuple(each.microbatches) for each in plan.pipelines]
+    last = dict.fromkeys(heads, LastGradient(-1, ""))
+    pipeline_of = {number: n for n, numbers in enumerate(lists) for number in numbers}
+    for number in merged(plan, lists, {}):  # each head computes its own in this order
+        *_, before, stage = (None, *plan.pipelines[pipeline_of[number]].stages)
+        last[stage.peer_id] = LastGradient(number, before.peer_id if before is not None else "")
+    return Tellers(heads, first_layer, last)
 
 
 def losses_digest(loss_sum: float, held_out_loss_sum: float) -> bytes:
@@ -86,3 +93,16 @@ def unlike_losses(shares: Mapping[str, Share]) -> set[tuple[str, str]]:
         for teller, told in share.losses.items()
         if told and teller in shares and told != shares[teller].losses.get(teller)
     }
+
+
+def other_losses(said: Mapping[str, Prepared]) -> dict[str, str]:
+    """Who has claimed another loss than it states, both in one signed Prepared."""
+    found = {}
+    for peer_id, prepared in said.items():
+        if prepared.audit is None:
+            continue
+        losses, share = (prepared.loss_sum, prepared.held_out_loss_sum), prepared.audit.share
+        claimed = share.losses.get(peer_id)
+        if claimed is not None and claimed != stated_losses(share.edges, *losses):
+            found[peer_id] = "states another loss than it has claimed"
+    return found

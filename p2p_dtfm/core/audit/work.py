@@ -14,6 +14,7 @@ from p2p_dtfm.core.messages.audit_messages import (
     HeardClaim,
     Parts,
     Share,
+    SquaredNorms,
     audit_text,
     claim_text,
     is_audit_by,
@@ -45,6 +46,9 @@ PART_BYTES = 32
 """Of a chunk: names a blob."""
 NormsAlone = Mapping[int, str]
 """By segment that nobody else holds, so that nobody else states its squared norm: that, in full."""
+NormsMade = Mapping[int, str]
+"""By segment that others hold as well, where not all do: of what this peer has summed of it the
+squared norm, in full."""
 NO_NORMS: NormsAlone = MappingProxyType({})
 
 
@@ -92,13 +96,26 @@ def norms_alone(
     }
 
 
-def sums_digest(sums: Mapping[int, bytes]) -> bytes:
+def norms_made(peer_id: str, segments: Sequence[Segment], norms: SquaredNorms) -> NormsMade:
+    """Of these, what is of a holder's own sums."""
+    return {
+        number: each[segments[number].holders.index(peer_id)].hex()
+        for number, each in norms.items()
+        if peer_id in segments[number].holders
+    }
+
+
+def sums_digest(sums: Mapping[int, bytes], norms: NormsMade = NO_NORMS) -> bytes:
     """`sums` by segment: of what this peer has added up itself."""
-    return _digest(encode(sorted(sums.items())))[:OWN_BYTES]
+    made = sorted(sums.items())
+    return _digest(encode([made, sorted(norms.items())] if norms else made))[:OWN_BYTES]
 
 
 def sums_of_others(
-    me: str, segments: Sequence[Segment], sums: Mapping[int, tuple[bytes, ...]]
+    me: str,
+    segments: Sequence[Segment],
+    sums: Mapping[int, tuple[bytes, ...]],
+    norms: SquaredNorms,
 ) -> dict[str, bytes]:
     """As `sums_digest` of each other holder has them, as they came to this peer: of those of whom
     all come here. `sums` by segment: digests of each holder's, none where nothing was reduced."""
@@ -110,7 +127,8 @@ def sums_of_others(
             if peer_id in it.holders and len(it.holders) > 1
         }
         if shared.keys() <= sums.keys():
-            found[peer_id] = sums_digest({n: sums[n][place] for n, place in shared.items()})
+            theirs = {n: sums[n][place] for n, place in shared.items()}
+            found[peer_id] = sums_digest(theirs, norms_made(peer_id, segments, norms))
     return found
 
 
@@ -121,8 +139,8 @@ def work_of(prepared: Prepared, segments: Sequence[Segment]) -> bytes:
     sums = {n: s[segments[n].holders.index(me)] for n, s in prepared.sums.items()}
     is_mixed = bool(prepared.tied)
     alone = norms_alone(me, segments, prepared.squared_norms, is_mixed=is_mixed)
-    losses = prepared.loss_sum, prepared.held_out_loss_sum
-    return stated_work(prepared.audit.share, *losses, sums, alone)
+    losses, share = (prepared.loss_sum, prepared.held_out_loss_sum), prepared.audit.share
+    return stated_work(share, *losses, sums, alone, norms_made(me, segments, share.norms))
 
 
 def stated_work(
@@ -131,15 +149,17 @@ def stated_work(
     held_out_loss_sum: float,
     sums: Mapping[int, bytes],
     alone: NormsAlone = NO_NORMS,
+    norms: NormsMade = NO_NORMS,
 ) -> bytes:
-    """What a stage-holder says of its own: in its claim, and again in its Prepared. `sums`: as in
-    `sums_digest`.
+    """What a stage-holder says of its own: in its claim, and again in its Prepared. `sums` and
+    `norms`: as in `sums_digest`.
 
     Evaluation is a part of it where it can be computed again: not of a stage whose neighbours
     could not keep what they send for it.
     """
     held_out = held_out_loss_sum if states_held_out(share.edges) else 0.0
-    return own_digest(share.parts, loss_sum, share.edges, held_out, alone) + sums_digest(sums)
+    own = own_digest(share.parts, loss_sum, share.edges, held_out, alone)
+    return own + sums_digest(sums, norms)
 
 
 def changed_work(work: bytes) -> bytes:
@@ -170,6 +190,8 @@ def claim_digest(share: Share, work: bytes, openings: bytes = b"") -> bytes:
         shared.append(sorted(share.parameters.items()))
     if share.losses:
         shared.append(sorted(share.losses.items()))
+    if share.norms:
+        shared.append([(n, [it.hex() for it in each]) for n, each in sorted(share.norms.items())])
     if openings:
         shared.append(openings)
     return _digest(encode(shared))[:CLAIM_BYTES]
@@ -229,6 +251,32 @@ def unlike_parts(
             for holder, theirs in zip(segment.holders, shares[owner].got[number], strict=True):
                 if holder != owner and not fit(theirs, shares[holder].parts[number]):
                     found.add((owner, holder))
+    return found
+
+
+def unlike_sums(said: Mapping[str, Prepared], segments: Sequence[Segment]) -> list[tuple[str, str]]:
+    """(who has got them, who has made them) where these are not the ones that their maker states:
+    such pairs are in doubt whether there are audits or not (`core.commit.judgement`)."""
+    found = []
+    for number, segment in enumerate(segments):
+        sums = {peer: p.sums[number] for peer, p in said.items() if p.sums.get(number)}
+        for place, owner in enumerate(segment.holders):
+            for peer, digests in sums.items():
+                if owner in sums and digests[place] != sums[owner][place]:
+                    found.append((peer, owner))
+    return found
+
+
+def unlike_norms(shares: Mapping[str, Share], segments: Sequence[Segment]) -> set[tuple[str, str]]:
+    """(who states it, who has summed it) where the one states another norm of a sum than the other:
+    one of the two lies, or has been given something else."""
+    found = set()
+    for number, segment in enumerate(segments):
+        for peer_id in segment.holders:
+            stated = shares[peer_id].norms.get(number, ())
+            for place, (maker, norm) in enumerate(zip(segment.holders, stated, strict=False)):
+                if shares[maker].norms[number][place] != norm:
+                    found.add((peer_id, maker))
     return found
 
 

@@ -14,16 +14,17 @@ from p2p_dtfm.core.audit.accounts import (
     are_even,
     fault_of_account,
     findings,
-    unlike_sums,
 )
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due
-from p2p_dtfm.core.audit.work import NO_MICROBATCH_LIMIT
+from p2p_dtfm.core.audit.work import NO_MICROBATCH_LIMIT, unlike_sums
 from p2p_dtfm.core.commit.step_terms import SQUARED_NORM_LIMIT, StepTerms
+from p2p_dtfm.core.messages.audit_messages import SquaredNorms
 from p2p_dtfm.core.messages.message_bounds import NUMBER_LIMIT, TEXT_LIMIT
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.schedule.sums_in_order import added_up
 from p2p_dtfm.core.schedule.tied_ends import other_end, states_ends
 
 DIGEST_BYTES = 16
@@ -110,9 +111,20 @@ def fault_of(
     if fault := _fault_of_digests(prepared, plan, segments, due):
         return fault
     claimed = _due(prepared, plan, terms)
-    return fault_of_account(prepared.audit, plan, segments, me, claimed) or _fault_by_terms(
-        prepared, plan, terms, counts
-    )
+    if fault := fault_of_account(prepared.audit, plan, segments, me, claimed):
+        return fault
+    norms = _summed_norms(prepared, segments)
+    if any(prepared.squared_norms[n] != added_up(it) for n, it in norms.items()):
+        return "Prepared with another norm than its sums come to"
+    return _fault_by_terms(prepared, plan, terms, counts)
+
+
+def _summed_norms(prepared: Prepared, segments: Sequence[Segment]) -> SquaredNorms:
+    """Of sums, as it has claimed them: of each its maker's word is judged like all its work. Not of
+    a segment with an end whose matrix is summed with the other end's: its norm is of more."""
+    norms = prepared.audit.share.norms if prepared.audit is not None else {}
+    tied = prepared.tied.keys()
+    return {n: each for n, each in norms.items() if tied.isdisjoint(segments[n].layers)}
 
 
 def _fault_of_digests(
@@ -246,7 +258,8 @@ def _comparable(
         for peer in peers:  # from other sums come other norms, and nobody lies who says so
             sums, tied = said[peer].sums.get(number), said[peer].tied
             got = tuple(sorted(tied.items()))
-            alike.setdefault((sums, got), {})[peer] = said[peer].squared_norms[number]
+            if number not in _summed_norms(said[peer], plan.segments()):
+                alike.setdefault((sums, got), {})[peer] = said[peer].squared_norms[number]
             own = tuple(tied[end] for end in segment.layers if end in tied)
             made.setdefault(sums, {})[peer] = own
         for norms in alike.values():

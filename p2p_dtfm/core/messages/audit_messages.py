@@ -16,6 +16,8 @@ fetched while the step is open. A segment with one holder has one."""
 Got = Numbered[tuple[tuple[bytes, ...], ...]]
 """By segment with other holders, for each of them: a digest of what came from it of each chunk,
 empty for one that is not summed here. Nothing from the peer itself."""
+SquaredNorms = Numbered[tuple[float, ...]]
+"""By segment with other holders: of what each of them has summed of it, in their order."""
 
 
 LOSSES_BYTES = 16
@@ -63,6 +65,9 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
     losses: dict[str, bytes] = {}
     """By who has the head: a digest of its losses, of the peer itself as it states them, of others
     as they told it (`core.audit.told_losses`)."""
+    norms: SquaredNorms = {}
+    """Where members hold unlike layers: as the sums have come to the peer. That of its own is a
+    part of its work, and all of a segment's, added up in order, are its squared norm."""
 
 
 class Claimed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="claimed"):

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due
+from p2p_dtfm.core.audit.judging import states_parameters
 from p2p_dtfm.core.audit.work import OWN_BYTES, own_digest, work_of
 from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.messages.audit_messages import Boundary, Edges, Share
@@ -35,9 +36,10 @@ from p2p_dtfm.train.stage.replay.work import (
     Replayed,
     added,
     bytes_of,
+    norms_by_holder,
     parameters_digest,
 )
-from p2p_dtfm.train.stage.tied_head import counted_once, tie
+from p2p_dtfm.train.stage.tied_head import counted_once, joined, tie
 from p2p_dtfm.train.updates.exact_sums import squared_norm
 from p2p_dtfm.train.updates.trimmed_sums import trimmed_over
 
@@ -82,7 +84,7 @@ class WorkAgain:
             return
         reduced = self._sums(plan, computed)
         self._judge_sums(step, plan, wire, computed)
-        self._judge_norms(step, plan, reduced)
+        self._judge_norms(step, plan, wire, reduced)
         for layer, state in self.states.items():
             apply_outcome(self.spec, state, reduced[layer], number, step.outcome.gradient_norm)
 
@@ -93,7 +95,7 @@ class WorkAgain:
         wire = wire_plan(self.spec, plan, before.view.snapshot)
         computed = self._compute(before, plan, wire, number)
         reduced = self._sums(plan, computed)
-        norms = [self._squared_norm(segment, reduced) for segment in plan.segments()]
+        norms = [added_up(self._norms(plan, wire, it, reduced)) for it in plan.segments()]
         for layer, state in self.states.items():
             apply_outcome(self.spec, state, reduced[layer], number, math.sqrt(added_up(norms)))
 
@@ -234,17 +236,27 @@ class WorkAgain:
                     if len(sums) != len(segment.holders) or sums[place] != expected:
                         raise _other(peer, "sum", segment, step)
 
-    def _judge_norms(self, step: Step, plan: Plan, reduced: Mapping[int, Tensor]) -> None:
+    def _judge_norms(
+        self, step: Step, plan: Plan, wire: WirePlan, reduced: Mapping[int, Tensor]
+    ) -> None:
         for number, segment in enumerate(plan.segments()):
-            norm = self._squared_norm(segment, reduced)
+            norms = self._norms(plan, wire, segment, reduced)
             for holder in segment.holders:
-                if step.said[holder].squared_norms.get(number) != norm:
+                stated = _share_of(step, holder).norms.get(number, norms)
+                norm = step.said[holder].squared_norms.get(number)
+                if (stated, norm) != (norms, added_up(norms)):
                     raise _other(holder, "norm", segment, step)
 
-    def _squared_norm(self, segment: Segment, reduced: Mapping[int, Tensor]) -> float:
-        return added_up(
-            squared_norm(counted_once(self.spec, layer, reduced[layer])) for layer in segment.layers
-        )
+    def _norms(
+        self, plan: Plan, wire: WirePlan, segment: Segment, reduced: Mapping[int, Tensor]
+    ) -> tuple[float, ...]:
+        """Squared: of what each holder has summed, where that is claimed, or of each layer."""
+        gradients = [reduced[layer] for layer in segment.layers]
+        if len(segment.holders) > 1 and states_parameters(plan):  # then no ends are tied
+            chunks = wire.chunks[segment.first_layer]
+            return norms_by_holder(segment.holders, chunks, joined(gradients))
+        both = zip(segment.layers, gradients, strict=True)
+        return tuple(squared_norm(counted_once(self.spec, *each)) for each in both)
 
 
 def _other(peer_id: str, what: str, segment: Segment, step: Step) -> NotTrue:

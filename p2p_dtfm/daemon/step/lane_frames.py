@@ -43,9 +43,11 @@ class LossFrames(NamedTuple):
     def has(self, sender: str, kind: FrameKind, layer: int, index: int) -> bool:
         if sender not in self.told.heads:
             return False
-        if self.told.is_one:
-            return kind is FrameKind.ACTIVATION_GRADIENT and index == self.told.microbatch
-        return kind in KINDS["reduce"] and layer == self.told.first_layer
+        if kind is FrameKind.ACTIVATION_GRADIENT:
+            last = self.told.last[sender]
+            return last.before != "" and index == last.microbatch
+        is_reduced = not self.told.is_one and layer == self.told.first_layer
+        return is_reduced and kind in KINDS["reduce"]
 
 
 def loss_frames(spec: RunSpec, plan: Plan) -> LossFrames | None:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, beside, boundary_bytes
+from p2p_dtfm.core.audit.judging import states_parameters
 from p2p_dtfm.core.audit.told_losses import losses_digest, tellers
 from p2p_dtfm.core.audit.work import (
     OWN_BYTES,
@@ -16,6 +17,7 @@ from p2p_dtfm.core.audit.work import (
     NormsAlone,
     made_in,
     norms_alone,
+    norms_made,
     own_digest,
     sums_digest,
 )
@@ -278,15 +280,21 @@ class Judge:
         if not adds:
             return own + claim.work[OWN_BYTES:]
         known = {**mine, peer_id: theirs}
-        sums = {}
+        sums, norms = dict[int, bytes](), dict[int, str]()
         for number, segment, chunks in self._shared(peer_id):
-            digests = [
+            made = [
                 await self._sum(number, segment, chunk, parts, known)
                 for chunk, owner in enumerate(chunks.owners)
                 if owner == peer_id
             ]
-            sums[number] = sum_digest(b"".join(digests))
-        return own + sums_digest(sums)
+            sums[number] = sum_digest(b"".join(digest for digest, _ in made))
+            norms[number] = added_up(norm for _, norm in made).hex()
+        norms = norms if states_parameters(self._plan) else {}
+        added_here = sums_digest(sums, norms)
+        stated = norms_made(peer_id, self._plan.segments(), claim.share.norms)
+        if added_here == claim.work[OWN_BYTES:] and norms != stated:
+            return NO_WORK  # likewise
+        return own + added_here
 
     async def own_work(
         self,
@@ -416,8 +424,8 @@ class Judge:
         chunk: int,
         parts: PartsOf,
         known: Mapping[str, StageAccount],
-    ) -> bytes:
-        """The digest of what all holders' parts of a chunk add up to."""
+    ) -> tuple[bytes, float]:
+        """Of what all holders' parts of a chunk add up to: digest and squared norm."""
         values = [
             known[holder].cut[number].part(chunk)
             if holder in known
@@ -426,7 +434,7 @@ class Judge:
         ]
         trimmed = trimmed_over(self._spec, self._plan, segment)
         total = await self._compute.run_beside(added, values, trimmed)
-        return sum_digest(bytes_of(total))
+        return sum_digest(bytes_of(total)), await self._compute.run_beside(squared_norm, total)
 
 
 async def _nothing() -> PartsOf:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from p2p_dtfm.core.audit.boundaries import beside
+from p2p_dtfm.core.audit.judging import states_parameters
 from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.recovery.partial_replay import StageReplay, whole_step
 from p2p_dtfm.core.schedule.sums_in_order import added_up
@@ -27,6 +28,7 @@ from p2p_dtfm.daemon.step.stage_tools import (
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.finite import NotFinite
 from p2p_dtfm.train.stage.local_steps import LocalSteps, inner_microbatches
+from p2p_dtfm.train.stage.replay.work import norms_by_holder
 from p2p_dtfm.train.stage.tied_head import counted_once
 from p2p_dtfm.train.updates.exact_sums import squared_norm
 
@@ -50,6 +52,8 @@ class LocalResult:
     """`Prepared.tied`"""
     account: StageAccount | None = None
     """Of this peer's own gradients, in such a run, once it has trained."""
+    norms: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    """`Share.norms`"""
 
 
 class StepEngine:
@@ -145,7 +149,7 @@ class StepEngine:
         count = len(replay.microbatches) if train and makes_losses else 0
         held_out_count = len(self._microbatches.held_out) if evaluate and makes_losses else 0
         tokens = self._spec.batch.microbatch * self._spec.model.context
-        norms = await self._tools.compute.run(self._squared_norms)
+        by_holder, norms = await self._tools.compute.run(self._squared_norms)
         loss_sum = added_up(self.work.losses.values())
         if not all(map(math.isfinite, [*norms.values(), loss_sum, held_out_loss])):
             raise NotFinite("a norm or a loss is not finite")
@@ -160,6 +164,7 @@ class StepEngine:
             got=self._got,
             tied=self._tied,
             account=self._account,
+            norms=by_holder,
             token_count=count * tokens,
             held_out_loss_sum=held_out_loss,
             held_out_token_count=held_out_count * tokens,
@@ -183,17 +188,26 @@ class StepEngine:
         else:
             self.work.begin(step)
 
-    def _squared_norms(self) -> dict[int, float]:
+    def _squared_norms(self) -> tuple[dict[int, tuple[float, ...]], dict[int, float]]:
+        """By segment: of what each holder has summed, where that is claimed, and of all."""
         if not self.reduced:
-            return dict.fromkeys(self._segments, 0.0)
+            return {}, dict.fromkeys(self._segments, 0.0)
+        is_claimed = self._terms.audits and states_parameters(self._place.plan)
+        by_holder, found = dict[int, tuple[float, ...]](), dict[int, float]()
         with self._runner.beside_passes():
-            return {
-                number: added_up(
+            for number, segment in self._segments.items():
+                if is_claimed and len(segment.holders) > 1:
+                    chunks = self.mailbox.wire.chunks[segment.first_layer]
+                    sums = self._rooms[segment.first_layer]
+                    by_holder[number] = norms_by_holder(segment.holders, chunks, sums)
+                    if not self._tied.keys() & set(segment.layers):
+                        found[number] = added_up(by_holder[number])
+                        continue
+                found[number] = added_up(
                     squared_norm(counted_once(self._spec, layer, self.reduced[layer]))
                     for layer in segment.layers
                 )
-                for number, segment in self._segments.items()
-            }
+        return by_holder, found
 
     async def _train(self, step: int, replay: StageReplay) -> None:
         """Compute and reduce at once, layer by layer."""

@@ -8,7 +8,10 @@ import pytest
 from p2p_dtfm.core.audit.accounts import fault_of_account, findings
 from p2p_dtfm.core.audit.claim_book import ClaimBook
 from p2p_dtfm.core.audit.work import (
+    SENT_OTHER,
     WORK_BYTES,
+    changed_work,
+    excused_by,
     heard_claim,
     require_signed_audit,
     signed_audit,
@@ -124,6 +127,19 @@ def test_a_doubt_that_was_told_to_all_cannot_be_taken_back() -> None:
         said = told(found, words, dict.fromkeys("abd", "c"))
         result = findings(said, PLAN, SEGMENTS)
         assert set(result.liars) == result.convicted == {"b"} and not result.doubts
+
+
+@pytest.mark.parametrize("mark", [SENT_OTHER, changed_work(WORKS["c"]), excused_by("a")])
+def test_what_marks_a_work_in_an_account_is_a_word_like_any_where_an_auditor_says_it(
+    mark: bytes,
+) -> None:
+    """It was taken for what an account says in place of a work: all computed it again, and nobody
+    was ever held to it."""
+    words: Words = {name: [("b", "c", mark)] for name in NAMES}
+    for own in ({"c": mark}, {"c": WORKS["c"]}, {}):
+        found = {name: {"c": WORKS["c"]} for name in "ad"} | {"b": own}
+        result = findings(told(found, words, dict.fromkeys("abd", "c")), PLAN, SEGMENTS)
+        assert set(result.liars) == result.convicted == {"b"} and not result.doubts, own
 
 
 def test_words_that_all_have_heard_alike_are_held_against_nobody() -> None:

@@ -16,11 +16,12 @@ from p2p_dtfm.core.audit.boundaries import (
     unlike_boundaries,
 )
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
-from p2p_dtfm.core.audit.told_losses import losses_digest
+from p2p_dtfm.core.audit.told_losses import losses_digest, tellers
 from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
     WORK_BYTES,
     claim_digest,
+    norms_made,
     own_digest,
     stated_work,
     sums_digest,
@@ -40,8 +41,9 @@ from p2p_dtfm.core.messages.message_bounds import require_bounded_part
 from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.sections.audit_spec import MICROBATCHES_LIMIT
+from p2p_dtfm.core.schedule.sums_in_order import added_up
 from p2p_dtfm.daemon.peers.wire import pack
-from tests.core.audit.parts import VIEW, two_by_two
+from tests.core.audit.parts import OPENINGS, VIEW, two_by_two
 from tests.core.builders import run_spec
 
 NAMES = "abcdef"
@@ -60,10 +62,10 @@ def digest(*words: object) -> bytes:
     return hashlib.sha256(repr(words).encode()).digest()
 
 
-def edges_of(peer: str) -> Edges:
+def edges_of(peer: str, plan: Plan = PLAN) -> Edges:
     """As all that is honest computes."""
     found = {}
-    for number, (before, after) in beside(PLAN, peer).items():
+    for number, (before, after) in beside(plan, peer).items():
         forward = digest("forward", number)
         backward = digest("backward", number)
         found[number] = Boundary(
@@ -75,49 +77,61 @@ def edges_of(peer: str) -> Edges:
     return found
 
 
-def share_of(peer: str) -> Share:
-    parts, got = {}, {}
-    for number, segment in enumerate(SEGMENTS):
+def share_of(peer: str, plan: Plan = PLAN) -> Share:
+    parts, got, norms = {}, {}, {}
+    for number, segment in enumerate(plan.segments()):
         if peer in segment.holders:
             chunks = range(len(segment.holders))
             mine = segment.holders.index(peer)
             parts[number] = tuple(digest("part", peer, chunk) for chunk in chunks)
+            norms[number] = tuple(1.0 + chunk for chunk in chunks)
             got[number] = tuple(
                 ()
                 if it == peer
                 else tuple(digest("part", it, n) if n == mine else b"" for n in chunks)
                 for it in segment.holders
             )
-    parameters = {layer: digest("layer", layer) for layer in PLAN.layers_of(peer)}
-    losses = dict.fromkeys("bdf" if peer in "bdf" else "", losses_digest(3.0, 0.0))
-    return Share("cpu-1", 1, parts, got, edges_of(peer), parameters, losses)
+    parameters = {layer: digest("layer", layer) for layer in plan.layers_of(peer)}
+    known = tellers(plan)
+    heads = known.heads if peer in known.heads else known.to(peer)
+    losses = dict.fromkeys(heads, losses_digest(3.0, 0.0))
+    return Share("cpu-1", 1, parts, got, edges_of(peer, plan), parameters, losses, norms)
 
 
 HONEST = {peer: share_of(peer) for peer in NAMES}
 
 
-def work_of(share: Share, peer: str) -> bytes:
+def work_of(share: Share, peer: str, plan: Plan = PLAN) -> bytes:
     sums = {n: peer.encode() * 16 for n in share.parts}
-    return own_digest(share.parts, 3.0, share.edges) + sums_digest(sums)
+    norms = norms_made(peer, plan.segments(), share.norms)
+    return own_digest(share.parts, 3.0, share.edges) + sums_digest(sums, norms)
 
 
 WORKS = {peer: work_of(share, peer) for peer, share in HONEST.items()}
 
 
-def step_of(shares: dict[str, Share], found: dict[str, dict[str, bytes]]) -> dict[str, Prepared]:
+def step_of(
+    shares: dict[str, Share],
+    found: dict[str, dict[str, bytes]],
+    plan: Plan = PLAN,
+    told: bool = True,
+) -> dict[str, Prepared]:
+    """`told`: all know whose work somebody doubts."""
+    segments = plan.segments()
     heard = {
-        peer: HeardClaim(claim_digest(share, work_of(share, peer)), b"")
+        peer: HeardClaim(claim_digest(share, work_of(share, peer, plan), OPENINGS), b"")
         for peer, share in shares.items()
     }
-    works = {peer: work_of(share, peer) for peer, share in shares.items()}
+    works = {peer: work_of(share, peer, plan) for peer, share in shares.items()}
     doubted = {it for mine in found.values() for it, work in mine.items() if work != works[it]}
     said = {}
     for peer, share in shares.items():
-        sums = {n: tuple(it.encode() * 16 for it in SEGMENTS[n].holders) for n in share.parts}
+        sums = {n: tuple(it.encode() * 16 for it in segments[n].holders) for n in share.parts}
         mine = found.get(peer, {})
-        disputed = {it: mine.get(it, works[it]) != works[it] for it in sorted(doubted)}
-        account = Account(share, heard, mine, disputed)
-        norms = dict.fromkeys(share.parts, 4.0)
+        known = sorted(doubted) if told else ()
+        disputed = {it: mine.get(it, works[it]) != works[it] for it in known}
+        account = Account(share, heard, mine, disputed, OPENINGS)
+        norms = {number: added_up(each) for number, each in share.norms.items()}
         said[peer] = Prepared(VIEW, 7, peer, norms, 3.0, 10, 0.0, 0, None, "", sums, audit=account)
     return said
 
@@ -248,7 +262,8 @@ def test_what_is_evaluated_is_claimed_at_both_ends(due: Due) -> None:
 
 def test_after_the_last_step_nothing_else_is_claimed() -> None:
     edges = evaluated("b", AFTER)
-    share = msgspec.structs.replace(HONEST["b"], parts={}, got={}, edges=edges, losses={})
+    nothing = {"parts": {}, "got": {}, "losses": {}, "norms": {}}
+    share = msgspec.structs.replace(HONEST["b"], edges=edges, **nothing)
     assert fault_of_share(share, PLAN, SEGMENTS, "b", AFTER) == ""
     assert "of its segments" in fault_of_share(HONEST["b"], PLAN, SEGMENTS, "b", AFTER)
 
@@ -295,7 +310,7 @@ def test_the_evaluation_after_the_last_step_is_drawn_at_any_rate() -> None:
                 share = HONEST[peer]
                 if step == last:
                     edges = evaluated(peer, AFTER)
-                    nothing = {"parts": {}, "got": {}, "losses": {}}
+                    nothing = {"parts": {}, "got": {}, "losses": {}, "norms": {}}
                     share = msgspec.structs.replace(share, edges=edges, **nothing)
                 claim = Claimed(VIEW, step, share, WORKS[peer], opening, commitment_to(following))
                 book.record(peer, claim)
@@ -311,17 +326,17 @@ def test_the_largest_claim_of_a_run_fits_in_all_that_carries_it() -> None:
     many = tuple(digest("part", number) for number in range(CHUNKS_LIMIT))
     edges = dict.fromkeys(numbers, edge)
     layers = {1000 + layer: digest("layer", layer) for layer in range(100)}
-    losses = {"x" * 52: bytes(16)}
+    losses, norms = {"x" * 52: bytes(16)}, {1: (1.5,) * 64}
     claimed = Claimed(
         VIEW,
         1 << 40,
-        Share("x" * 64, 1024, {1: many}, {1: ((), many)}, edges, layers, losses),
+        Share("x" * 64, 1024, {1: many}, {1: ((), many)}, edges, layers, losses, norms),
         *(b"x" * 32,) * 3,
         b"x" * 64,
     )
     assert len(pack(1, claimed)) < TABLE["Claimed"].size_bytes
     few = many[:100]
-    share = Share("x" * 64, 1024, {1: few}, {1: ((), few)}, edges, layers, losses)
+    share = Share("x" * 64, 1024, {1: few}, {1: ((), few)}, edges, layers, losses, norms)
     heard = {
         "x" * 52 + str(number): HeardClaim(bytes(CLAIM_BYTES), bytes(64)) for number in range(64)
     }

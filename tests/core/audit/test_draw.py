@@ -18,6 +18,7 @@ from p2p_dtfm.core.audit.draw import (
 )
 from p2p_dtfm.core.audit.judging import judges_of
 from p2p_dtfm.core.audit.roles import NEW
+from p2p_dtfm.core.audit.told_losses import tellers
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Boundary, Claimed, Share
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
@@ -133,9 +134,10 @@ def stage_share(plan: Plan, name: str) -> Share:
         )
         for number, (before, after) in beside(plan, name).items()
     }
-    lasts = [pipeline.stages[-1].peer_id for pipeline in plan.pipelines]
-    losses = dict.fromkeys(lasts if name in lasts else (), LOSSES)
-    return Share("cpu-1", 1, parts, got, edges, losses=losses)
+    known = tellers(plan)
+    losses = dict.fromkeys(known.heads if name in known.heads else known.to(name), LOSSES)
+    norms = {n: (1.0,) * len(each) for n, each in got.items()}
+    return Share("cpu-1", 1, parts, got, edges, losses=losses, norms=norms)
 
 
 def claim(name: str, step: int, *, opened: bool = True) -> Claimed:

@@ -344,7 +344,7 @@ def test_who_claims_other_sums_of_the_same_parts_is_seen_when_the_step_is_done_a
 
 
 def test_whose_sums_are_not_those_that_came_from_it_is_seen_in_that_step_and_afterwards() -> None:
-    came = sums_of_others("a", SEGMENTS, {0: (*SUMS[:3], OTHER_SUMS)})
+    came = sums_of_others("a", SEGMENTS, {0: (*SUMS[:3], OTHER_SUMS)}, {})
     before = dataclasses.replace(stopped(claims(), audited=NAMES), sums=came)
     assert before.sent_other() == [LIAR] and before.changed(claims()) == []
     book = begun_before(claims())
@@ -361,9 +361,9 @@ def test_the_sums_of_who_adds_up_elsewhere_as_well_are_not_known_whole() -> None
     three = (Stage("a", 0, 1, 1), Stage("b", 1, 3, 1)), (Stage("c", 0, 3, 1),)
     plan = Plan(tuple(Pipeline(it, 2 * n, 2) for n, it in enumerate(three)), (), 1)
     mine = next(n for n, it in enumerate(plan.segments()) if it.holders == ("a", "c"))
-    assert sums_of_others("a", plan.segments(), {mine: SUMS[:2]}) == {}
-    assert set(sums_of_others("c", plan.segments(), {0: SUMS[:2], 1: SUMS[:2]})) == {"a", "b"}
-    assert sums_of_others("a", SEGMENTS, {}) == {}, "nothing was trained"
+    assert sums_of_others("a", plan.segments(), {mine: SUMS[:2]}, {}) == {}
+    assert set(sums_of_others("c", plan.segments(), {0: SUMS[:2], 1: SUMS[:2]}, {})) == {"a", "b"}
+    assert sums_of_others("a", SEGMENTS, {}, {}) == {}, "nothing was trained"
 
 
 @pytest.mark.parametrize(("receivers", "convicted"), [("abc", {LIAR}), ("ab", set())])

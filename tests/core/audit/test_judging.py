@@ -17,6 +17,7 @@ from tests.core.audit.test_boundaries import (
     SEGMENTS,
     WORKS,
     digest,
+    share_of,
     step_of,
 )
 
@@ -105,6 +106,21 @@ def test_where_honest_ones_cannot_judge_holders_alone_decide() -> None:
         assert not findings_of(HONEST, few).liars, few
     of_holders = {"c": {"a": JUNK}, "e": {"a": WORKS["a"]}, "b": {"a": JUNK}}
     assert set(findings_of(HONEST, of_holders).liars) == {"c"}, "as without the others"
+
+
+def test_who_accuses_the_other_holder_of_a_stage_in_secret_goes_where_others_could_judge() -> None:
+    """It was a doubt between the two, which may cost the honest one its place: only the stage's own
+    holders were counted, though whoever finds a work false tells all who can compute it again."""
+    plan = parts.two_by_two()
+    shares = {peer: share_of(peer, plan) for peer in "abcd"}
+    said = step_of(shares, {"c": {"a": JUNK}}, plan, told=False)
+    result = findings(said, plan, plan.segments())
+    assert set(result.liars) == {"c"} and "told nobody" in result.liars["c"]
+    assert not result.doubts and not result.even and not result.convicted
+    began = msgspec.structs.replace(shares["c"], parameters={0: digest("another state")})
+    alone = step_of({**shares, "c": began}, {"c": {"a": JUNK}}, plan, told=False)
+    result = findings(alone, plan, plan.segments())
+    assert set(result.doubts) == {("a", "c")} and not result.liars, "as nobody else can judge"
 
 
 def test_what_is_said_by_who_cannot_have_computed_it_is_no_word() -> None:

@@ -46,11 +46,21 @@ def in_a_row(*pipelines: str, stands_in: str = "") -> Plan:
     )
 
 
+MIXED = Plan((Pipeline((Stage("a", 0, 2, 1),), 0, 2), *in_a_row("--", "bc").pipelines[1:]), (), 1)
+"""One computes the whole model, beside a pipeline."""
+
+
 @pytest.mark.parametrize(
     ("plan", "told"),
     [
         (PLAN, {"a": "bcd", "b": "acd", "c": "abd", "d": "abc"}),
-        (two_by_two(), {"a": "", "b": "d", "c": "", "d": "b"}),
+        (two_by_two(), {"a": "b", "b": "d", "c": "d", "d": "b"}),
+        (in_a_row("abc", "def"), {"a": "", "b": "c", "c": "f", "d": "", "e": "f", "f": "c"}),
+        (
+            in_a_row("ab", "cd", "eb", stands_in="b"),
+            {"a": "", "b": "d", "c": "d", "d": "b", "e": "b"},
+        ),
+        (MIXED, {"a": "c", "b": "c", "c": "a"}),
         (in_a_row("abc"), {"a": "", "b": "c", "c": ""}),
         (in_a_row("a"), {"a": ""}),
         (in_a_row("ab", "cb", stands_in="b"), {"a": "", "b": "", "c": "b"}),
@@ -60,10 +70,12 @@ def test_who_is_told_by_whom(plan: Plan, told: dict[str, str]) -> None:
     assert {it: "".join(tellers(plan).to(it)) for it in told} == told
 
 
-def test_one_alone_tells_with_the_last_that_it_computes() -> None:
+def test_who_has_a_stage_before_it_tells_that_with_the_last_that_it_computes() -> None:
     """Of two pipelines it takes turns."""
-    assert tellers(in_a_row("abc")).microbatch == 1
-    assert tellers(in_a_row("ab", "cb", stands_in="b")).microbatch == 3
+    assert tellers(in_a_row("abc")).last == {"c": (1, "b")}
+    assert tellers(in_a_row("ab", "cb", stands_in="b")).last == {"b": (3, "c")}
+    assert tellers(two_by_two()).last == {"b": (1, "a"), "d": (3, "c")}
+    assert tellers(MIXED).last == {"a": (1, ""), "c": (3, "b")}
     assert tellers(two_by_two()).first_layer == 1
 
 

@@ -22,6 +22,7 @@ from p2p_dtfm.core.audit.work import (
     excused_by,
     heard_of,
     norms_alone,
+    norms_made,
     openings_digest,
     signed_audit,
     signed_claim,
@@ -178,16 +179,19 @@ class Audits:
             words = LateWords(me, view.id, step, plan, book, tell, secret)
             self._here = here = OpenStep(view, plan, step, engine, book, mine, words)
             claim = signed_claim(await self._claim(here, local), me, self._tools.net.sign)
-            book.sums = sums_of_others(me, plan.segments(), local.sums)
+            book.sums = sums_of_others(me, plan.segments(), local.sums, local.norms)
             self._say(here, claim)
             self._given.add((Kind.CLAIM, step))
             await self._until(view, Kind.CLAIM, book.not_claimed)
             self._tools.status.facts["arithmetics"] = book.arithmetics()
             await self._true_openings(here)
             found = await self._audited(here)
-            disputed = book.disputed()
+            disputed, unlike_norms = book.disputed(), book.unlike_norms()
             for peer_id in disputed:
-                log.warning("%s has computed something else than was claimed", peer_id)
+                if peer_id in unlike_norms:
+                    log.warning("others state another norm of what %s has summed", peer_id)
+                else:
+                    log.warning("%s has computed something else than was claimed", peer_id)
                 if peer_id not in found and book.may_judge(me, peer_id):
                     with words.while_waiting():
                         found[peer_id] = await self._recomputing.work_of(here, peer_id)
@@ -289,10 +293,12 @@ class Audits:
             edges=edges,
             parameters=dict(here.mine.parameters),
             losses=losses_told(plan, me, here.step, engine.mailbox, own) if due.trains else {},
+            norms=local.norms,
         )
-        is_mixed = bool(local.tied)
-        alone = norms_alone(me, plan.segments(), local.squared_norms, is_mixed=is_mixed)
-        work = stated_work(share, local.loss_sum, local.held_out_loss_sum, sums, alone)
+        is_mixed, segments = bool(local.tied), plan.segments()
+        alone = norms_alone(me, segments, local.squared_norms, is_mixed=is_mixed)
+        made = norms_made(me, segments, local.norms)
+        work = stated_work(share, local.loss_sum, local.held_out_loss_sum, sums, alone, made)
         next_one = commitment_to(self._next_opening)
         return Claimed(here.view.id, here.step, share, work, opening, next_one)
 

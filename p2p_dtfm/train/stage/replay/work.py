@@ -20,6 +20,7 @@ from p2p_dtfm.train.codecs import Turn, boundary_turn, codec_of
 from p2p_dtfm.train.model.gpt import build_layer
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.device.recorded_runner import runner_once
+from p2p_dtfm.train.updates.exact_sums import squared_norm
 from p2p_dtfm.train.updates.trimmed_sums import trimmed_sum
 
 ACTIVATION = "activation"
@@ -225,6 +226,14 @@ class SegmentParts:
             if piece.numel():
                 hasher.update(cast(Any, piece.numpy()).data.cast("B"))
         return hasher.digest()
+
+
+def norms_by_holder(holders: Sequence[str], chunks: Chunks, sums: Tensor) -> tuple[float, ...]:
+    """Squared, of what each holder has summed of a segment. `sums`: all of it, flat."""
+    by_owner: dict[str, list[float]] = {holder: [] for holder in holders}
+    for (start, end), owner in zip(chunks.bounds, chunks.owners, strict=True):
+        by_owner[owner].append(squared_norm(sums[start:end]))
+    return tuple(added_up(by_owner[holder]) for holder in holders)
 
 
 def added(parts: Sequence[Tensor], trimmed: Sequence[int] = ()) -> Tensor:

@@ -1,6 +1,7 @@
 """Who was asked speaks another protocol: the next one is asked, and what to do is said."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.daemon.peers import discovery
+from p2p_dtfm.daemon.peers import messenger as real_messenger
 from p2p_dtfm.daemon.peers.run_source import AnotherRun, NobodyTrains, OtherProtocol, ask_welcome
 from p2p_dtfm.daemon.peers.wire import Hello, Welcome
 from p2p_dtfm.net.errors import Unreachable
@@ -93,6 +95,20 @@ def test_whoever_is_older_is_to_be_updated(
 def test_who_trains_another_run_in_another_version_trains_another_run(ours: Signed) -> None:
     with pytest.raises(AnotherRun):
         ask(Messenger({"other": Welcome(NEWER, ours, (), 1)}), "other", digest="00ff")
+
+
+def test_nothing_is_kept_of_what_strangers_have_answered(ours: Signed) -> None:
+    """Answers of up to 1 MiB, by hundreds of keys, for as long as the daemon lived: a kept error
+    held on to where it was raised. Asked again, it is the same."""
+    messenger: Any = Messenger({"old": Welcome(OLDER, ours, (), 1)})
+    messenger.pass_over = partial(real_messenger.Messenger.pass_over, messenger)
+    for _ in range(2):
+        with pytest.raises(OtherProtocol):
+            ask(messenger, "old")
+        kept = messenger.passed_over["old"]
+        assert isinstance(kept, OtherProtocol) and "update the other" in kept.render()
+        assert kept.__traceback__ is kept.__context__ is kept.__cause__ is None
+    assert messenger.asked == ["old"]
 
 
 def test_where_nobody_is_there_nothing_is_said_of_versions() -> None:

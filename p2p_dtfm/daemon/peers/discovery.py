@@ -209,7 +209,7 @@ async def _nobody(
     """Where somebody trains the run in another version that is what is to be seen to."""
     for unlike in messenger.passed_over.values():
         if isinstance(unlike, OtherProtocol):
-            return unlike
+            return unlike.to_keep()
     try:
         is_known = await directory.fetch_run(run_digest) is not None
     except Unreachable:

@@ -152,7 +152,7 @@ class Messenger:
 
     def pass_over(self, peer_id: str, reason: UserError) -> None:
         """Ask it no more which run it trains, until `passed_over` is cleared."""
-        put_newest(self.passed_over, peer_id, reason, PEERS_LIMIT)
+        put_newest(self.passed_over, peer_id, reason.to_keep(), PEERS_LIMIT)
 
     def forget(self, peer_id: str) -> None:
         """It is no member of the run: a bootstrap node, or one that has gone."""

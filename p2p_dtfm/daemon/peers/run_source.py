@@ -183,7 +183,7 @@ async def _ask_welcome_once(
     for peer_id in peer_ids:
         if (passed_over := messenger.passed_over.get(peer_id)) is not None:
             causes.append(f"{peer_id}: {passed_over.cause}")
-            unlike = passed_over if isinstance(passed_over, OtherProtocol) else unlike
+            unlike = passed_over.to_keep() if isinstance(passed_over, OtherProtocol) else unlike
             continue
         try:
             hello = Hello(PROTOCOL_VERSION, addresses)

@@ -9,18 +9,26 @@ from typing import Any
 import msgspec
 import pytest
 
+from p2p_dtfm.core.messages.agreement_messages import KnownView
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
 from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.machine.view_history import ViewHistory
 from p2p_dtfm.daemon.peers import discovery
 from p2p_dtfm.daemon.peers import messenger as real_messenger
+from p2p_dtfm.daemon.peers.home_memory import acquaintance
 from p2p_dtfm.daemon.peers.run_source import AnotherRun, NobodyTrains, OtherProtocol, ask_welcome
 from p2p_dtfm.daemon.peers.wire import Hello, Welcome
 from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.ports import now
 from tests.core.builders import run_spec
-from tests.daemon.test_memory import memory_of
+from tests.daemon.test_false_leads import seeker
+from tests.daemon.test_memory import memory_of, peer_ids
 
+AT = "/ip4/192.0.2.7/tcp/4001"
 NEWER, OLDER = PROTOCOL_VERSION + 1, PROTOCOL_VERSION - 1
 
 
@@ -157,3 +165,49 @@ def test_nobody_is_told_to_name_the_run_to_who_speaks_otherwise(ours: Signed) ->
             discovery.find_run(messenger, None, ["old"], (), "", lambda text: None)  # type: ignore[arg-type]
         )
     assert len(error.value.fixes) == 1
+
+
+def test_of_those_that_it_met_only_half_of_the_last_view_keep_it_from_founding(
+    tmp_path: Path,
+) -> None:
+    """One key that was a member once, or that the first answerer named, was enough, for good."""
+    peers = peer_ids(tmp_path, 4)
+    daemon = seeker(tmp_path, {}, run="tiny")
+    memory = memory_of(tmp_path).met(acquaintance(it, [AT], 5) for it in peers)
+    daemon._acquaintances.memory = memory
+    members = tuple(Member(it, 1) for it in ("me", *peers[:3]))
+    history = ViewHistory(Home(tmp_path).root, memory.run_digest)
+    history.keep((KnownView(ViewId(3, "view"), members, "plan"),))
+    history.write()
+    messenger = daemon._network.messenger
+    messenger.greeted_s = {}
+    for unlike in (peers[0], peers[3]):  # of four known ones two, of its last fellows one
+        messenger.pass_over(unlike, OtherProtocol(unlike, 99))
+    daemon.require_nobody_known()
+    daemon._acquaintances.say_nobody_answers("12" * 32, 4.0)
+    ((_, fix),) = daemon._acquaintances._local.status.troubles.present()
+    assert "update this program" in fix and "start one of them" in fix and "--apart" not in fix
+    messenger.pass_over(peers[1], OtherProtocol(peers[1], 99))
+    with pytest.raises(UserError, match="none can be joined") as error:
+        daemon.require_nobody_known()
+    assert "--apart" in error.value.fixes[1]
+    daemon._acquaintances.say_nobody_answers("12" * 32, 4.0)
+    ((_, fix),) = daemon._acquaintances._local.status.troubles.present()
+    assert "start this one again with --apart" in fix
+
+
+def test_where_peers_are_given_all_of_those_that_answer_have_to_be_of_another_version(
+    tmp_path: Path,
+) -> None:
+    one, other = peer_ids(tmp_path, 2)
+    given = tuple(f"{AT}/p2p/{it}" for it in (one, other))
+    for settings, greeted, holds in (
+        ({}, (), True),
+        ({}, (other,), False),
+        ({"apart": True}, (), False),
+        ({"new": True}, (), False),
+    ):
+        daemon = seeker(tmp_path, {}, run="tiny", initial_peers=given, **settings)
+        daemon._network.messenger.greeted_s = {it: now.monotonic_s() for it in greeted}
+        daemon._network.messenger.pass_over(one, OtherProtocol(one, 99))
+        assert (daemon._acquaintances.turned_away() is not None) is holds

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.messages.agreement_messages import KnownView
-from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
 from p2p_dtfm.core.protocol.signed import Signed
@@ -36,8 +36,13 @@ class Later(msgspec.Struct):
     """As a version to come may welcome others."""
 
     protocol_version: int
-    run: Signed
+    run_spec: Signed
     what_nobody_says_yet: int = 7
+
+
+class MuchLater(msgspec.Struct):
+    protocol_version: int
+    runs: tuple[str, ...] = ("this one", "that one")
 
 
 class Messenger:
@@ -103,6 +108,23 @@ def test_whoever_is_older_is_to_be_updated(
 def test_who_trains_another_run_in_another_version_trains_another_run(ours: Signed) -> None:
     with pytest.raises(AnotherRun):
         ask(Messenger({"other": Welcome(NEWER, ours, (), 1)}), "other", digest="00ff")
+
+
+@pytest.mark.parametrize("trains_ours", [True, False])
+def test_a_run_is_told_from_another_whatever_is_new_in_a_welcome(
+    ours: Signed, trains_ours: bool
+) -> None:
+    """With one new field who had moved to another run counted as a member of this one: a home
+    waited for it, and --new was refused with the advice to type --new."""
+    there = ours if trains_ours else Signed(ours.peer_id, "run", b"as nobody reads it", b"")
+    welcome, digest = Later(NEWER, there), digest_bytes(ours.payload)
+    with pytest.raises(OtherProtocol if trains_ours else AnotherRun):
+        ask(Messenger({"other": welcome}), "other", digest=digest)
+
+
+def test_who_says_of_its_run_what_nobody_can_read_is_of_another_version() -> None:
+    with pytest.raises(OtherProtocol):
+        ask(Messenger({"other": MuchLater(NEWER)}), "other", digest="00ff")
 
 
 def test_nothing_is_kept_of_what_strangers_have_answered(ours: Signed) -> None:

@@ -5,14 +5,16 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from p2p_dtfm.cli.commands.models import ExportFormat, _export_once, export
-from p2p_dtfm.cli.commands.offline.newest_model import newest_checkpoint, told_of_model
+from p2p_dtfm.cli.commands.offline.newest_model import newest_checkpoint, run_here, told_of_model
 from p2p_dtfm.cli.commands.offline.repeated_export import RepeatedExport
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.lineage import Epochs, marked
 from p2p_dtfm.daemon.machine import local_client
+from p2p_dtfm.daemon.peers import home_memory
 from p2p_dtfm.daemon.peers.home_memory import write_memory
 from p2p_dtfm.ports.packages import how_to_install
 from p2p_dtfm.train.model import checkpoint as checkpoints
@@ -167,6 +169,30 @@ def test_of_several_runs_in_a_home_it_is_the_one_that_it_is_in(tmp_path: Path) -
     found = newest_checkpoint(tmp_path)
     assert found.name == "step-00000004" and found.parents[1].name == newer.digest()[:16]
     assert told_of_model(found) == f"the model of model (run {newer.digest()[:16]}) after step 4"
+
+
+def test_what_a_home_remembers_is_looked_at_once_and_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`export --every` said of one damaged file, or of a newer version, that it is, twice a second,
+    and a command that only reads set it aside."""
+    damaged = tmp_path / "runs" / "old" / "memory.json"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text("{")
+    looked, checked = list[bytes](), home_memory._checked
+
+    def check(data: bytes, run: str) -> home_memory.Memory:
+        looked.append(data)
+        return checked(data, run)
+
+    monkeypatch.setattr(home_memory, "_checked", check)
+    first, second = (memory_of(tmp_path, make_spec(), used_s) for used_s in (5, 9))
+    write_memory(place_of(tmp_path, first), first)
+    assert [run_here(tmp_path) for _ in range(5)] == [first.run_digest] * 5
+    assert len(looked) == 2 and damaged.exists() and not caplog.text
+    write_memory(place_of(tmp_path, second), msgspec.structs.replace(second, written=2))
+    run_here(tmp_path)
+    assert len(looked) == 4, "it has changed"
 
 
 def test_what_a_side_that_was_given_up_has_come_to_is_not_the_model(

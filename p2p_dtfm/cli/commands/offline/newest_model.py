@@ -5,6 +5,7 @@ that was given up: what the daemon says counts, or what was written last; in a c
 of files say nothing, the step.
 """
 
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,9 +44,18 @@ def newest_checkpoint(home: Path | None, run_digest: str = "") -> Path:
 def run_here(root: Path) -> str:
     """Digest of the run that the daemon of this home is in, or was in last; empty where it
     remembers none."""
-    from p2p_dtfm.daemon.peers.home_memory import remembered_runs
+    from p2p_dtfm.daemon.peers.home_memory import NAMES
 
-    return next((memory.run_digest for memory in remembered_runs(root)), "")
+    files = [path for name in NAMES for path in sorted(root.glob(f"runs/*/{name}"))]
+    return _run_here(root, tuple((path, _time_of(path)) for path in files))
+
+
+@lru_cache(maxsize=1)
+def _run_here(root: Path, written: tuple[tuple[Path, float | None], ...]) -> str:
+    """As what it remembers was `written`: who looks again and again verifies it once."""
+    from p2p_dtfm.daemon.peers.home_memory import remembered_runs, seen_by_others
+
+    return next((it.run_digest for it in remembered_runs(root, seen_by_others)), "")
 
 
 def _on_the_way(root: Path, run_digest: str, here: "list[Checkpoint]") -> "Checkpoint | None":
@@ -87,7 +97,7 @@ def _written_s(run: Path) -> float:
 
 
 def _time_of(path: Path) -> float | None:
-    """None where it was pruned meanwhile."""
+    """None where it is gone meanwhile."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:

@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -17,6 +17,7 @@ from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.view_history import ViewHistory
+from p2p_dtfm.daemon.node.other_versions import UNLIKE_TOLD
 from p2p_dtfm.daemon.peers import discovery
 from p2p_dtfm.daemon.peers import messenger as real_messenger
 from p2p_dtfm.daemon.peers.home_memory import acquaintance
@@ -146,9 +147,10 @@ def test_where_nobody_is_there_nothing_is_said_of_versions() -> None:
         ask(Messenger({}), "gone")
 
 
-@pytest.mark.parametrize("says_so", ["initial peer", "in the directory"])
+@pytest.mark.parametrize("says_so", ["initial peer", "met", "stranger"])
 def test_who_comes_by_an_invitation_is_told_to_update(ours: Signed, says_so: str) -> None:
-    """As all of those name the run, it was to ask whether the run is still trained."""
+    """As all of those name the run, it was to ask whether the run is still trained. Strangers that
+    the directory names can have nobody told to update instead."""
     digest = run_spec().digest()
     present = SimpleNamespace(peer_id="there", addresses=())
     answer = Welcome(NEWER, ours, (), 1)
@@ -157,7 +159,7 @@ def test_who_comes_by_an_invitation_is_told_to_update(ours: Signed, says_so: str
         nodes = ()
 
         async def present_by_node(self, peer_ids: list[str], run_digest: str) -> list[list[Any]]:
-            return [[present] if says_so == "in the directory" else []]
+            return [[present] if says_so != "initial peer" else []]
 
         async def present_peers(self, run_digest: str) -> list[Any]:
             return []
@@ -173,19 +175,21 @@ def test_who_comes_by_an_invitation_is_told_to_update(ours: Signed, says_so: str
         (),
         digest,
         lambda text: None,
+        lambda peer_id: peer_id == "given" or says_so == "met",
     )
-    with pytest.raises(OtherProtocol) as error:
+    with pytest.raises(UserError) as error:
         asyncio.run(finding)
-    assert "update this program" in error.value.fixes[0]
+    is_stranger = says_so == "stranger"
+    assert isinstance(error.value, OtherProtocol) is not is_stranger
+    assert "update this program" in error.value.fixes[-1], "what a stranger says is a hint"
+    assert ("ask whoever invited you" in error.value.fixes[0]) is is_stranger
 
 
 def test_nobody_is_told_to_name_the_run_to_who_speaks_otherwise(ours: Signed) -> None:
     """Which is of use where the address is of a bootstrap node."""
     messenger: Any = Messenger({"old": Welcome(OLDER, ours, (), 1)})
     with pytest.raises(UserError) as error:
-        asyncio.run(
-            discovery.find_run(messenger, None, ["old"], (), "", lambda text: None)  # type: ignore[arg-type]
-        )
+        asyncio.run(discovery.find_run(messenger, cast(Any, None), ["old"], (), "", str, bool))
     assert len(error.value.fixes) == 1
 
 
@@ -233,3 +237,16 @@ def test_where_peers_are_given_all_of_those_that_answer_have_to_be_of_another_ve
         daemon._network.messenger.greeted_s = {it: now.monotonic_s() for it in greeted}
         daemon._network.messenger.pass_over(one, OtherProtocol(one, 99))
         assert (daemon._acquaintances.turned_away() is not None) is holds
+
+
+def test_strangers_of_another_version_keep_no_known_one_out_of_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (known,) = peer_ids(tmp_path, 1)
+    daemon = seeker(tmp_path, {}, run="tiny", initial_peers=(f"{AT}/p2p/{known}",))
+    messenger = daemon._network.messenger
+    for peer in (*(f"stranger-{number}" for number in range(99)), known):
+        messenger.pass_over(peer, OtherProtocol(peer, 99))
+    for _ in range(2):
+        daemon._acquaintances.other_versions.say()
+    assert caplog.text.count("stranger-") == UNLIKE_TOLD and caplog.text.count(known) == 1

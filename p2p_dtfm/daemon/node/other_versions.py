@@ -37,14 +37,19 @@ class OtherVersions:
         self._is_known = is_known
         self._told = set[str]()
         """Of whom the log has said that it speaks another protocol."""
+        self._strangers_told = 0
 
     def say(self) -> None:
-        """Of each once, and not of many: any number of strangers can say it."""
+        """Of each once, and not of many strangers: any number of them can say it."""
         for peer_id, why in self._network.messenger.passed_over.items():
-            if isinstance(why, OtherProtocol) and len(self._told) < UNLIKE_TOLD:
-                if peer_id not in self._told:
-                    log.warning("%s: %s", why.cause, why.fixes[0])
-                self._told.add(peer_id)
+            if not isinstance(why, OtherProtocol) or peer_id in self._told:
+                continue
+            is_stranger = not self._is_known(peer_id)
+            if is_stranger and self._strangers_told >= UNLIKE_TOLD:
+                continue
+            self._strangers_told += is_stranger
+            self._told.add(peer_id)
+            log.warning("%s: %s", why.cause, why.fixes[0])
 
     def known(self) -> dict[str, OtherProtocol]:
         """Of those that are known, who was found to be of another version lately."""

@@ -119,6 +119,7 @@ class Leads:
                     own,
                     run_digest,
                     lambda text: self._local.status.say(State.JOINING, text),
+                    self._acquaintances.is_known,
                 )
             except UserError as nobody:
                 if isinstance(error, RunComplete):

@@ -220,10 +220,10 @@ async def _nobody(
         if is_known(peer_id):
             return known.to_keep()
     try:
-        is_known = await directory.fetch_run(run_digest) is not None
+        is_there = await directory.fetch_run(run_digest) is not None
     except Unreachable:
-        is_known = False
-    what = "is known there, but none of its members is" if is_known else "and its members are not"
+        is_there = False
+    what = "is known there, but none of its members is" if is_there else "and its members are not"
     return UserError(
         f"{refused.cause}; run {run_digest[:16]} {what} in the directory",
         (

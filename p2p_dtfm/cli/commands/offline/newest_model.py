@@ -27,8 +27,8 @@ def newest_checkpoint(home: Path | None, run_digest: str = "") -> Path:
     if not run_digest:
         return _written_last(root)
     here = _whole(place_of_run(root, run_digest))
-    if (found := _on_the_way(root, run_digest, here)) is not None:
-        return found.directory
+    if (newest := _on_the_way(root, run_digest, here)) is not None:
+        return newest.directory
     others = [found[0] for run in _runs(root) if (found := _whole(run))]
     raise UserError(
         f"no whole checkpoint in {root} of run {run_digest[:SHOWN_CHARACTERS]}, which it was in "

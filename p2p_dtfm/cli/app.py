@@ -97,6 +97,10 @@ def run(
         bool | None,
         typer.Option("--new", help="With --run: found afresh, whatever became of it before."),
     ] = None,
+    apart: Annotated[
+        bool | None,
+        typer.Option("--apart", help="Go on although members of another version are there."),
+    ] = None,
     nearby: Annotated[
         bool | None,
         typer.Option(

@@ -1,16 +1,20 @@
 """Exports while a run trains."""
 
+import os
 import sys
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from p2p_dtfm.cli.commands.models import ExportFormat, _export_once, export
-from p2p_dtfm.cli.commands.offline.newest_model import newest_checkpoint, told_of_model
+from p2p_dtfm.cli.commands.offline.newest_model import newest_checkpoint, run_here, told_of_model
 from p2p_dtfm.cli.commands.offline.repeated_export import RepeatedExport
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.lineage import Epochs, marked
+from p2p_dtfm.daemon.machine import local_client
+from p2p_dtfm.daemon.peers import home_memory
 from p2p_dtfm.daemon.peers.home_memory import write_memory
 from p2p_dtfm.ports.packages import how_to_install
 from p2p_dtfm.train.model import checkpoint as checkpoints
@@ -158,11 +162,67 @@ def test_of_several_runs_in_a_home_it_is_the_one_that_it_is_in(tmp_path: Path) -
     with pytest.raises(UserError, match=f"of run {newer.digest()[:16]}, which") as none_yet:
         newest_checkpoint(tmp_path)
     assert f"of run {older.digest()[:16]} (model), step 20, which" in none_yet.value.fixes[1]
-    for step in (4, 2):  # as a copy may have them
+    for step in (4, 2):
         save_layers(root / newer.digest()[:16] / "checkpoints", newer, step, 0, at(states, step))
+    for written in root.glob("*/checkpoints/*/manifest.json"):
+        os.utime(written, (9, 9))  # as in a copy
     found = newest_checkpoint(tmp_path)
     assert found.name == "step-00000004" and found.parents[1].name == newer.digest()[:16]
     assert told_of_model(found) == f"the model of model (run {newer.digest()[:16]}) after step 4"
+
+
+def test_what_a_home_remembers_is_looked_at_once_and_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`export --every` said of one damaged file, or of a newer version, that it is, twice a second,
+    and a command that only reads set it aside."""
+    damaged = tmp_path / "runs" / "old" / "memory.json"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text("{")
+    looked, checked = list[bytes](), home_memory._checked
+
+    def check(data: bytes, run: str) -> home_memory.Memory:
+        looked.append(data)
+        return checked(data, run)
+
+    monkeypatch.setattr(home_memory, "_checked", check)
+    first, second = (memory_of(tmp_path, make_spec(), used_s) for used_s in (5, 9))
+    write_memory(place_of(tmp_path, first), first)
+    assert [run_here(tmp_path) for _ in range(5)] == [first.run_digest] * 5
+    assert len(looked) == 2 and damaged.exists() and not caplog.text
+    write_memory(place_of(tmp_path, second), msgspec.structs.replace(second, written=2))
+    run_here(tmp_path)
+    assert len(looked) == 4, "it has changed"
+
+
+def test_what_a_side_that_was_given_up_has_come_to_is_not_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A laptop trained alone, met its swarm and came over: for as many steps as it had been ahead
+    the model was that of its own, and `--every` exported nothing, or ended with it."""
+    spec, out, told = make_spec(), tmp_path / "out", list[str]()
+    write_memory(place_of(tmp_path, memory := memory_of(tmp_path, spec)), memory)
+    root, states = place_of(tmp_path, memory) / "checkpoints", random_states(spec)
+    last, daemon = spec.total_steps, dict[str, object]()
+    monkeypatch.setattr(local_client, "ask_daemon", lambda home, name: daemon or None)
+    for written_s, step in enumerate((4, last, 6), 1):
+        save_layers(root, spec, step, 0, at(states, step))
+        os.utime(root / f"step-{step:08d}" / "manifest.json", (written_s, written_s))
+    assert newest_checkpoint(tmp_path).name == "step-00000006", "written last"
+    daemon |= {"run_digest": spec.digest(), "view": 3, "step": 7, "whole_checkpoint_step": None}
+    os.utime(root / "step-00000006" / "manifest.json", (1, 1))
+    assert newest_checkpoint(tmp_path).name == "step-00000006", "it has come no further"
+    daemon["whole_checkpoint_step"] = 4
+    assert newest_checkpoint(tmp_path).name == "step-00000004"
+    daemon["view"] = None
+    find = partial(newest_checkpoint, tmp_path)
+    repeated = RepeatedExport(find, lambda _, to: to.touch(), out, every=1, keep=1, suffix=".gguf")
+    assert repeated.once(told.append) is not None and repeated.complete(), "it was the model then"
+    daemon |= {"view": 4, "whole_checkpoint_step": 6}
+    assert repeated.once(told.append) is not None and not repeated.complete()
+    (exported,) = out.iterdir()
+    assert exported.name == f"step-00000006-{spec.digest()[:8]}.gguf"
+    assert "the run went back to step 6" in told[0]
 
 
 def test_a_checkpoint_that_is_pruned_as_it_is_found_is_none(

@@ -1,6 +1,8 @@
 """For whom a peer waits that comes back, and when it goes on from its own disk."""
 
-from p2p_dtfm.core.membership.fellows import is_worth_a_return, missing_fellows
+import pytest
+
+from p2p_dtfm.core.membership.fellows import hold_back, is_worth_a_return, missing_fellows
 from p2p_dtfm.core.messages.agreement_messages import KnownView
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 
@@ -22,3 +24,22 @@ def test_only_who_trains_alone_and_far_behind_is_worth_a_return() -> None:
     assert not is_worth_a_return(593, 300, members=2, every_steps=100), "they count more"
     assert not is_worth_a_return(593, 300, members=0, every_steps=100), "it waits to be joined"
     assert not is_worth_a_return(400, 300, members=1, every_steps=100)
+
+
+@pytest.mark.parametrize(
+    ("others", "unlike", "alike", "holds"),
+    [
+        ("bcdefghij", "b", "", False),  # forgotten by nine that are updated
+        ("bcdefghij", "bcdef", "", True),
+        ("bc", "c", "", True),  # the other one may be with it
+        ("bc", "c", "b", False),
+        ("bc", "bc", "b", True),  # it was seen to be of another version since it asked
+        ("b", "b", "", True),
+        ("b", "x", "", False),  # a key that was never in that view
+        ("", "", "", False),
+    ],
+)
+def test_those_of_another_version_hold_back_where_they_may_train_on(
+    others: str, unlike: str, alike: str, holds: bool
+) -> None:
+    assert hold_back(set(others), set(unlike), set(alike)) is holds

@@ -107,6 +107,7 @@ def test_who_says_nothing_does_not_keep_a_seeker_from_looking_elsewhere(
         (),
         RUN,
         said.append,
+        lambda peer_id: False,
     )
     found = asyncio.run(asyncio.wait_for(finding, 5))
     assert found[0] in _Directory.members and "looks in the directory" in said[0]

@@ -217,7 +217,7 @@ def test_who_could_go_on_is_told_of_the_option_that_it_was_given(
 ) -> None:
     """Whoever had typed `--invite` was to leave out `--initial-peers`; and of a service, which all
     members ran, nobody was told where that is."""
-    monkeypatch.setattr("p2p_dtfm.daemon.node.acquaintances.is_a_service", lambda: is_service)
+    monkeypatch.setattr("p2p_dtfm.daemon.node.other_versions.is_a_service", lambda: is_service)
     (there,) = peer_ids(tmp_path, 1)
     given: dict[str, object] = {"initial_peers": (f"/ip4/192.0.2.7/tcp/4001/p2p/{there}",)}
     for typed, option in (("p2pi1-line", "invite"), ("", "initial_peers")):

@@ -62,6 +62,26 @@ def test_a_file_that_did_not_come_is_asked_for_again(
     assert len(said) == 1, "it is told once, however often it is tried"
 
 
+@pytest.mark.parametrize(("remembers", "whole"), [("the same", 5), ("another", None), (None, None)])
+def test_who_goes_back_counts_on_what_is_whole_on_its_way(
+    tmp_path: Path, remembers: str | None, whole: int | None
+) -> None:
+    """It went back between two checkpoints: none was whole then, so that old ones kept the room of
+    the next, and who left was told that all steps since step 0 are lost."""
+    compute = Compute()
+
+    async def scenario() -> None:
+        checkpoints = Checkpoints(tmp_path, SPEC, NO_BLOBS, compute, lambda it: None, lambda: True)
+        await checkpoints.save(5, _states(5, EVERY), "the same")
+        await checkpoints.save(10, _states(10, EVERY), "lost")
+        checkpoints.goes_on_from(7, {7: "here", 5: remembers, 10: "lost"}.get)
+        assert checkpoints.whole_step == checkpoints.safe_step(()) == whole
+        await checkpoints.close()
+
+    asyncio.run(scenario())
+    compute.close()
+
+
 def test_a_step_that_is_taken_again_is_completed_again(tmp_path: Path) -> None:
     """Of a lineage that all have lost it was whole: told so of a few layers of the next one, nobody
     asked for the others until training was beyond it (seed 500847)."""
@@ -75,11 +95,11 @@ def test_a_step_that_is_taken_again_is_completed_again(tmp_path: Path) -> None:
         checkpoints = Checkpoints(mine, SPEC, blobs, compute, lambda files: None, lambda: True)
         await checkpoints.save(5, _states(5, EVERY), "lost")
         await checkpoints.save(step, _states(step, EVERY), "lost")
-        checkpoints.goes_on_from(step, "lost")
+        checkpoints.goes_on_from(step, {step: "lost"}.get)
         assert checkpoints.whole_step == step
-        checkpoints.goes_on_from(5, "lost")
+        checkpoints.goes_on_from(5, {5: "lost"}.get)
         assert checkpoints.whole_step == 5
-        checkpoints.goes_on_from(0, "")
+        checkpoints.goes_on_from(0, {0: ""}.get)
         assert checkpoints.whole_step is None
         await checkpoints._files_changed(step)
         assert checkpoints.whole_step is None, "what still comes of it is lost as well"

@@ -39,6 +39,7 @@ from p2p_dtfm.daemon.peers.guests.guest_book import TOLD_AT_ONCE, GuestBook
 from p2p_dtfm.daemon.peers.guests.guest_watch import GuestWatch
 from p2p_dtfm.daemon.peers.guests.own_invitation import OwnInvitation, invitation_of
 from p2p_dtfm.daemon.peers.wire import Introduction, Revocations, pack
+from p2p_dtfm.daemon.telemetry.names import Names
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed, verify
 from p2p_dtfm.ports import disk, now
 from p2p_dtfm.sim.faults.simulated_process import sign_for
@@ -320,14 +321,29 @@ def test_who_is_away_is_revoked_by_name(tmp_path: Path) -> None:
     for guest in (ALICE, BOB):
         book.introduced(guest.peer_id, chain_by(line, guest))
     names = {FOUNDER.peer_id: "founder", ALICE.peer_id: "ada", BOB.peer_id: "bob"}
-    names[CAROL.peer_id] = "bob"  # who is here, and is meant where both may be
     with pytest.raises(UserError, match="no members are called 'eve'") as unknown:
         revoke(book, "eve", (FOUNDER.peer_id,), names.__getitem__)
     assert "ada, bob" in unknown.value.fixes[0]
     assert revoke(book, "ada", (FOUNDER.peer_id,), names.__getitem__)["revoked"] == ALICE.peer_id
     assert not book.known.admits(ALICE.peer_id) and book.known.admits(BOB.peer_id)
-    members = (FOUNDER.peer_id, CAROL.peer_id)
-    assert revoke(book, "bob", members, names.__getitem__)["revoked"] == CAROL.peer_id
+
+
+def test_of_several_that_are_called_alike_none_is_revoked_by_name(tmp_path: Path) -> None:
+    """A guest that took the name of one that is away was revoked in its place, and of two that are
+    away no id was told."""
+    line, book = founders_line(tmp_path), book_of(tmp_path, FOUNDER)
+    for guest in (ALICE, BOB, CAROL):
+        book.introduced(guest.peer_id, chain_by(line, guest))
+    names = Names()
+    for guest, name in ((ALICE, "ada"), (BOB, "bob"), (CAROL, "bob")):
+        is_there: Any = SimpleNamespace(peer_id=guest.peer_id, called=name)
+        names.learn([is_there])
+    for here, told in (((CAROL.peer_id,), "(here)"), ((), "(away)")):
+        with pytest.raises(UserError, match="2 members are called 'bob'") as both:
+            revoke(book, "bob", here, names.of, names.was)
+        assert f"{CAROL.peer_id} {told}" in both.value.fixes[0]
+        assert f"{BOB.peer_id} (away)" in both.value.fixes[0]
+    assert revoke(book, "ada", (), names.of, names.was)["revoked"] == ALICE.peer_id
 
 
 def test_what_a_full_disk_did_not_take_is_written_once_there_is_room(

@@ -1,24 +1,35 @@
 """Who was asked speaks another protocol: the next one is asked, and what to do is said."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
-from p2p_dtfm.core.protocol.canonical import encode
+from p2p_dtfm.core.messages.agreement_messages import KnownView
+from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
 from p2p_dtfm.core.protocol.signed import Signed
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.machine.view_history import ViewHistory
+from p2p_dtfm.daemon.node.other_versions import UNLIKE_TOLD
 from p2p_dtfm.daemon.peers import discovery
+from p2p_dtfm.daemon.peers import messenger as real_messenger
+from p2p_dtfm.daemon.peers.home_memory import acquaintance
 from p2p_dtfm.daemon.peers.run_source import AnotherRun, NobodyTrains, OtherProtocol, ask_welcome
 from p2p_dtfm.daemon.peers.wire import Hello, Welcome
 from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.ports import now
 from tests.core.builders import run_spec
-from tests.daemon.test_memory import memory_of
+from tests.daemon.test_false_leads import seeker
+from tests.daemon.test_memory import memory_of, peer_ids
 
+AT = "/ip4/192.0.2.7/tcp/4001"
 NEWER, OLDER = PROTOCOL_VERSION + 1, PROTOCOL_VERSION - 1
 
 
@@ -26,8 +37,13 @@ class Later(msgspec.Struct):
     """As a version to come may welcome others."""
 
     protocol_version: int
-    run: Signed
+    run_spec: Signed
     what_nobody_says_yet: int = 7
+
+
+class MuchLater(msgspec.Struct):
+    protocol_version: int
+    runs: tuple[str, ...] = ("this one", "that one")
 
 
 class Messenger:
@@ -95,14 +111,46 @@ def test_who_trains_another_run_in_another_version_trains_another_run(ours: Sign
         ask(Messenger({"other": Welcome(NEWER, ours, (), 1)}), "other", digest="00ff")
 
 
+@pytest.mark.parametrize("trains_ours", [True, False])
+def test_a_run_is_told_from_another_whatever_is_new_in_a_welcome(
+    ours: Signed, trains_ours: bool
+) -> None:
+    """With one new field who had moved to another run counted as a member of this one: a home
+    waited for it, and --new was refused with the advice to type --new."""
+    there = ours if trains_ours else Signed(ours.peer_id, "run", b"as nobody reads it", b"")
+    welcome, digest = Later(NEWER, there), digest_bytes(ours.payload)
+    with pytest.raises(OtherProtocol if trains_ours else AnotherRun):
+        ask(Messenger({"other": welcome}), "other", digest=digest)
+
+
+def test_who_says_of_its_run_what_nobody_can_read_is_of_another_version() -> None:
+    with pytest.raises(OtherProtocol):
+        ask(Messenger({"other": MuchLater(NEWER)}), "other", digest="00ff")
+
+
+def test_nothing_is_kept_of_what_strangers_have_answered(ours: Signed) -> None:
+    """Answers of up to 1 MiB, by hundreds of keys, for as long as the daemon lived: a kept error
+    held on to where it was raised. Asked again, it is the same."""
+    messenger: Any = Messenger({"old": Welcome(OLDER, ours, (), 1)})
+    messenger.pass_over = partial(real_messenger.Messenger.pass_over, messenger)
+    for _ in range(2):
+        with pytest.raises(OtherProtocol):
+            ask(messenger, "old")
+        kept = messenger.passed_over["old"]
+        assert isinstance(kept, OtherProtocol) and "update the other" in kept.render()
+        assert kept.__traceback__ is kept.__context__ is kept.__cause__ is None
+    assert messenger.asked == ["old"]
+
+
 def test_where_nobody_is_there_nothing_is_said_of_versions() -> None:
     with pytest.raises(NobodyTrains):
         ask(Messenger({}), "gone")
 
 
-@pytest.mark.parametrize("says_so", ["initial peer", "in the directory"])
+@pytest.mark.parametrize("says_so", ["initial peer", "met", "stranger"])
 def test_who_comes_by_an_invitation_is_told_to_update(ours: Signed, says_so: str) -> None:
-    """As all of those name the run, it was to ask whether the run is still trained."""
+    """As all of those name the run, it was to ask whether the run is still trained. Strangers that
+    the directory names can have nobody told to update instead."""
     digest = run_spec().digest()
     present = SimpleNamespace(peer_id="there", addresses=())
     answer = Welcome(NEWER, ours, (), 1)
@@ -111,7 +159,7 @@ def test_who_comes_by_an_invitation_is_told_to_update(ours: Signed, says_so: str
         nodes = ()
 
         async def present_by_node(self, peer_ids: list[str], run_digest: str) -> list[list[Any]]:
-            return [[present] if says_so == "in the directory" else []]
+            return [[present] if says_so != "initial peer" else []]
 
         async def present_peers(self, run_digest: str) -> list[Any]:
             return []
@@ -127,17 +175,78 @@ def test_who_comes_by_an_invitation_is_told_to_update(ours: Signed, says_so: str
         (),
         digest,
         lambda text: None,
+        lambda peer_id: peer_id == "given" or says_so == "met",
     )
-    with pytest.raises(OtherProtocol) as error:
+    with pytest.raises(UserError) as error:
         asyncio.run(finding)
-    assert "update this program" in error.value.fixes[0]
+    is_stranger = says_so == "stranger"
+    assert isinstance(error.value, OtherProtocol) is not is_stranger
+    assert "update this program" in error.value.fixes[-1], "what a stranger says is a hint"
+    assert ("ask whoever invited you" in error.value.fixes[0]) is is_stranger
 
 
 def test_nobody_is_told_to_name_the_run_to_who_speaks_otherwise(ours: Signed) -> None:
     """Which is of use where the address is of a bootstrap node."""
     messenger: Any = Messenger({"old": Welcome(OLDER, ours, (), 1)})
     with pytest.raises(UserError) as error:
-        asyncio.run(
-            discovery.find_run(messenger, None, ["old"], (), "", lambda text: None)  # type: ignore[arg-type]
-        )
+        asyncio.run(discovery.find_run(messenger, cast(Any, None), ["old"], (), "", str, bool))
     assert len(error.value.fixes) == 1
+
+
+def test_of_those_that_it_met_only_half_of_the_last_view_keep_it_from_founding(
+    tmp_path: Path,
+) -> None:
+    """One key that was a member once, or that the first answerer named, was enough, for good."""
+    peers = peer_ids(tmp_path, 4)
+    daemon = seeker(tmp_path, {}, run="tiny")
+    memory = memory_of(tmp_path).met(acquaintance(it, [AT], 5) for it in peers)
+    daemon._acquaintances.memory = memory
+    members = tuple(Member(it, 1) for it in ("me", *peers[:3]))
+    history = ViewHistory(Home(tmp_path).root, memory.run_digest)
+    history.keep((KnownView(ViewId(3, "view"), members, "plan"),))
+    history.write()
+    messenger = daemon._network.messenger
+    messenger.greeted_s = {}
+    for unlike in (peers[0], peers[3]):  # of four known ones two, of its last fellows one
+        messenger.pass_over(unlike, OtherProtocol(unlike, 99))
+    daemon.require_nobody_known()
+    daemon._acquaintances.say_nobody_answers("12" * 32, 4.0)
+    ((_, fix),) = daemon._acquaintances._local.status.troubles.present()
+    assert "update this program" in fix and "start one of them" in fix and "--apart" not in fix
+    messenger.pass_over(peers[1], OtherProtocol(peers[1], 99))
+    with pytest.raises(UserError, match="none can be joined") as error:
+        daemon.require_nobody_known()
+    assert "--apart" in error.value.fixes[1]
+    daemon._acquaintances.say_nobody_answers("12" * 32, 4.0)
+    ((_, fix),) = daemon._acquaintances._local.status.troubles.present()
+    assert "start this one again with --apart" in fix
+
+
+def test_where_peers_are_given_all_of_those_that_answer_have_to_be_of_another_version(
+    tmp_path: Path,
+) -> None:
+    one, other = peer_ids(tmp_path, 2)
+    given = tuple(f"{AT}/p2p/{it}" for it in (one, other))
+    for settings, greeted, holds in (
+        ({}, (), True),
+        ({}, (other,), False),
+        ({"apart": True}, (), False),
+        ({"new": True}, (), False),
+    ):
+        daemon = seeker(tmp_path, {}, run="tiny", initial_peers=given, **settings)
+        daemon._network.messenger.greeted_s = {it: now.monotonic_s() for it in greeted}
+        daemon._network.messenger.pass_over(one, OtherProtocol(one, 99))
+        assert (daemon._acquaintances.turned_away() is not None) is holds
+
+
+def test_strangers_of_another_version_keep_no_known_one_out_of_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (known,) = peer_ids(tmp_path, 1)
+    daemon = seeker(tmp_path, {}, run="tiny", initial_peers=(f"{AT}/p2p/{known}",))
+    messenger = daemon._network.messenger
+    for peer in (*(f"stranger-{number}" for number in range(99)), known):
+        messenger.pass_over(peer, OtherProtocol(peer, 99))
+    for _ in range(2):
+        daemon._acquaintances.other_versions.say()
+    assert caplog.text.count("stranger-") == UNLIKE_TOLD and caplog.text.count(known) == 1

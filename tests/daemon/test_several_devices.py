@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from p2p_dtfm.daemon.machine.devices.shares import (
 )
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.life import SERVICE_VARIABLE, is_a_service
+from p2p_dtfm.daemon.machine.owner.allowed import left_out
 from p2p_dtfm.daemon.machine.settings import Settings, resolve
 from p2p_dtfm.ports import now
 
@@ -128,16 +130,21 @@ def test_a_home_in_use_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(several.subprocess, "Popen", begin)
     monkeypatch.setattr(several.signal, "signal", lambda *what: None)
-    parent = SeveralDevices(told(home=tmp_path), ("cpu", "cpu"), io.StringIO(), io.StringIO())
-    beside, holder = tmp_path / several.BESIDE_FILE, Home(tmp_path)
+    settings = told(home=tmp_path / "new", device="cpu,cpu")
+    parent = SeveralDevices(settings, ("cpu", "cpu"), io.StringIO(), io.StringIO())
+    beside, holder = settings.home / several.BESIDE_FILE, Home(settings.home)
     holder.acquire()
     beside.write_text("[]")
     with pytest.raises(UserError, match="a daemon is already running in") as refused:
         parent.run()
     assert refused.value.exit_code == 3
+    assert not left_out(told(home=settings.home)), "of a start that was refused"
+    shutil.rmtree(settings.home)
     holder.release()
     with pytest.raises(Begun):
         parent.run()
+    assert "--device cpu,cpu before" in left_out(told(home=settings.home)), "of the first one"
+    beside.write_text("[]")
     holder.acquire()  # the daemon that it begins finds nobody in its home
     holder.release()
     assert beside.exists(), "it is not this one's, that has told nobody of others"

@@ -9,6 +9,7 @@ import typer
 from p2p_dtfm.cli.app import app
 from p2p_dtfm.cli.commands import run as running
 from p2p_dtfm.daemon.dashboard.dashboard_host import DashboardHost
+from p2p_dtfm.daemon.machine.away import as_plain
 from p2p_dtfm.daemon.machine.owner.allowed import FILE_NAME, NAMES, left_out
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.machine.world import Machine
@@ -53,6 +54,23 @@ def test_who_comes_back_without_a_word_is_told_what_was_typed_before(tmp_path: P
     assert "with --hours 22-07 before" in said
     began(tmp_path, threads=3)
     assert not told(tmp_path, threads=2), "who types another value knows of it"
+
+
+def test_who_types_the_opposite_has_left_out_nothing(tmp_path: Path) -> None:
+    """It was told that it had, and at each start from then on."""
+    began(tmp_path, threads=2, relay=False)
+    assert not told(tmp_path, threads=0, relay=True)
+    assert "with --no-relay before" in told(tmp_path, threads=0)
+    began(tmp_path, threads=0, relay=True)
+    assert not told(tmp_path)
+
+
+def test_who_comes_back_from_a_pause_has_typed_no_more_than_before(tmp_path: Path) -> None:
+    began(tmp_path, threads=2, relay=False)
+    for typed in ({"threads": 3}, {}):
+        handed_over = as_plain(Settings(home=tmp_path, **typed))
+        Machine().note_typed(tmp_path, Settings.model_validate(handed_over))
+        assert "--threads 3" in told(tmp_path)
 
 
 def test_whoever_has_set_nothing_is_told_nothing(tmp_path: Path) -> None:

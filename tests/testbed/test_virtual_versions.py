@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
+from p2p_dtfm.daemon.node import network
 from p2p_dtfm.daemon.peers import run_source
+from p2p_dtfm.daemon.peers.wire import Welcome
 from p2p_dtfm.testbed.virtual import swarm as swarms
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
@@ -77,5 +80,60 @@ def test_a_founder_that_is_updated_first_founds_nothing_beside_the_others(
         assert isinstance(error, UserError) and "none can be joined" in error.cause
         assert "update the other daemon" in error.fixes[0] and error.exit_code == 6
         assert member.is_running
+
+    play(1, tmp_path / "world", scene)
+
+
+def test_those_that_are_updated_go_on_without_one_that_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One service that nobody looked after, or a key that says so, kept every updated home out of
+    its run for good."""
+    monkeypatch.setattr(swarms, "FLOPS_PER_S", SLOW)
+    run = make_run(tmp_path, 4000, saves_every_steps=5)
+
+    async def scene(swarm: Swarm) -> None:
+        forgotten, *updated = await begun(swarm, run, "abc")
+        await swarm.until(lambda: updated[1].step() >= 20, "they train together", 120)
+        for peer in updated:
+            await swarm.until(lambda at=peer: whole_checkpoint_of(at), "a checkpoint", 60)  # type: ignore[misc]
+            swarm.leave(peer)
+            await swarm.until(lambda at=peer: not at.is_running, "it has left", 60)  # type: ignore[misc]
+
+        def protocol_of(reply: bytes) -> int:
+            is_old = decode(reply, Welcome).peers[0].peer_id == forgotten.peer_id
+            return PROTOCOL_VERSION if is_old else AT
+
+        monkeypatch.setattr(run_source, "protocol_of", protocol_of)
+        monkeypatch.setattr(run_source, "PROTOCOL_VERSION", AT)
+        monkeypatch.setattr(network, "PROTOCOL_VERSION", AT)
+        swarm.start(updated[1], initial_peers=())  # who left last comes back first
+        until_s = swarm.now_s + PATIENCE_S
+        await swarm.until(lambda: swarm.now_s > until_s, "time goes by", 2 * PATIENCE_S)
+        assert not updated[1].takes_part, "of two that stayed the other one may train on"
+        assert "--apart" in str(updated[1].daemon and updated[1].daemon.observer.problems())
+        swarm.start(updated[0], initial_peers=())  # half of those of its last view are old
+        await swarm.until(lambda: all(it.takes_part for it in updated), "they go on", 120)
+        assert min(peer.step() for peer in updated) >= 5, "from what they had"
+
+    play(1, tmp_path / "world", scene)
+
+
+def test_who_left_last_may_go_on_apart_from_those_of_another_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swarms, "FLOPS_PER_S", SLOW)
+    run = make_run(tmp_path, 4000, saves_every_steps=5)
+
+    async def scene(swarm: Swarm) -> None:
+        founder, member = await begun(swarm, run, "ab")
+        await swarm.until(lambda: member.step() >= 20, "they train together", 120)
+        await swarm.until(lambda: whole_checkpoint_of(member), "a checkpoint", 60)
+        swarm.leave(member)
+        await swarm.until(lambda: not member.is_running, "it has left", 60)
+        monkeypatch.setattr(run_source, "PROTOCOL_VERSION", AT)
+        swarm.start(member, initial_peers=(), apart=True)
+        await swarm.until(lambda: member.takes_part, "it goes on", 60)
+        assert member.step() >= 5 and founder.is_running
 
     play(1, tmp_path / "world", scene)

@@ -15,7 +15,7 @@ from p2p_dtfm.daemon.machine.away import Away, StepAside
 from p2p_dtfm.daemon.machine.devices.shares import devices_of, is_several
 from p2p_dtfm.daemon.machine.home import fault_of_home, is_full, require_made
 from p2p_dtfm.daemon.machine.life import code_of_what_may_pass, is_begun_by_systemd
-from p2p_dtfm.daemon.machine.owner.allowed import left_out, note_typed
+from p2p_dtfm.daemon.machine.owner.allowed import left_out
 from p2p_dtfm.daemon.machine.settings import Settings, given_zeros
 from p2p_dtfm.daemon.node.resident import Resident
 from p2p_dtfm.daemon.peers.guests.pasted_line import with_invitation
@@ -43,7 +43,6 @@ def run_daemon(settings: Settings) -> int:
         if len(devices) > 1:
             if forgotten:
                 print(forgotten, file=sys.stderr)
-            note_typed(given.home, given)  # its daemons have their shares of it
             return SeveralDevices(given, devices, sys.stdout, sys.stderr).run()
         settings = settings.model_copy(update={"device": devices[0]})
     resident = Resident(settings, steps_aside=True)

@@ -1,5 +1,6 @@
 """Who comes back after all of a swarm have ended: for whom it waits before it goes on by itself,
-and when it goes on from its own disk though somebody trains already."""
+who of another version keeps it from that, and when it goes on from its own disk though somebody
+trains already."""
 
 from collections.abc import Collection, Sequence
 
@@ -16,6 +17,18 @@ def missing_fellows(
     """Of the newest view that this peer was in (`history`, oldest first), who is not `here`."""
     last = history[-1].peer_ids if history else frozenset()
     return tuple(sorted(last - {me, *here}))
+
+
+def hold_back(others: Collection[str], unlike: Collection[str], alike: Collection[str]) -> bool:
+    """Whether those of another version keep this peer from going on by itself: they may train on
+    where they are half of the `others` with which it was in a view last, or more. Where they are
+    half the other half may be with them, but for those that were heard in this version.
+
+    One that was forgotten, or lies, would keep all that are updated out for good.
+    """
+    theirs = set(others) & set(unlike)
+    ours = set(others) & set(alike) - theirs
+    return 2 * len(theirs) >= len(others) and len(theirs) > len(ours)
 
 
 def is_worth_a_return(own_step: int, their_step: int, members: int, every_steps: int) -> bool:

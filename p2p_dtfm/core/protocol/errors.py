@@ -5,6 +5,8 @@ daemon, a last `except Exception` logs it as a bug. The other two are exceptions
 cause and, where somebody can act on it, the fix.
 """
 
+from typing import Self
+
 UNREACHABLE = 6
 """The exit code where nobody answers who should: the same line may work later, or elsewhere."""
 
@@ -26,6 +28,12 @@ class UserError(Exception):
         else:
             lines += [f"fix {number}: {fix}" for number, fix in enumerate(self.fixes, 1)]
         return "\n".join(lines)
+
+    def to_keep(self) -> Self:
+        """The same without where it was raised, which holds on to all that was at hand there."""
+        kept = type(self).__new__(type(self), *self.args)
+        vars(kept).update(vars(self))
+        return kept
 
 
 class DeviceFault(UserError):

@@ -131,5 +131,5 @@ def _known(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_plain(settings: Settings) -> dict[str, Any]:
-    """To be validated again on the other side."""
-    return settings.model_dump(mode="json")
+    """To be validated again on the other side, where what nobody has set is not set either."""
+    return {"home": str(settings.home), **settings.model_dump(mode="json", exclude_unset=True)}

@@ -92,6 +92,10 @@ class Settings(BaseModel):
     new: bool = Field(
         default=False, description="found afresh, whatever this home or others have of the run"
     )
+    apart: bool = Field(
+        default=False,
+        description="go on from what this home has, though members of another version are there",
+    )
     nearby: bool = Field(
         default=True, description="look for members that were met before on the local network"
     )

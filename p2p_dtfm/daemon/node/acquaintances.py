@@ -10,10 +10,10 @@ from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.membership.fellows import is_worth_a_return
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.machine.life import is_a_service
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import CALL_LIMIT_S, CALLED_LIMIT, Network
+from p2p_dtfm.daemon.node.other_versions import OtherVersions, how_alone, how_apart
 from p2p_dtfm.daemon.peers.home_memory import (
     MEETING_POINTS_LIMIT,
     Acquaintance,
@@ -44,9 +44,6 @@ REUNION_S = 10.0
 REUNION_LIMIT_S = 30.0
 NOBODY_ANSWERS = "members"
 BARRED = "barred"
-UNLIKE_TOLD = 16
-SERVICE_FILE = "~/.config/p2p-dtfm/service.toml"
-"""Where `p2p-dtfm service install` writes its settings, mostly."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -77,8 +74,7 @@ class Acquaintances:
         )
         self._memory_lock = asyncio.Lock()
         self._memory_fails = False
-        self._told_unlike = set[str]()
-        """Of whom the log has said that it speaks another protocol."""
+        self.other_versions = OtherVersions(local, network, self.is_known)
 
     @classmethod
     async def start(cls, local: Local, network: Network, past: Past) -> "Acquaintances":
@@ -148,7 +144,7 @@ class Acquaintances:
             log.info(
                 "found %s, a member of run %s, %s", found.peer_id, run_digest[:16], found.where
             )
-        self._say_who_speaks_otherwise()
+        self.other_versions.say()
         return found
 
     async def find_view(self, run: Run, own_step: int) -> Found:
@@ -172,24 +168,18 @@ class Acquaintances:
             means_it = self._local.settings.run and peer_id in given
             log.warning("%s%s", what, "; without --run this joins that one" if means_it else "")
 
-    def _say_who_speaks_otherwise(self) -> None:
-        """Of each once, and not of many: any number of strangers can say it."""
-        for peer_id, why in self._network.messenger.passed_over.items():
-            if isinstance(why, OtherProtocol) and len(self._told_unlike) < UNLIKE_TOLD:
-                if peer_id not in self._told_unlike:
-                    log.warning("%s: %s", why.cause, why.fixes[0])
-                self._told_unlike.add(peer_id)
-
     def is_known(self, peer_id: str) -> bool:
         """Whether the user has named it, or it was met in this run."""
         return peer_id in peer_ids_of(self._local.settings.initial_peers) or self._has_met(peer_id)
 
     def turned_away(self) -> UserError | None:
-        """Why somebody who is known answers, and could not be followed."""
+        """Why somebody who is known answers, and could not be followed. Of those that speak
+        otherwise, who are told of where they are few: where they keep this peer from going on."""
         passed_over = self._network.messenger.passed_over
-        known = [why for peer_id, why in passed_over.items() if self.is_known(peer_id)]
-        unlike = (why for why in known if isinstance(why, OtherProtocol))
-        return next(unlike, known[0] if known else None)
+        if (unlike := self.other_versions.held_back_by(self.memory)) is not None:
+            return unlike
+        known = (why for peer, why in passed_over.items() if self.is_known(peer))
+        return next((why for why in known if not isinstance(why, OtherProtocol)), None)
 
     def say_nobody_answers(
         self, run_digest: str, pause_s: float, complete_by: str = "", could_go_on: bool = False
@@ -206,28 +196,22 @@ class Acquaintances:
             f"{option} and {its_own}"
         )
         if could_go_on:
+            alone = how_alone(self._local.settings, option)
             fix = (
-                f"start one of them; or, if all wait as this one does, {self._how_alone(option)}: "
+                f"start one of them; or, if all wait as this one does, {alone}: "
                 "it goes on from its own disk, and they find it"
             )
         if complete_by:
             what += f" that was met here; {complete_by}, which was not, {SHOWS_END}"
             fix = f"if you know that peer, start this one again with {option} and {its_own}"
-        if isinstance(unlike := self.turned_away(), OtherProtocol):
+        if (unlike := next(iter(self.other_versions.known().values()), None)) is not None:
             what = f"no member of run {run_digest[:16]} of this version answers; {unlike.cause}"
+            fix = f"{unlike.fixes[0]}; or {fix}"
+        if (unlike := self.other_versions.held_back_by(self.memory)) is not None:
             fix = f"{unlike.fixes[0]}; this daemon goes on looking meanwhile"
+            fix += f"; to go on without them, {how_apart(self._local.settings)}"
         self._local.status.say(State.WAITING, f"{what}; looks again in {pause_s:.0f} s")
         self._local.status.troubles.tell(NOBODY_ANSWERS, what, fix)
-
-    def _how_alone(self, usual: str) -> str:
-        """What is to be done for it to be told of no peers; `usual` names the option where nobody
-        has typed one."""
-        settings = self._local.settings
-        typed = (name for name in ("invite", "initial_peers") if getattr(settings, name))
-        name = next(typed, usual.removeprefix("--"))
-        if is_a_service():
-            return f"take {name} out of {SERVICE_FILE} and type systemctl --user restart p2p-dtfm"
-        return f"start this one again without --{name.replace('_', '-')}"
 
     async def look_before_going_alone(self, run_digest: str) -> Found | None:
         """Where others start at the same moment, as after a power cut, one goes first: the others
@@ -308,6 +292,7 @@ class Acquaintances:
         """Those that the user named, and those that were met, or that such have named: a swarm of
         keys that somebody has made has none of them."""
         addresses, memory = self._local.settings.initial_peers, self.memory
+        self.other_versions.agreement = agreement
         agreement.familiar.give(peer_ids_of(addresses))
         if memory is not None and memory.run_digest == run_digest:
             agreement.familiar.meet(item.peer_id for item in memory.members)

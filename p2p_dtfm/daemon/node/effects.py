@@ -137,7 +137,7 @@ class Effects:
         membership.plan_times.took_over(view)
         participant.device_pace.took_over()
         lineage = membership.agreement.recovery_evidence.lineage
-        participant.checkpoints.goes_on_from(step, lineage.digest)
+        participant.checkpoints.goes_on_from(step, lineage.at)
         participant.trainer.take_over(view, step, action.ledger, action.restart, action.replay)
         if life.leaving.is_set():
             self._departure.leave_now_or_ask()

@@ -287,6 +287,8 @@ class Network:
             raise
         self.keeper.require_message(sender, message, size_bytes)
         self.messenger.heard(sender)
+        if isinstance(message, Hello) and message.protocol_version == PROTOCOL_VERSION:
+            self.messenger.greeted_by(sender)
         return await self.inside.answer(sender, message)
 
     def _on_heard(self, peer_id: str) -> None:

@@ -50,8 +50,10 @@ async def find_run(
     own: tuple[str, ...],
     run_digest: str,
     say: Callable[[str], None],
+    is_known: Callable[[str], bool],
 ) -> Answer:
-    """Find a member of the run (of any run, if `run_digest` is empty). Raises `UserError`."""
+    """Find a member of the run (of any run, if `run_digest` is empty). `is_known`: who is no
+    stranger, and so decides what is to be done where nobody is found. Raises `UserError`."""
     asking = asyncio.create_task(ask_welcome(messenger, initial_peers, own, run_digest))
     is_whole = len(run_digest) == DIGEST_CHARACTERS
     try:
@@ -62,9 +64,9 @@ async def find_run(
         say(f"looks in the directory for members of run {run_digest[:16]}")
         return await _look(messenger, directory, initial_peers, own, run_digest, asking)
     except UserError as error:
-        if is_whole:
-            raise
-        raise _with_hint(error) from error
+        if not is_whole:
+            raise _with_hint(error) from error
+        raise await _nobody(messenger, directory, run_digest, error, is_known) from error
     finally:
         asking.cancel()
 
@@ -96,7 +98,7 @@ async def _look(
             # who trains another run has told so: then most likely the digest is mistyped
             patience_s = LOOK_FOR_S if refused.exit_code == UNREACHABLE else 0.0
             if now.monotonic_s() > began_s + patience_s:
-                raise await _nobody(messenger, directory, run_digest, refused) from refused
+                raise
         await asyncio.sleep(LOOK_AGAIN_S)
 
 
@@ -204,22 +206,30 @@ def _with_hint(error: UserError) -> UserError:
 
 
 async def _nobody(
-    messenger: Messenger, directory: DirectoryPort, run_digest: str, refused: UserError
+    messenger: Messenger,
+    directory: DirectoryPort,
+    run_digest: str,
+    refused: UserError,
+    is_known: Callable[[str], bool],
 ) -> UserError:
-    """Where somebody trains the run in another version that is what is to be seen to."""
-    for unlike in messenger.passed_over.values():
-        if isinstance(unlike, OtherProtocol):
-            return unlike
+    """Where somebody who is known trains the run in another version that is what is to be seen to;
+    what strangers say comes last."""
+    passed_over = messenger.passed_over.items()
+    unlike = {peer: why for peer, why in passed_over if isinstance(why, OtherProtocol)}
+    for peer_id, known in unlike.items():
+        if is_known(peer_id):
+            return known.to_keep()
     try:
-        is_known = await directory.fetch_run(run_digest) is not None
+        is_there = await directory.fetch_run(run_digest) is not None
     except Unreachable:
-        is_known = False
-    what = "is known there, but none of its members is" if is_known else "and its members are not"
+        is_there = False
+    what = "is known there, but none of its members is" if is_there else "and its members are not"
     return UserError(
         f"{refused.cause}; run {run_digest[:16]} {what} in the directory",
         (
             "ask whoever invited you whether the run is still trained, and for its whole digest",
             "join through the address of a member instead",
+            *(f"or {it.fixes[0]}: so {it.cause}" for it in [*unlike.values()][:1]),
         ),
         exit_code=refused.exit_code,
     )

@@ -8,7 +8,7 @@ there. With it a daemon that comes back finds its swarm through any member that 
 import contextlib
 import logging
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -31,6 +31,8 @@ FILE_LIMIT_BYTES = 4 << 20
 RUNS_LIMIT = 256
 MACHINE_ID = Path("/etc/machine-id")
 CONTAINER_MARKS = (Path("/run/.containerenv"), Path("/.dockerenv"))
+
+_DAMAGES = (msgspec.DecodeError, PeerFault, ValueError, RecursionError)
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -101,9 +103,7 @@ def read_memory(directory: Path) -> Memory | None:
 def _read(path: Path, run: str) -> Memory | None:
     """A damaged file is told of once, and set aside."""
     try:
-        with path.open("rb") as file:
-            data = file.read(FILE_LIMIT_BYTES + 1)
-        return _checked(data, run)
+        return _whole(path, run)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -117,12 +117,19 @@ def _read(path: Path, run: str) -> Memory | None:
             error,
         )
         return None
-    except (msgspec.DecodeError, PeerFault, ValueError, RecursionError) as error:
+    except _DAMAGES as error:
         aside = path.with_suffix(".damaged")
         log.warning("what was remembered is damaged (%s): set aside as %s", error, aside)
         with contextlib.suppress(OSError):
             path.replace(aside)
         return None
+
+
+def _whole(path: Path, run: str) -> Memory:
+    """Raises what a file can be at fault with."""
+    with path.open("rb") as file:
+        data = file.read(FILE_LIMIT_BYTES + 1)
+    return _checked(data, run)
 
 
 def _checked(data: bytes, name: str) -> Memory:
@@ -166,11 +173,23 @@ def write_memory(directory: Path, memory: Memory) -> None:
     disk.write_whole(path, data, disk.ONLY_OWNER)
 
 
-def remembered_runs(home: Path) -> list[Memory]:
+def remembered_runs(
+    home: Path, read: Callable[[Path], Memory | None] = read_memory
+) -> list[Memory]:
     """All runs that a home remembers, the one used last first."""
     directories = sorted(home.glob("runs/*/"), key=_written_s, reverse=True)[:RUNS_LIMIT]
-    found = [memory for path in directories if (memory := read_memory(path)) is not None]
+    found = [memory for path in directories if (memory := read(path)) is not None]
     return sorted(found, key=lambda memory: memory.used_s, reverse=True)
+
+
+def seen_by_others(directory: Path) -> Memory | None:
+    """As `read_memory`, for whoever only looks at a home: says nothing, and leaves what is damaged
+    where it is."""
+    found = []
+    for name in NAMES:
+        with contextlib.suppress(OSError, _OfAnotherVersion, *_DAMAGES):
+            found.append(_whole(directory / name, directory.name))
+    return max(found, key=lambda memory: memory.written, default=None)
 
 
 def _written_s(directory: Path) -> float:

@@ -88,6 +88,8 @@ class Messenger:
         """Of the run to join, once it is known."""
         self.passed_over: dict[str, UserError] = {}
         """Who answered which run it trains, and could not be followed; and why."""
+        self.greeted_s: dict[str, float] = {}
+        """When each peer that is of this version last asked which run is trained here."""
         self.introduction: Introduction | None = None
         """What each peer is told before anything else, in a run by invitation."""
         self._introduced: dict[str, None] = {}
@@ -152,7 +154,11 @@ class Messenger:
 
     def pass_over(self, peer_id: str, reason: UserError) -> None:
         """Ask it no more which run it trains, until `passed_over` is cleared."""
-        put_newest(self.passed_over, peer_id, reason, PEERS_LIMIT)
+        put_newest(self.passed_over, peer_id, reason.to_keep(), PEERS_LIMIT)
+
+    def greeted_by(self, peer_id: str) -> None:
+        """In this version of the protocol."""
+        put_newest(self.greeted_s, peer_id, now.monotonic_s(), PEERS_LIMIT)
 
     def forget(self, peer_id: str) -> None:
         """It is no member of the run: a bootstrap node, or one that has gone."""

@@ -20,7 +20,7 @@ from p2p_dtfm.core.messages.audit_messages import Audited, Claimed, ShownClaims
 from p2p_dtfm.core.messages.on_the_wire import Unreadable, compressed, expanded, tag_of
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared
 from p2p_dtfm.core.messages.room import fitting
-from p2p_dtfm.core.protocol.canonical import Numbered, decode, encode_for_wire
+from p2p_dtfm.core.protocol.canonical import Numbered, decode, digest_bytes, encode_for_wire
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
@@ -101,10 +101,32 @@ class AnyWelcome(msgspec.Struct, frozen=True):
     protocol_version: int
 
 
+class AnySigned(msgspec.Struct, frozen=True, array_like=True):
+    """As far as `Signed` says what is stated."""
+
+    peer_id: str
+    kind: str
+    payload: bytes
+
+
+class AnyWelcomeToRun(msgspec.Struct, frozen=True):
+    """What most versions say of the run: in which form it is described may differ."""
+
+    run_spec: AnySigned
+
+
 def protocol_of(welcome: bytes) -> int:
     """Which one its sender speaks: the rest of what another version says may be in another form.
     Raises `PeerFault`."""
     return decode(welcome, AnyWelcome).protocol_version
+
+
+def run_of(welcome: bytes) -> str:
+    """The digest of the run that a Welcome of any version is to; empty where it does not say."""
+    try:
+        return digest_bytes(decode(welcome, AnyWelcomeToRun).run_spec.payload)
+    except PeerFault:
+        return ""
 
 
 class KnownPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

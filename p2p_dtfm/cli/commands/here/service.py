@@ -152,7 +152,7 @@ def uninstall() -> None:
         raise UserError(f"there is no service: {unit} is missing", "nothing must be removed")
     _require_systemd()
     _require_manager()
-    typer.echo(f"it may take {LEAVES_S // 60} minutes to hand its layers over", err=True)
+    typer.echo("it may take minutes to hand its layers over", err=True)
     _systemctl("disable", "--now", UNIT)
     was_killed = "timeout" in _systemctl("show", "--property=Result", UNIT)
     for path in (unit, settings):
@@ -160,8 +160,8 @@ def uninstall() -> None:
     _systemctl("daemon-reload")
     if was_killed:
         typer.echo(
-            f"the service is gone, and was killed after {LEAVES_S // 60} minutes: its home has "
-            "what it had saved before, and what it alone had since then is lost"
+            "the service is gone, and was killed as that took too long: its home has what it had "
+            "saved before, and what it alone had since then is lost"
         )
         return
     typer.echo("the service is gone; what it has trained stays in its home")

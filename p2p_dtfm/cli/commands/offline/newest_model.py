@@ -1,8 +1,11 @@
 """Which checkpoint is meant where none is named: the newest whole one of the run that a home is in.
 
-A home may have been in many runs, and the times of files say nothing in a copy of it.
+A home may have been in many runs. Within one, the highest step may be of a side of a split swarm
+that was given up: what the daemon says counts, or what was written last; in a copy, where the times
+of files say nothing, the step.
 """
 
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +27,8 @@ def newest_checkpoint(home: Path | None, run_digest: str = "") -> Path:
     if not run_digest:
         return _written_last(root)
     here = _whole(place_of_run(root, run_digest))
-    if here:
-        return here[0].directory
+    if (newest := _on_the_way(root, run_digest, here)) is not None:
+        return newest.directory
     others = [found[0] for run in _runs(root) if (found := _whole(run))]
     raise UserError(
         f"no whole checkpoint in {root} of run {run_digest[:SHOWN_CHARACTERS]}, which it was in "
@@ -41,9 +44,31 @@ def newest_checkpoint(home: Path | None, run_digest: str = "") -> Path:
 def run_here(root: Path) -> str:
     """Digest of the run that the daemon of this home is in, or was in last; empty where it
     remembers none."""
-    from p2p_dtfm.daemon.peers.home_memory import remembered_runs
+    from p2p_dtfm.daemon.peers.home_memory import NAMES
 
-    return next((memory.run_digest for memory in remembered_runs(root)), "")
+    files = [path for name in NAMES for path in sorted(root.glob(f"runs/*/{name}"))]
+    return _run_here(root, tuple((path, _time_of(path)) for path in files))
+
+
+@lru_cache(maxsize=1)
+def _run_here(root: Path, written: tuple[tuple[Path, float | None], ...]) -> str:
+    """As what it remembers was `written`: who looks again and again verifies it once."""
+    from p2p_dtfm.daemon.peers.home_memory import remembered_runs, seen_by_others
+
+    return next((it.run_digest for it in remembered_runs(root, seen_by_others)), "")
+
+
+def _on_the_way(root: Path, run_digest: str, here: "list[Checkpoint]") -> "Checkpoint | None":
+    """To where the daemon of this home is; that written last where none is in a view."""
+    from p2p_dtfm.daemon.machine import local_client
+
+    facts = local_client.ask_daemon(root, "status") or {}
+    if facts.get("run_digest") != run_digest or facts.get("view") is None:
+        return next(iter(here), None)
+    whole = facts["whole_checkpoint_step"]
+    reached = facts["step"] if whole is None else whole
+    so_far = [it for it in here if it.manifest.step <= reached]
+    return next((it for it in so_far if it.manifest.step == whole), next(iter(so_far), None))
 
 
 def _written_last(root: Path) -> Path:
@@ -67,23 +92,28 @@ def _runs(root: Path) -> list[Path]:
 
 
 def _written_s(run: Path) -> float:
-    times_s = [0.0]
-    for path in run.glob("checkpoints/step-*/manifest.json"):
-        try:
-            times_s.append(path.stat().st_mtime)
-        except FileNotFoundError:  # pruned meanwhile
-            continue
-    return max(times_s)
+    written = run.glob("checkpoints/step-*/manifest.json")
+    return max((_time_of(path) or 0.0 for path in written), default=0.0)
+
+
+def _time_of(path: Path) -> float | None:
+    """None where it is gone meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return None
 
 
 def _whole(run: Path) -> "list[Checkpoint]":
-    """Newest first, as training made them; without what a daemon has pruned since it was listed."""
+    """Written last first; without what a daemon has pruned since it was listed."""
     from p2p_dtfm.train.model import checkpoint
     from p2p_dtfm.train.model.gpt import layer_count
 
     found = checkpoint.list_checkpoints(run / "checkpoints")
     whole = [it for it in found if len(it.layers) == layer_count(it.manifest.spec())]
-    return [it for it in whole if (it.directory / "manifest.json").exists()]
+    timed = [(_time_of(it.directory / "manifest.json"), it) for it in whole]
+    there = [(written_s, it) for written_s, it in timed if written_s is not None]
+    return [it for _, it in sorted(there, key=lambda pair: pair[0], reverse=True)]
 
 
 def _told(found: "Checkpoint") -> str:

@@ -1,7 +1,8 @@
 """Exports of a run while it trains: one every so many steps, of which the newest stay.
 
-Where the run takes back what a barred liar has done, training goes on from an earlier step. Exports
-of later ones are no part of it any more: they are marked, and count as the oldest.
+Where the run takes back what a barred liar has done, or a side of a split swarm is given up,
+training goes on from an earlier step. Exports of later ones are no part of it any more: they are
+marked, and count as the oldest.
 """
 
 import contextlib
@@ -74,7 +75,7 @@ class RepeatedExport:
         directory, manifest = self._look()
         epochs = epochs_of(manifest.lineage)
         run, step = _run_of(manifest), manifest.step
-        self._mark_taken_back(run, epochs, tell)
+        self._mark_taken_back(run, epochs, step, tell)
         done = self._steps(manifest)
         is_last = step == manifest.spec().total_steps
         if step in done or (done and step < max(done) + self._every and not is_last):
@@ -93,6 +94,8 @@ class RepeatedExport:
         except UserError:
             return ""
         epochs, spec = epochs_of(manifest.lineage), manifest.spec()
+        if manifest.step != spec.total_steps:  # an export of it is of a side that was given up
+            return ""
         for made in self._made(_run_of(manifest)):
             if made.step == spec.total_steps and not made.is_behind(epochs):
                 run = f"run {manifest.run_digest[:16]} ({spec.name})"
@@ -155,16 +158,20 @@ class RepeatedExport:
                 found.append(_PastExport(bool(name[1]), int(name[2]), int(name[4] or 0), path))
         return found
 
-    def _mark_taken_back(self, run: str, epochs: Epochs, tell: Callable[[str], None]) -> None:
+    def _mark_taken_back(
+        self, run: str, epochs: Epochs, step: int, tell: Callable[[str], None]
+    ) -> None:
         """By name, as a higher number would pass for more training. It goes once there are newer
-        ones, and until then whoever has use for it finds it."""
+        ones, and until then whoever has use for it finds it. What is beyond `step`, the newest, is
+        of a side of a split swarm that was given up."""
         for made in sorted(self._made(run)):
-            if made.is_marked or not made.is_behind(epochs):
+            is_behind = made.is_behind(epochs)
+            if made.is_marked or not (is_behind or made.step > step):
                 continue
             marked = made.path.with_name(f"{_TAKEN_BACK}{made.path.name}")
             with contextlib.suppress(OSError):  # by what it is called it is known for one anyway
                 made.path.rename(marked)
-                start = epochs.starts[-1]
+                start = epochs.starts[-1] if is_behind else step
                 tell(f"the run went back to step {start:,}: {made.path.name} is {marked.name} now")
 
     def _prune(self, run: str, epochs: Epochs) -> None:

@@ -32,6 +32,7 @@ from p2p_dtfm.daemon.machine.life import (
     is_begun_by_systemd,
 )
 from p2p_dtfm.daemon.machine.local_client import ask_daemon
+from p2p_dtfm.daemon.machine.owner.allowed import note_typed
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.ports import disk, now
 from p2p_dtfm.ports.granted import granted_memory
@@ -85,6 +86,7 @@ class SeveralDevices:
         a daemon has the home: it would answer for the one that is begun here."""
         home = Home(self._settings.home)
         home.acquire()
+        note_typed(home.root, self._settings)  # its daemons have their shares of it
         home.release()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)

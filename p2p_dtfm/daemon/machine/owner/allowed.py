@@ -53,8 +53,9 @@ def left_out(settings: Settings) -> str:
 
 
 def _typed(settings: Settings) -> dict[str, Any]:
-    values, usual = settings.model_dump(mode="json"), _usual()
-    return {name: values[name] for name in NAMES if values[name] != usual[name]}
+    """Also what is as it would be anyway: that may be the opposite of what was typed before."""
+    values = settings.model_dump(mode="json", exclude_unset=True)
+    return {name: values[name] for name in NAMES if name in values}
 
 
 def _usual() -> dict[str, Any]:

@@ -17,6 +17,7 @@ from p2p_dtfm.daemon.node.acquaintances import Acquaintances
 from p2p_dtfm.daemon.node.join.own_disk import whole_step
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import Network
+from p2p_dtfm.daemon.node.other_versions import how_apart
 from p2p_dtfm.daemon.peers.discovery import find_run
 from p2p_dtfm.daemon.peers.member_search import Found
 from p2p_dtfm.daemon.peers.reachability import own_addresses
@@ -95,9 +96,12 @@ class Leads:
         if (reason := self._acquaintances.turned_away()) is not None:
             is_unlike = isinstance(reason, OtherProtocol)
             fixes = reason.fixes if is_unlike else ("try again in a minute",)
+            apart = "to train apart from them, from step 0: --new"
+            if is_unlike and self._acquaintances.memory is not None:
+                apart = f"to go on without them, {how_apart(self._local.settings)}"
             raise UserError(
                 f"members of the run are there, but none can be joined: {reason.cause}",
-                (*fixes, "to train apart from them: --new"),
+                (*fixes, apart),
                 exit_code=UNREACHABLE,
             )
 
@@ -115,6 +119,7 @@ class Leads:
                     own,
                     run_digest,
                     lambda text: self._local.status.say(State.JOINING, text),
+                    self._acquaintances.is_known,
                 )
             except UserError as nobody:
                 if isinstance(error, RunComplete):

@@ -82,9 +82,14 @@ def new_line(
 
 
 def revoke(
-    book: GuestBook | None, who: str, members: Sequence[str], name_of: Callable[[str], str]
+    book: GuestBook | None,
+    who: str,
+    members: Sequence[str],
+    name_of: Callable[[str], str],
+    was: Callable[[str], str] = lambda peer_id: "",
 ) -> dict[str, Any]:
-    """A member by name or id, or a line. Raises `UserError`."""
+    """A member by name or id, or a line. `was`: what one was called whose name another one has
+    taken. Raises `UserError`."""
     if book is None:
         raise UserError(
             "this run is not by invitation, so nobody can be revoked",
@@ -94,27 +99,34 @@ def revoke(
     line = read_line(who) if who.startswith(PREFIX) else None
     if line is not None and line.run_digest != book.run_digest:
         raise UserError("that invitation is to another run", "use the home that gave it")
-    holder = line.holder if line is not None else _whom(who, members, book.guests, name_of)
+    if line is not None:
+        holder = line.holder
+    else:
+        holder = _whom(who, members, book.guests, lambda peer_id: (name_of(peer_id), was(peer_id)))
     book.revoke(holder, line)
     return {"revoked": holder}
 
 
 def _whom(
-    who: str, members: Sequence[str], guests: Sequence[str], name_of: Callable[[str], str]
+    who: str,
+    members: Sequence[str],
+    guests: Sequence[str],
+    names_of: Callable[[str], tuple[str, str]],
 ) -> str:
-    """A member of now, or else one that came before and is away."""
+    """A member of now, or one that came before and is away. Of several that are called so none: any
+    guest can take the name of one that is away."""
     if is_peer_id(who):
         return who
     away = [peer_id for peer_id in guests if peer_id not in members]
-    named = [peer_id for peer_id in members if name_of(peer_id) == who]
-    named = named or [peer_id for peer_id in away if name_of(peer_id) == who]
-    if len(named) != 1:
-        told = ", ".join(sorted(map(name_of, away))[:AWAY_TOLD])
-        raise UserError(
-            f"{len(named) or 'no'} members are called {who!r}",
-            (
-                f"p2p-dtfm peers lists those that are here; away: {told or 'none that is known'}",
-                "or name its id, or the line that it came by",
-            ),
-        )
-    return named[0]
+    named = [peer_id for peer_id in (*members, *away) if who in names_of(peer_id)]
+    if len(named) == 1 and who:
+        return named[0]
+    told = ", ".join(sorted(names_of(peer_id)[0] for peer_id in away)[:AWAY_TOLD])
+    fixes = (
+        f"p2p-dtfm peers lists those that are here; away: {told or 'none that is known'}",
+        "or name its id, or the line that it came by",
+    )
+    if named and who:
+        ids = (f"{it} ({'here' if it in members else 'away'})" for it in named[:AWAY_TOLD])
+        fixes = (f"name the id of the one that is meant: {', '.join(ids)}", fixes[1])
+    raise UserError(f"{len(named) or 'no'} members are called {who!r}", fixes)

@@ -246,14 +246,15 @@ class Checkpoints:
             log.info("removes %s that were taken back", counted(len(gone), "checkpoint"))
         self._here.changed()
         self._here.look()
-        self.goes_on_from(step, lineage)
+        self.goes_on_from(step, {step: lineage}.get)
 
-    def goes_on_from(self, step: int, lineage: str) -> None:
-        """Of later steps nothing is whole on the way that training takes now, also if it comes."""
+    def goes_on_from(self, step: int, at: Callable[[int], str | None]) -> None:
+        """Of later steps nothing is whole on the way that training takes now, also if it comes.
+        `at`: the lineage of each step on that way, as far as it is remembered."""
         self._reached = min(self._reached, step)
         if self.whole_step is not None and self.whole_step > step:
-            there = [it.layers for it in self.saved if (it.version, it.lineage) == (step, lineage)]
-            self.whole_step = step if any(map(self._are_all, there)) else None
+            there = (it for it in self.saved if it.version <= step and it.lineage == at(it.version))
+            self.whole_step = next((it.version for it in there if self._are_all(it.layers)), None)
 
     def remote_files(self, sender: str, message: CheckpointFiles) -> None:
         """Another member has these files. Raises `PeerFault` for impossible ones."""
@@ -417,8 +418,7 @@ class Checkpoints:
         takes its place; nor does what is in use. As many whole ones stay as ever, but one where
         there is no room for the next."""
         keep, every = self._spec.checkpoint.keep, self._spec.audit.undo_every
-        full = 1 if self._room.is_short else keep
-        newest = max(keep, SAVED_TOLD)
+        newest, full = max(keep, SAVED_TOLD), 1 if self._room.is_short else keep
         await self._remove(prune_parts, self._root, made, newest, full, every, self.in_use())
 
     async def _make_room(self, made: int) -> None:

@@ -1,0 +1,111 @@
+"""Members that answer and speak another protocol: of whom the owner is told, and whether to wait
+for such ones or to go on without them."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from p2p_dtfm.core.consensus.agreement import Agreement
+from p2p_dtfm.core.membership.fellows import hold_back
+from p2p_dtfm.core.messages.agreement_messages import KnownView
+from p2p_dtfm.daemon.machine.life import is_a_service
+from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.machine.view_history import ViewHistory
+from p2p_dtfm.daemon.node.local import Local
+from p2p_dtfm.daemon.node.network import Network
+from p2p_dtfm.daemon.peers.home_memory import Memory
+from p2p_dtfm.daemon.peers.run_source import OtherProtocol
+from p2p_dtfm.net.contacts.addresses import peer_ids_of
+from p2p_dtfm.ports import now
+
+UNLIKE_TOLD = 16
+GREETED_WITHIN_S = 60.0
+"""Who looks for members itself asks every sixteen seconds at least."""
+SERVICE_FILE = "~/.config/p2p-dtfm/service.toml"
+"""Where `p2p-dtfm service install` writes its settings, mostly."""
+
+log = logging.getLogger("p2p_dtfm")
+
+
+class OtherVersions:
+    """`is_known`: whom the user has named, or this home has met in the run."""
+
+    def __init__(self, local: Local, network: Network, is_known: Callable[[str], bool]) -> None:
+        self.agreement: Agreement | None = None
+        """Once this peer takes part in a run."""
+        self._local = local
+        self._network = network
+        self._is_known = is_known
+        self._told = set[str]()
+        """Of whom the log has said that it speaks another protocol."""
+        self._strangers_told = 0
+
+    def say(self) -> None:
+        """Of each once, and not of many strangers: any number of them can say it."""
+        for peer_id, why in self._network.messenger.passed_over.items():
+            if not isinstance(why, OtherProtocol) or peer_id in self._told:
+                continue
+            is_stranger = not self._is_known(peer_id)
+            if is_stranger and self._strangers_told >= UNLIKE_TOLD:
+                continue
+            self._strangers_told += is_stranger
+            self._told.add(peer_id)
+            log.warning("%s: %s", why.cause, why.fixes[0])
+
+    def known(self) -> dict[str, OtherProtocol]:
+        """Of those that are known, who was found to be of another version lately."""
+        passed_over = self._network.messenger.passed_over.items()
+        unlike = {peer: why for peer, why in passed_over if isinstance(why, OtherProtocol)}
+        return {peer: why for peer, why in unlike.items() if self._is_known(peer)}
+
+    def held_back_by(self, memory: Memory | None) -> OtherProtocol | None:
+        """One of those for whom it waits: most of those with which it was in a view last, or all of
+        the given ones that answer."""
+        unlike, settings = self.known(), self._local.settings
+        if not unlike or settings.apart or settings.new:  # a run that is founded afresh has nobody
+            return None
+        since_s = now.monotonic_s() - GREETED_WITHIN_S
+        greeted_s = self._network.messenger.greeted_s
+        alike = {peer for peer, at_s in greeted_s.items() if at_s >= since_s}.difference(unlike)
+        given = set(peer_ids_of(settings.initial_peers))
+        all_given = not given.isdisjoint(unlike) and given.isdisjoint(alike)
+        waits = all_given or hold_back(self._fellows(memory), unlike, alike)
+        return next(iter(unlike.values())) if waits else None
+
+    def _fellows(self, memory: Memory | None) -> set[str]:
+        """The others of the last view that this home remembers; without one, all that it met."""
+        if memory is None:
+            return set()
+        views = self._views(memory.run_digest)
+        last = set(views[-1].peer_ids) - {self._network.me.peer_id} if views else set()
+        return last or {item.peer_id for item in memory.members}
+
+    def _views(self, run_digest: str) -> Sequence[KnownView]:
+        if self.agreement is not None:  # which has read them, and knows those since
+            return self.agreement.history
+        return ViewHistory(self._local.home.root, run_digest).read()
+
+
+def how_alone(settings: Settings, usual: str) -> str:
+    """What is to be done for it to be told of no peers; `usual` names the option where nobody has
+    typed one."""
+    name = _told_by(settings) or usual.removeprefix("--")
+    if is_a_service():
+        return f"take {name} out of {SERVICE_FILE} and type systemctl --user restart p2p-dtfm"
+    return f"start this one again without --{name.replace('_', '-')}"
+
+
+def how_apart(settings: Settings) -> str:
+    """What is to be done to go on from this home's own disk, whoever speaks otherwise."""
+    name = _told_by(settings)
+    if is_a_service():
+        without = f"take {name} out of {SERVICE_FILE}, " if name else ""
+        service = f"put apart = true into {SERVICE_FILE} and type systemctl --user restart"
+        return f"{without}{service} p2p-dtfm"
+    without = f" without --{name.replace('_', '-')} and" if name else ""
+    return f"start this one again{without} with --apart"
+
+
+def _told_by(settings: Settings) -> str:
+    """The setting by which it was told of peers; an invitation gives addresses as well."""
+    told = (name for name in ("invite", "initial_peers") if getattr(settings, name))
+    return next(told, "")

@@ -20,6 +20,7 @@ from p2p_dtfm.core.protocol.invited.guest_list import (
     REVOCATIONS_LIMIT,
     UNKNOWN_LIMIT,
     GuestList,
+    SavedGuests,
 )
 from p2p_dtfm.core.protocol.invited.line import InvitationLine, read_line, require_in_time
 from p2p_dtfm.core.protocol.signed import Signed
@@ -199,6 +200,21 @@ def test_what_would_not_be_kept_beside_what_is_known_is_not_looked_at() -> None:
     lines = [shown(BOB, line_of(FOUNDER, key(n)), key(n)) for n in range(5)]
     told = [found.told_of(chain) for chain in (*lines, *lines)]
     assert told == [True, True] + [False] * 8 and len(seen) == 2 * len(lines[0])
+
+
+def test_guests_of_a_home_from_before_peers_signed_theirs_may_come_back() -> None:
+    """Its chains were dropped, and so who was away was new, and its line was over."""
+    line = line_of(FOUNDER, LINE)
+    chain = shown(BOB, line, LINE)
+    saved = SavedGuests({BOB.peer_id: links_of(chain), EVE.peer_id: line})
+    for _ in range(2):
+        found = guests()
+        found.restore(saved)
+        saved = found.saved()
+    assert not found.admits(BOB.peer_id) and list(saved.guests) == [BOB.peer_id]
+    found.introduce(BOB.peer_id, chain, NOW_S + 9 * DAY_S)
+    assert found.admits(BOB.peer_id) and found.saved().guests == {BOB.peer_id: chain}
+    assert "expired" in refused(found, EVE, shown(EVE, line, LINE), NOW_S + 9 * DAY_S)
 
 
 def test_only_who_may_invite_does_and_not_for_longer_than_itself() -> None:

@@ -15,6 +15,8 @@ from p2p_dtfm.core.protocol.invited.chains import (
     Chain,
     Revocation,
     holders_of,
+    is_accepted,
+    open_chain,
     open_revocation,
     open_shown,
     size_of,
@@ -67,6 +69,8 @@ class GuestList:
         self._others: dict[str, _Way] = {}
         """By what else a peer has come: what it came by first may be heard of here before it is
         heard that this was taken back. Whom one of the two lets in is in."""
+        self._unsigned: dict[str, _Way] = {}
+        """Of an earlier version's home: it says that they have come before, and lets nobody in."""
         self._revocations: dict[tuple[str, str], tuple[Revocation, Signed]] = {}
         self._speakers: dict[str, str] | None = None
         """By `_lines_by_speaker`; None: chains have changed since."""
@@ -81,7 +85,8 @@ class GuestList:
         if peer_id == self.founder:
             return
         chain = open_shown(shown, self.founder, self._run_digest, peer_id, self._verify)
-        before = (each.holders for each in self.chains_of(peer_id))
+        ways = (*self._ways_of(peer_id), self._unsigned.get(peer_id))
+        before = [way.chain.holders for way in ways if way is not None]
         is_guest = came_before or chain.holders in before
         if (reason := self._taken_back(chain, is_guest)) is not None:
             raise PeerFault(f"{NOT_INVITED}: {reason}", peer_id)
@@ -131,7 +136,8 @@ class GuestList:
     def _remember(self, peer_id: str, way: _Way) -> None:
         """It is the one that counts first; what it came by before may count as well."""
         before, self._ways[peer_id] = self._ways_of(peer_id), way
-        self._others.pop(peer_id, None)
+        for known in (self._others, self._unsigned):
+            known.pop(peer_id, None)
         for each in before:
             if self._is_of_use(peer_id, each.chain.holders):
                 self._remember_other(peer_id, each)
@@ -276,18 +282,24 @@ class GuestList:
             {peer_id: way.shown for peer_id, way in known.items()}
             for known in (self._ways, self._others)
         )
-        return SavedGuests(shown, self.revocations, others)
+        earlier = {peer_id: way.shown for peer_id, way in self._unsigned.items()}
+        return SavedGuests(earlier | shown, self.revocations, others)
 
     def restore(self, saved: SavedGuests) -> None:
         """What this home wrote down; what does not hold any more is left out."""
+        whose, verify = (self.founder, self._run_digest), self._verify
         newest = dict(list(saved.others.items())[-OTHERS_LIMIT:])
         for guests, known in ((saved.guests, self._ways), (newest, self._others)):
             for peer_id, shown in guests.items():
+                is_signed = is_accepted(shown)
                 try:
-                    whose = self.founder, self._run_digest, peer_id
-                    known[peer_id] = _Way(shown, open_shown(shown, *whose, self._verify))
+                    opened = (open_shown if is_signed else open_chain)(
+                        shown, *whose, peer_id, verify
+                    )
                 except PeerFault:
                     continue
+                (known if is_signed else self._unsigned)[peer_id] = _Way(shown, opened)
+        self._unsigned = dict(list(self._unsigned.items())[-OTHERS_LIMIT:])
         for signed in saved.revocations[:REVOCATIONS_LIMIT]:
             try:
                 self.revoke(signed)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from p2p_dtfm.core.audit.draw import ALARM_MILLIONTHS, ALARM_STEPS
-from p2p_dtfm.core.audit.roles import KNOWN, WATCHED_MILLIONTHS, watched_until
+from p2p_dtfm.core.audit.roles import WATCHED_MILLIONTHS, watched_until
 from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.membership.bars import voters
 from p2p_dtfm.core.messages.agreement_messages import Contribution
@@ -102,6 +102,6 @@ def _count(bar: Bar | None) -> int:
 
 def _first_step(bar: Bar | None) -> int:
     """In which it may have had a stage: none before it was known, nor while it was barred."""
-    if bar is None or bar.reason == KNOWN:
+    if bar is None or bar.until_step == 0:
         return 0
     return bar.until_step if bar.count > 0 else bar.step

@@ -42,6 +42,7 @@ from p2p_dtfm.core.protocol.lineage import (
     named_in,
     unmarked,
 )
+from p2p_dtfm.core.protocol.sections.audit_spec import AuditSpec
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, Member, ViewId
 from p2p_dtfm.core.recovery.complete_steps import Target
 from p2p_dtfm.core.recovery.going_back import restart_of
@@ -199,6 +200,38 @@ def test_after_a_verdict_fewer_are_taken_back_as_more_is_audited() -> None:
     assert undo is not None and undo.newest == 277, "the last verdict's, not the furthest one"
     assert taken_back(610, Epochs()) == 10 + 128, "nothing was taken back: since the verdict"
     assert taken_back(610, Epochs(1, (200,))) == 10 + 128, "nor by this epoch"
+
+
+def verdict_of(peer_id: str, number: int, step: int) -> Bar:
+    """The `number`-th one."""
+    return Bar(ViewId(number, "ef" * 32), step, peer_id, 1, step + 400, "lies")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "starts", "step", "taken"),
+    [
+        ((1200, 1100), (912, 1026), 1030, 23),  # all since 912 was audited as often
+        ((1200, 1000), (1026, 912), 1030, 23),
+        ((1200, 1500), (912, 1368), 1370, 23),
+        ((1000, 1500), (912, 1368), 1370, 2 + 208),  # the first alarm was over at 1300
+    ],
+)
+def test_after_several_verdicts_as_little_is_taken_back_as_after_one(
+    verdicts: tuple[int, ...], starts: tuple[int, ...], step: int, taken: int
+) -> None:
+    """The last one's epoch alone counted as audited more often; those before it were, too."""
+    known = tuple(verdict_of(f"p{n}", n, at) for n, at in enumerate(verdicts, 1))
+    epochs = Epochs(len(starts), starts)
+    undo = undo_due(known, (*known, bar(step=step)), RARE, epochs)
+    assert undo is not None
+    assert step - undo.newest == taken
+
+
+def test_a_rate_that_is_nearly_none_takes_back_as_much() -> None:
+    """A rate below one in two millions is none in millionths: nothing was taken back."""
+    spec = AuditSpec(rate=1e-7, undo_steps=228)
+    terms = msgspec.structs.replace(RARE, rate_millionths=spec.rate_millionths)
+    assert due((), bar(step=600), terms=terms) == Undo(("d",), 600 - 228, 114)
 
 
 class Swarm:

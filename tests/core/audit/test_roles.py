@@ -23,7 +23,7 @@ from p2p_dtfm.core.audit.roles import (
 from p2p_dtfm.core.consensus.attempts.chosen import Chosen, chosen_of
 from p2p_dtfm.core.membership.bars import BARS_LIMIT, barred_at, united
 from p2p_dtfm.core.messages.agreement_messages import Contribution, PendingStep
-from p2p_dtfm.core.planner.explain import explain
+from p2p_dtfm.core.planner.explain import explain, spare_in_short
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, Member, Snapshot
@@ -176,6 +176,19 @@ def test_who_follows_has_no_stage_and_explain_says_until_when() -> None:
     assert told == ["spare: it is new here, and follows until step 120"]
     two = swarm(known(name_of(1), 120), known(name_of(2), 120))
     assert len(places(two)) > 1, "else there is no plan"
+
+
+def test_who_follows_for_longer_for_verdicts_is_told_so_and_whether_the_run_ends_before() -> None:
+    """It was told that it is new, and of a step that may never come."""
+    me = name_of(2)
+    found = swarm(msgspec.structs.replace(known(me, 1240), step=90))
+    short = "new in a run that audits work, it follows until step 1,240"
+    assert spare_in_short(found, me, 100) == short
+    assert spare_in_short(found, me, 100, 1150, 2000) == short
+    longer = f"{short}, for longer as others were barred"
+    assert spare_in_short(found, me, 100, 50, 2000) == longer
+    assert spare_in_short(found, me, 100, 50, 1240) == longer
+    assert spare_in_short(found, me, 100, 50, 1239) == f"{longer}; the run ends before that"
 
 
 def test_who_is_watched_gets_no_layers_that_it_alone_would_hold() -> None:

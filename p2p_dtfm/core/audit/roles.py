@@ -12,7 +12,7 @@ liar has ever new keys. So each has all keys that have no stage yet wait, whoeve
 that were convicted and have none; where it is quiet nobody waits for that.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 
 import msgspec
 
@@ -178,10 +178,12 @@ def unproven(snapshot: Snapshot) -> frozenset[str]:
 
 def comes_of_age(snapshot: Snapshot, peer_id: str, step: int, *, has_stage: bool) -> bool:
     """Whether it may have more at `step` than when the view was agreed on. `has_stage`: in it."""
-    groups = [lambda at: on_probation(snapshot.bars, at)]
-    if has_stage:
-        groups.append(lambda at: watched(snapshot.bars, at))
-    return any(peer_id in group(snapshot.step) and peer_id not in group(step) for group in groups)
+    bars = snapshot.bars
+
+    def is_out_of(group: Callable[[Iterable[Bar], int], Container[str]]) -> bool:
+        return peer_id in group(bars, snapshot.step) and peer_id not in group(bars, step)
+
+    return is_out_of(on_probation) or (has_stage and is_out_of(watched))
 
 
 def _stages(snapshot: Snapshot) -> frozenset[str]:

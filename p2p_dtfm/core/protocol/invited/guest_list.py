@@ -48,7 +48,7 @@ class SavedGuests(msgspec.Struct, frozen=True):
     """By what else some of them have come."""
 
 
-class _Way(NamedTuple):
+class _GuestWay(NamedTuple):
     """By which a peer has come: what it shows, and what that says."""
 
     shown: tuple[Signed, ...]
@@ -65,11 +65,11 @@ class GuestList:
         thousands of keys could be in for good, whatever is taken back."""
         self._run_digest = run_digest
         self._verify = verify
-        self._ways: dict[str, _Way] = {}
-        self._others: dict[str, _Way] = {}
+        self._ways: dict[str, _GuestWay] = {}
+        self._others: dict[str, _GuestWay] = {}
         """By what else a peer has come: what it came by first may be heard of here before it is
         heard that this was taken back. Whom one of the two lets in is in."""
-        self._unsigned: dict[str, _Way] = {}
+        self._unsigned: dict[str, _GuestWay] = {}
         """Of an earlier version's home: it says that they have come before, and lets nobody in."""
         self._revocations: dict[tuple[str, str], tuple[Revocation, Signed]] = {}
         self._speakers: dict[str, str] | None = None
@@ -96,7 +96,7 @@ class GuestList:
                 f"{NOT_INVITED}: the invitation expired {_about(late_s)} ago, by this clock",
                 peer_id,
             )
-        self._remember(peer_id, _Way(shown, chain))
+        self._remember(peer_id, _GuestWay(shown, chain))
 
     def told_of(self, shown: tuple[Signed, ...]) -> bool:
         """A member says by what another has come, perhaps long ago. Whether this is news; what was
@@ -113,9 +113,9 @@ class GuestList:
         if self._taken_back(chain, is_guest=False) is not None:
             return False
         if is_in:
-            self._remember_other(peer_id, _Way(shown, chain))
+            self._remember_other(peer_id, _GuestWay(shown, chain))
         else:
-            self._remember(peer_id, _Way(shown, chain))
+            self._remember(peer_id, _GuestWay(shown, chain))
         return True
 
     def handed_on(self) -> tuple[tuple[Signed, ...], ...]:
@@ -133,7 +133,7 @@ class GuestList:
             found.append(shown)
         return tuple(found)
 
-    def _remember(self, peer_id: str, way: _Way) -> None:
+    def _remember(self, peer_id: str, way: _GuestWay) -> None:
         """It is the one that counts first; what it came by before may count as well."""
         before, self._ways[peer_id] = self._ways_of(peer_id), way
         for known in (self._others, self._unsigned):
@@ -147,7 +147,7 @@ class GuestList:
             del self._ways[oldest]
             self._others.pop(oldest, None)
 
-    def _remember_other(self, peer_id: str, way: _Way) -> None:
+    def _remember_other(self, peer_id: str, way: _GuestWay) -> None:
         self._others[peer_id] = way
         self._speakers = self._counts = None
         if len(self._others) > OTHERS_LIMIT:
@@ -172,7 +172,7 @@ class GuestList:
         in_order = list(known)
         return next((it for it in in_order if it not in self.members), in_order[0])
 
-    def _ways_of(self, peer_id: str) -> list[_Way]:
+    def _ways_of(self, peer_id: str) -> list[_GuestWay]:
         found = (self._ways.get(peer_id), self._others.get(peer_id))
         return [way for way in found if way is not None]
 
@@ -298,7 +298,7 @@ class GuestList:
                     )
                 except PeerFault:
                     continue
-                (known if is_signed else self._unsigned)[peer_id] = _Way(shown, opened)
+                (known if is_signed else self._unsigned)[peer_id] = _GuestWay(shown, opened)
         self._unsigned = dict(list(self._unsigned.items())[-OTHERS_LIMIT:])
         for signed in saved.revocations[:REVOCATIONS_LIMIT]:
             try:

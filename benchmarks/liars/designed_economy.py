@@ -76,6 +76,12 @@ class Strategy:
     """Every other liar only opens last, and gives up its place when a colluder's claim is drawn."""
     returns: bool = True
     """With a new key after each conviction."""
+    confesses_new: bool = False
+    """Also while its key is watched."""
+    keeps_key: bool = False
+    """Returns with the key that was convicted, once it may."""
+    keys_ahead: int = 0
+    """So many keys of all liars are made known in the first steps, and used later."""
 
 
 STRATEGIES = (
@@ -134,6 +140,8 @@ class Run:
     alarm_until: int = 0
     convictions: int = 0
     last_promotion_at: int = 0
+    longest_wait: int = 0
+    """For which nobody new had a stage, where that is counted: of what is built."""
     proofs: list[Proof] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -168,7 +176,8 @@ class Run:
         after = self.strategy.confesses_after
         if after is None:
             return self.chance.random() < self.strategy.wrong_share
-        if body.confesses_at is not None or self._is_on_probation(body):
+        is_too_new = not self.strategy.confesses_new and self._is_on_probation(body)
+        if body.confesses_at is not None or is_too_new:
             return False
         body.confesses_at = self.clock + (self.rules.undo_steps - 1 if after < 0 else after)
         return True
@@ -258,7 +267,7 @@ def played(
     rules: Rules, strategy: Strategy, steps: int, seeds: int, kind: type[Run] = Run
 ) -> dict[str, Any]:
     """Of all seeds: wrong steps that stay, for each key that was convicted, and goodput."""
-    left, keys, goodputs, convictions = 0, 0, [], 0
+    left, keys, goodputs, convictions, longest_wait = 0, 0, [], 0, 0
     for seed in range(seeds):
         chance = random.Random(f"{strategy.name} {seed}")
         run = kind(rules, strategy, chance)
@@ -267,6 +276,7 @@ def played(
         left += sum(run.wrong)
         convictions += run.convictions
         keys += run.convictions + sum(body.has_place for body in run.bodies)
+        longest_wait = max(longest_wait, run.longest_wait)
         goodputs.append(len(run.wrong) / (run.clock + run.audited))
     bound = left_bound(rules, strategy.wrong_share) if strategy.confesses_after is None else 0.0
     per_key = left / keys if keys else 0.0
@@ -278,5 +288,6 @@ def played(
         "convictions": round(convictions / seeds, 1),
         "goodput": round(goodput, 4),
         "worst_goodput": round(min(goodputs), 4),
+        "longest_wait": longest_wait,
         "holds": per_key <= bound * 1.25 + 0.5 and goodput >= GOODPUT_TARGET,
     }

@@ -25,17 +25,20 @@ from benchmarks.liars.designed_economy import (
     Proof,
     Rules,
     Run,
+    Strategy,
     played,
 )
 from p2p_dtfm.core.audit.draw import rate_in_force
 from p2p_dtfm.core.audit.roles import (
     KNOWN,
     WATCHED_MILLIONTHS,
+    counted_from,
     held_off,
     probation_ends_step,
     quiet_from,
     watched_until,
     with_roles,
+    with_service,
 )
 from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.membership.bars import united, with_convicted
@@ -55,6 +58,20 @@ TERMS = StepTerms(
     rate_millionths=SPEC.rate_millionths,
     undo_every=SPEC.undo_every,
 )
+BUILT_STRATEGIES = (
+    *STRATEGIES,
+    Strategy("a convicted key returns, every step", keeps_key=True),
+    Strategy(
+        "a convicted key returns, confesses",
+        wrong_share=0.0,
+        confesses_after=0,
+        confesses_new=True,
+        keeps_key=True,
+    ),
+    Strategy("new keys confess", wrong_share=0.0, confesses_after=0, confesses_new=True),
+    Strategy("keys made known ahead", wrong_share=0.0, confesses_after=-1, keys_ahead=96),
+)
+KNOWN_AT_STEP = 10
 BACK_AFTER_STEPS = 10
 """Who goes without a verdict is let in again after ten seconds."""
 
@@ -79,9 +96,26 @@ class BuiltRun(Run):
         self.epochs = Epochs()
         names = [_name(number, body) for number, body in enumerate(self.bodies)]
         self.bars = tuple(Bar(GENESIS, 0, it, 0, 0, KNOWN) for it in ("honest", *names))
+        ahead = [
+            _name(number, Body(key=1 + key))
+            for key in range(self.strategy.keys_ahead // max(1, len(names)))
+            for number in range(len(names))
+        ]
+        self.bars = with_roles(self.bars, (), ahead, KNOWN_AT_STEP, TERMS.follow_steps)
+        self.closed = 0
         self._bar_of: dict[int, Bar] = {}
         self._drawn_at, self._is_drawn_whole = -1, False
         self._look_at_bars()
+
+    def step(self) -> None:
+        super().step()
+        at = len(self.wrong)
+        quiet = quiet_from(self.bars, at, TERMS.follow_steps, TERMS.undo_steps)
+        self.closed = self.closed + 1 if at < quiet else 0
+        self.longest_wait = max(self.longest_wait, self.closed)
+
+    def _places(self) -> set[str]:
+        return {_name(n, body) for n, body in enumerate(self.bodies) if body.has_place}
 
     def _share(self) -> float:
         at = len(self.wrong)
@@ -126,8 +160,8 @@ class BuiltRun(Run):
         undo = undo_due(self.bars, after, TERMS, self.epochs)
         assert undo is not None
         quiet = quiet_from(after, step, TERMS.follow_steps, TERMS.undo_steps)
-        places = {_name(n, body) for n, body in enumerate(self.bodies) if body.has_place}
-        bars = held_off(after, places, step, quiet)
+        bars = with_service(after, self._places(), step)
+        bars = held_off(bars, self._places() - names, quiet)
         safe = undo.newest - undo.newest % SPEC.undo_every
         del self.wrong[safe:], self.shares[safe:]
         self.epochs = self.epochs.next_one(safe)
@@ -135,8 +169,10 @@ class BuiltRun(Run):
         self.audited += 1  # the first step of a view is audited whole
         for body in bodies:
             self.convictions += 1
-            body.key, body.has_place, body.confesses_at = body.key + 1, False, None
+            body.key += not self.strategy.keeps_key
+            body.has_place, body.confesses_at = False, None
             body.may_return_at = 0 if self.strategy.returns else NEVER
+        bars = counted_from(bars, self._places(), safe)
         news = {_name(n, body) for n, body in enumerate(self.bodies)}
         bars = with_roles(bars, (), news, safe, TERMS.follow_steps, quiet)
         self.bars = united(bars, news)
@@ -154,7 +190,10 @@ class BuiltRun(Run):
         at = len(self.wrong)
         may_at = max(body.may_return_at, probation_ends_step(self._bar_of[id(body)]))
         if not body.has_place and at >= may_at:
+            bars = with_service(self.bars, self._places(), at)
+            self.bars = counted_from(bars, self._places(), at)
             body.has_place, body.first_stage = True, at
+            self._look_at_bars()
 
 
 def _name(number: int, body: Body) -> str:
@@ -172,7 +211,8 @@ def main() -> int:
     kinds = {"first": FIRST_RULES, "amended": Rules(), "built": BUILT_RULES}
     rules = replace(kinds[options.rules], members=options.members)
     kind = BuiltRun if options.rules == "built" else Run
-    rows = [played(rules, it, options.steps, options.seeds, kind) for it in STRATEGIES]
+    ways = BUILT_STRATEGIES if options.rules == "built" else STRATEGIES
+    rows = [played(rules, it, options.steps, options.seeds, kind) for it in ways]
     if options.json:
         print(json.dumps({"undo_steps": rules.undo_steps, "rows": rows}))
     else:
@@ -181,7 +221,8 @@ def main() -> int:
             print(
                 f"{row['strategy']:32s} left {row['wrong_left_per_key']:7.2f} a key (bound "
                 f"{row['bound_per_key']:6.2f}), convictions {row['convictions']:5.1f}, goodput "
-                f"{row['goodput']:.1%}, worst {row['worst_goodput']:.1%}: "
+                f"{row['goodput']:.1%}, worst {row['worst_goodput']:.1%}, "
+                f"longest wait {row['longest_wait']:6d}: "
                 f"{'holds' if row['holds'] else 'FALLS'}"
             )
     return 0 if all(row["holds"] for row in rows) else 1

@@ -5,6 +5,7 @@ import copy
 import msgspec
 import pytest
 
+from p2p_dtfm.core.audit.roles import NEW
 from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
@@ -22,9 +23,10 @@ from p2p_dtfm.core.messages.agreement_messages import (
     open_contribution,
 )
 from p2p_dtfm.core.messages.statements import members_digest, stated
+from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.core.protocol.signed import Signed
-from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, Member, ViewId
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.sim.faults.simulated_process import sign_for
 from tests.core.builders import WORKLOAD, record
@@ -196,6 +198,23 @@ def test_who_does_not_say_that_it_knows_the_same_is_accused(state: AgreementStat
     found = stall_verdict(attempt, state.view)
     assert found.remedy is Remedy.REOPEN and "all alike" in found.reason
     assert stall_verdict(attempt, None).remedy is Remedy.GIVE_UP, "a newcomer reopens nothing"
+
+
+def test_a_view_says_of_who_is_new_and_has_no_stage_that_it_is_watched_from_then_on() -> None:
+    """Else time alone would make it one of all."""
+    alone = Plan((Pipeline((Stage("a", 0, WORKLOAD.layer_count, 1),), 0, 1),), ("b", "c"), 1)
+    bars = tuple(Bar(GENESIS, 0, name, 0, 1, NEW) for name in "ab")
+    view = ViewId(2, "e" * 64)
+    attempt = Attempt(A, 4, True, view, WORKLOAD.layer_count)
+    for member in (A, B, C):
+        present = PresentView(view, (A, B, C), alone)
+        part = contribution(4, present, member, step=900, bars=bars)
+        attempt.add(part, *opened(part))
+    attempt.next_round()
+    snapshot = freeze(attempt, "f" * 64, WORKLOAD, lambda signed: record(signed.peer_id))
+    until = {bar.peer_id: bar.until_step for bar in snapshot.bars}
+    assert until == {"a": 1, "b": snapshot.step} and snapshot.step >= 900
+    assert attempt.snapshot == snapshot
 
 
 def test_ready_is_counted_with_a_reason() -> None:

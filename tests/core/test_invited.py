@@ -16,9 +16,11 @@ from p2p_dtfm.core.protocol.invited.chains import (
 )
 from p2p_dtfm.core.protocol.invited.guest_list import (
     GUESTS_LIMIT,
+    OTHERS_LIMIT,
     REVOCATIONS_LIMIT,
     UNKNOWN_LIMIT,
     GuestList,
+    SavedGuests,
 )
 from p2p_dtfm.core.protocol.invited.line import InvitationLine, read_line, require_in_time
 from p2p_dtfm.core.protocol.signed import Signed
@@ -149,6 +151,70 @@ def test_who_was_invited_anew_is_not_kept_out_by_what_it_came_by_before() -> Non
     assert found.told_of(anew) and not found.told_of(before)
     found.introduce(BOB.peer_id, anew, later_s)
     assert found.admits(BOB.peer_id)
+
+
+def test_who_was_invited_anew_is_in_whichever_is_heard_first() -> None:
+    """Who knew a peer by what it came by before passed over the new chain, and then heard that the
+    old one was taken back: the peer was out there for good once its new line was over."""
+    later_s = NOW_S + 9 * DAY_S
+    trusted = shown(ALICE, line_of(FOUNDER, LINE, may_invite=True), LINE)
+    before = shown(BOB, line_of(ALICE, SECOND, trusted), SECOND)
+    again = shown(BOB, line_of(ALICE, peer(104), trusted), peer(104))
+    anew = shown(BOB, line_of(FOUNDER, THIRD), THIRD)
+    for order in ((before, anew), (anew, before), (before, again, anew), (again, anew, before)):
+        found = guests()
+        found.introduce(ALICE.peer_id, trusted, NOW_S)
+        for chain in order:
+            found.told_of(chain)
+        assert anew in found.handed_on() and not found.told_of(anew)
+        revoke(found, ALICE, BOB)
+        kept = guests()  # as after a restart
+        kept.restore(found.saved())
+        for each in (found, kept):
+            assert each.admits(BOB.peer_id)
+            each.introduce(BOB.peer_id, anew, later_s)
+        revoke(found, FOUNDER, BOB)
+        assert not found.admits(BOB.peer_id)
+
+
+def test_by_what_else_they_came_is_remembered_of_some_guests() -> None:
+    found, one, two = guests(), line_of(FOUNDER, LINE), line_of(FOUNDER, SECOND)
+    for number in range(OTHERS_LIMIT + 1):
+        guest = key(10_000 + number)
+        for line, by in ((one, LINE), (two, SECOND)):
+            found.introduce(guest.peer_id, shown(guest, line, by), NOW_S)
+    assert len(found.saved().others) == OTHERS_LIMIT
+    revoke(found, FOUNDER, SECOND)
+    assert [found.admits(key(10_000 + number).peer_id) for number in (0, 1)] == [False, True]
+
+
+def test_what_would_not_be_kept_beside_what_is_known_is_not_looked_at() -> None:
+    """A member may tell of hundreds of chains twice a second."""
+    seen: list[str] = []
+
+    def looked_at(peer_id: str, payload: bytes, signature: bytes) -> bool:
+        seen.append(peer_id)
+        return verify(peer_id, payload, signature)
+
+    found = GuestList(FOUNDER.peer_id, RUN, looked_at)
+    lines = [shown(BOB, line_of(FOUNDER, key(n)), key(n)) for n in range(5)]
+    told = [found.told_of(chain) for chain in (*lines, *lines)]
+    assert told == [True, True] + [False] * 8 and len(seen) == 2 * len(lines[0])
+
+
+def test_guests_of_a_home_from_before_peers_signed_theirs_may_come_back() -> None:
+    """Its chains were dropped, and so who was away was new, and its line was over."""
+    line = line_of(FOUNDER, LINE)
+    chain = shown(BOB, line, LINE)
+    saved = SavedGuests({BOB.peer_id: links_of(chain), EVE.peer_id: line})
+    for _ in range(2):
+        found = guests()
+        found.restore(saved)
+        saved = found.saved()
+    assert not found.admits(BOB.peer_id) and list(saved.guests) == [BOB.peer_id]
+    found.introduce(BOB.peer_id, chain, NOW_S + 9 * DAY_S)
+    assert found.admits(BOB.peer_id) and found.saved().guests == {BOB.peer_id: chain}
+    assert "expired" in refused(found, EVE, shown(EVE, line, LINE), NOW_S + 9 * DAY_S)
 
 
 def test_only_who_may_invite_does_and_not_for_longer_than_itself() -> None:

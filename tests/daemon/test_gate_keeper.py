@@ -167,6 +167,18 @@ def test_a_run_by_invitation_answers_nobody_who_is_not_invited() -> None:
         keeper.require_readable("nobody", "Hello", 40)
 
 
+def test_who_is_in_the_view_came_before_though_what_is_known_was_taken_back() -> None:
+    """What it comes by now may be over; it was a stranger, and out for good."""
+    founder, guest = (identity_of_seed(bytes([n]) * 32) for n in (1, 2))
+    run = "ab" * 32
+    keeper = _keeper(_agreement(view=_view("me", guest.peer_id)))
+    keeper.guests = GuestList(founder.peer_id, run, verify)
+    word = Revocation(run_mark(run), guest.peer_id, False, 0)
+    keeper.guests.revoke(sign_revocation(word, founder.peer_id, founder.sign))
+    assert not keeper.is_near(guest.peer_id) and keeper.came_before(guest.peer_id)
+    assert not keeper.came_before("nobody")
+
+
 def test_outside_of_views_a_run_by_invitation_hears_no_stranger_either() -> None:
     keeper = _keeper(_agreement())
     keeper.guests = GuestList("founder", "ab" * 32, verify)

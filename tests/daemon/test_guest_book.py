@@ -82,7 +82,7 @@ class Receiver(Dispatch):
         self.blamed: list[str] = []
         self._network: Any = SimpleNamespace(guest_book=book)
         self._keeper: Any = SimpleNamespace(
-            is_near=lambda sender: sender in near,
+            came_before=lambda sender: sender in near,
             blame=lambda sender, message: self.blamed.append(sender),
         )
 

@@ -69,9 +69,15 @@ def with_convicted(
         if before is not None and (before.view, before.step) == (view, step):
             continue  # the same verdict, in an attempt that repeats another
         count = 1 if before is None else before.count + 1
-        until_step = step + (FIRST_STEPS << min(count - 1, DOUBLINGS_LIMIT))
-        known[peer_id] = Bar(view, step, peer_id, count, until_step, reasons.get(peer_id, ""))
+        ends_step = _ends_step(step, count)
+        known[peer_id] = Bar(view, step, peer_id, count, ends_step, reasons.get(peer_id, ""))
     return united(known.values(), here)
+
+
+def _ends_step(step: int, count: int) -> int:
+    """Of a bar by its last verdict. That a key has no stage moves on what its entry says of when it
+    may have one (`core.audit.roles`), and is no reason to remember it for longer."""
+    return step + (FIRST_STEPS << min(count - 1, DOUBLINGS_LIMIT))
 
 
 def united(bars: Iterable[Bar], here: Collection[str] = ()) -> tuple[Bar, ...]:
@@ -88,11 +94,12 @@ def united(bars: Iterable[Bar], here: Collection[str] = ()) -> tuple[Bar, ...]:
         if held is None or (held.count, held.until_step) <= (bar.count, bar.until_step):
             longest[bar.peer_id] = bar
 
-    def how_needed(bar: Bar) -> tuple[bool, bool, int, int, Bar]:
+    def how_needed(bar: Bar) -> tuple[bool, bool, int, int, int, Bar]:
         """Verdicts outlive what is only known of a key, or many new keys would have them forgotten.
         Then a member without an entry is established, and no key is while it follows: those that
         come after it and go again do not have it forgotten."""
-        return (bar.count > 0, bar.peer_id in here, *_how_long(bar))
+        ends_step = _ends_step(bar.step, bar.count) if bar.count > 0 else 0
+        return (bar.count > 0, bar.peer_id in here, ends_step, *_how_long(bar))
 
     return tuple(sorted(sorted(longest.values(), key=how_needed)[-BARS_LIMIT:]))
 

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from p2p_dtfm.core.audit.draw import ALARM_MILLIONTHS, ALARM_STEPS
-from p2p_dtfm.core.audit.roles import KNOWN, WATCHED_MILLIONTHS, watched_until
+from p2p_dtfm.core.audit.roles import WATCHED_MILLIONTHS, watched_until
 from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.membership.bars import voters
 from p2p_dtfm.core.messages.agreement_messages import Contribution
 from p2p_dtfm.core.protocol.lineage import Epochs, epochs_of
-from p2p_dtfm.core.protocol.snapshot import Bar
+from p2p_dtfm.core.protocol.snapshot import Bar, ViewId
 from p2p_dtfm.core.recovery.restart_point import Undo
 
 NEVER = 1 << 60
@@ -66,7 +66,7 @@ def undo_due(
     begun = epochs.starts[-1] if epochs.starts else 0
     reached = max((bar.step for bar in known.values() if bar.count > 0), default=0)
     least = begun if reached - begun >= terms.undo_steps else 0
-    alarm = range(_alarmed_from(known.values(), begun, terms), reached + ALARM_STEPS)
+    alarm = range(_alarmed_from(known.values(), epochs, terms), reached + ALARM_STEPS)
     newest = min(
         max(_sure_from(bar.step, known.get(it), alarm, terms), _first_step(known.get(it)), least)
         for it, bar in news.items()
@@ -74,20 +74,31 @@ def undo_due(
     return Undo(tuple(sorted(news)), newest, terms.undo_every)
 
 
-def _alarmed_from(known: Iterable[Bar], begun: int, terms: StepTerms) -> int:
-    """Of the steps that stand now, the first that was made since the last verdict: the epoch's
-    first, if it began with that."""
-    verdicts = [bar for bar in known if bar.count > 0]
+def _alarmed_from(known: Iterable[Bar], epochs: Epochs, terms: StepTerms) -> int:
+    """Of the steps that stand now, the first since which all were made under an alarm: those of the
+    epoch that the last verdict began, and of the epochs before it, as far as each was under the
+    alarm of the verdict that began it until the next one began."""
+    steps: dict[ViewId, int] = {}
+    for bar in known:
+        if bar.count > 0:
+            steps[bar.view] = max(bar.step, steps.get(bar.view, 0))
+    verdicts = sorted(steps.items(), reverse=True)
     if not verdicts:
         return NEVER
-    last = max(verdicts, key=lambda bar: (bar.view, bar.step)).step
-    return begun if begun <= last < begun + terms.undo_steps + terms.undo_every else last
+    alarmed_from = verdicts[0][1]
+    for (_, step), begun in zip(verdicts, reversed(epochs.starts), strict=False):
+        is_its_epoch = begun <= step < begun + terms.undo_steps + terms.undo_every
+        if not is_its_epoch or alarmed_from > step + ALARM_STEPS:
+            break
+        alarmed_from = min(alarmed_from, begun)
+    return alarmed_from
 
 
 def _sure_from(step: int, before: Bar | None, alarm: range, terms: StepTerms) -> int:
     """A step before the proof's, `step`, so that whoever lied in each one since then would have
     been found as surely as in `undo_steps` of those in which no more is audited than the rate."""
-    rate, until_step = terms.rate_millionths, watched_until(before) if before is not None else 0
+    until_step = watched_until(before) if before is not None else 0
+    rate = max(1, terms.rate_millionths)
     due, at = terms.undo_steps * rate, step
     while due > 0 and at > 0:
         at -= 1
@@ -102,6 +113,6 @@ def _count(bar: Bar | None) -> int:
 
 def _first_step(bar: Bar | None) -> int:
     """In which it may have had a stage: none before it was known, nor while it was barred."""
-    if bar is None or bar.reason == KNOWN:
+    if bar is None or bar.until_step == 0:
         return 0
     return bar.until_step if bar.count > 0 else bar.step

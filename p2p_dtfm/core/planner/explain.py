@@ -178,18 +178,31 @@ def explain_peer(snapshot: Snapshot, plan: Plan, peer_id: str) -> PeerExplanatio
     return _explain_peer(snapshot, plan, timing, placement, snapshot.record(peer_id))
 
 
-def spare_in_short(snapshot: Snapshot, peer_id: str, step: int) -> str:
-    """Why a member has no stage, as of this step, for next to no work: no place is tried."""
+def spare_in_short(
+    snapshot: Snapshot, peer_id: str, step: int, follow_steps: int = 0, total_steps: int = 0
+) -> str:
+    """Why a member has no stage, as of this step, for next to no work: no place is tried.
+    `follow_steps`, `total_steps`: of the run, if they are to be told."""
     if peer_id in held_back(snapshot):
         return "its links to those who train are not measured yet"
     if (until_step := on_probation(snapshot.bars, step).get(peer_id)) is not None:
-        return f"new in a run that audits work, it follows until step {until_step:,}"
+        return _follows(snapshot, peer_id, until_step, follow_steps, total_steps)
     if short := too_small(snapshot.workload, snapshot.record(peer_id)):
         return short
     why = "the plan is faster without this peer"
     if not snapshot.workload.may_have(peer_id, 0):
         why += " between the stages of those whom the run names"
     return f"{why}: {SEEN_SLOWER}" if peer_id in seen_slower(snapshot) else why
+
+
+def _follows(
+    snapshot: Snapshot, peer_id: str, until_step: int, follow_steps: int, total_steps: int
+) -> str:
+    why = f"new in a run that audits work, it follows until step {until_step:,}"
+    came = [it.step for it in snapshot.bars if it.peer_id == peer_id and it.count == 0]
+    if follow_steps and came and until_step > came[0] + follow_steps:
+        why += ", for longer as others were barred"
+    return f"{why}; the run ends before that" if 0 < total_steps < until_step else why
 
 
 def _as_planned(snapshot: Snapshot, plan: Plan) -> tuple[Snapshot, dict[str, str]]:

@@ -140,7 +140,7 @@ class Dispatch:
             return
         try:
             if isinstance(message, Introduction):
-                book.introduced(sender, message.chain, self._keeper.is_near(sender))
+                book.introduced(sender, message.chain, self._keeper.came_before(sender))
             else:
                 book.told_of(message.chains)
                 book.revoked(message.signed)

@@ -98,6 +98,14 @@ class GateKeeper:
         agreement, guests = self._agreement, self.guests
         if guests is not None and guests.refusal(peer_id) is not None:
             return Role.STRANGER
+        return self._role_in_views(peer_id, agreement)
+
+    def came_before(self, peer_id: str) -> bool:
+        """Whether views say that others have let it in, be it that it was told of since by what was
+        taken back."""
+        return self._role_in_views(peer_id, self._agreement) in NEAR
+
+    def _role_in_views(self, peer_id: str, agreement: Agreement | None) -> Role:
         if agreement is None:
             return Role.MEMBER if peer_id in self._vouched else self._newcomer_or_stranger(peer_id)
         self._look_at_views(agreement)

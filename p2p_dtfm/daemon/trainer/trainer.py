@@ -362,7 +362,8 @@ class Trainer:
             ):
                 await self._idle()
             elif view.plan.stage_of(self._tools.me) is None:
-                why = spare_in_short(view.snapshot, self._tools.me, state.step)
+                ends = self._spec.audit.follow_steps, self._spec.total_steps
+                why = spare_in_short(view.snapshot, self._tools.me, state.step, *ends)
                 self._tools.status.say(State.SPARE, why)
                 await self._watch(view)
             else:

@@ -6,20 +6,24 @@ import pytest
 from p2p_dtfm.core.audit.claim_book import ClaimBook
 from p2p_dtfm.core.audit.draw import drawn_watched, seed_of
 from p2p_dtfm.core.audit.roles import (
+    KNOWN,
     NEW,
     RETURN_STEPS,
+    SERVED,
     WATCHED_STEPS,
     alone,
+    as_counted,
     comes_of_age,
     on_probation,
     watched,
     with_roles,
+    with_service,
     without_stage_yet,
 )
 from p2p_dtfm.core.consensus.attempts.chosen import Chosen, chosen_of
 from p2p_dtfm.core.membership.bars import BARS_LIMIT, barred_at, united
 from p2p_dtfm.core.messages.agreement_messages import Contribution, PendingStep
-from p2p_dtfm.core.planner.explain import explain
+from p2p_dtfm.core.planner.explain import explain, spare_in_short
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, Member, Snapshot
@@ -174,6 +178,19 @@ def test_who_follows_has_no_stage_and_explain_says_until_when() -> None:
     assert len(places(two)) > 1, "else there is no plan"
 
 
+def test_who_follows_for_longer_for_verdicts_is_told_so_and_whether_the_run_ends_before() -> None:
+    """It was told that it is new, and of a step that may never come."""
+    me = name_of(2)
+    found = swarm(msgspec.structs.replace(known(me, 1240), step=90))
+    short = "new in a run that audits work, it follows until step 1,240"
+    assert spare_in_short(found, me, 100) == short
+    assert spare_in_short(found, me, 100, 1150, 2000) == short
+    longer = f"{short}, for longer as others were barred"
+    assert spare_in_short(found, me, 100, 50, 2000) == longer
+    assert spare_in_short(found, me, 100, 50, 1240) == longer
+    assert spare_in_short(found, me, 100, 50, 1239) == f"{longer}; the run ends before that"
+
+
 def test_who_is_watched_gets_no_layers_that_it_alone_would_hold() -> None:
     watched_now = known(name_of(2), 60)
     held = places(swarm(watched_now))
@@ -191,12 +208,63 @@ def test_who_has_a_stage_keeps_it_though_its_fellow_is_gone() -> None:
 
 
 def test_a_plan_is_asked_for_when_somebody_comes_of_age() -> None:
+    """Not for who is watched and has no stage: that does not end by itself."""
     found = swarm(known(name_of(2), 120))
     me = name_of(2)
-    assert not comes_of_age(found, me, 119) and comes_of_age(found, me, 120)
+
+    def is_of_age(found: Snapshot, step: int, has_stage: bool, who: str = me) -> bool:
+        return comes_of_age(found, who, step, has_stage=has_stage)
+
+    assert not is_of_age(found, 119, False) and is_of_age(found, 120, False)
     later = msgspec.structs.replace(found, step=120)
-    assert not comes_of_age(later, me, 419) and comes_of_age(later, me, 420)
-    assert not comes_of_age(later, name_of(0), 420)
+    assert not is_of_age(later, 419, True) and is_of_age(later, 420, True)
+    assert not is_of_age(later, 420, False) and not is_of_age(later, 420, True, name_of(0))
+
+
+def counted(bars: tuple[Bar, ...], step: int) -> dict[str, Bar]:
+    """In a view in which "a" alone has a stage by the plan in force."""
+    one = Stage("a", 0, 14, 1)
+    present = Plan((Pipeline((one,), 0, 64),), (), 1)
+    found = msgspec.structs.replace(swarm(), bars=bars, step=step, present=present)
+    return {it.peer_id: it for it in as_counted(found).bars}
+
+
+def test_time_alone_establishes_nobody() -> None:
+    """Keys were made known in the quiet first steps, and used one after the other as established
+    ones: no wait, no audits besides, and all of `undo_steps` for each."""
+    news = (known("a", 60), known("x", 60), Bar(GENESIS, 0, "y", 0, 60, SERVED))
+    found = counted(
+        (*news, Bar(GENESIS, 0, "b", 0, 60, KNOWN), Bar(VIEW, 9, "c", 2, 809, "")), 5000
+    )
+    until = {it: found[it].until_step for it in "abxy"}
+    assert until == {"a": 60, "b": 60, "x": 5000, "y": 5000}
+    assert watched(found.values(), 5000) == {"c", "x", "y"} and not on_probation(
+        found.values(), 5000
+    )
+    assert found["c"].until_step == 5000 - 2 * RETURN_STEPS, "nor is it barred for longer"
+    assert barred_at(found.values(), 5000 - 2 * RETURN_STEPS) == {}
+    restarted = msgspec.structs.replace(swarm(), bars=news, step=5000, present=None)
+    assert as_counted(restarted) == restarted, "then nobody knows who had one"
+
+
+def test_who_has_a_stage_once_it_was_watched_for_long_enough_is_one_of_them() -> None:
+    """For good, be it that the run goes back to when it was not."""
+    early = known("a", 2)
+    bars = (early, known("x", 2))
+    found = {it.peer_id: it for it in chosen([part(name, bars) for name in NAMES]).bars}
+    assert [found[it].reason for it in "ax"] == [SERVED, NEW] and found["a"].until_step == 2
+    for step, reason in ((2 + WATCHED_STEPS - 1, SERVED), (2 + WATCHED_STEPS, KNOWN)):
+        a, x = with_service((found["a"], found["x"]), {"a"}, step)
+        assert (a.reason, x.reason, a.until_step) == (reason, NEW, 2)
+    assert united((early, found["a"])) == (found["a"],) == united((found["a"], early))
+    known_now = msgspec.structs.replace(found["a"], reason=KNOWN)
+    assert united((found["a"], known_now)) == (known_now,) == united((known_now, found["a"]))
+
+
+def test_that_a_key_has_no_stage_is_no_reason_to_remember_its_verdict_for_longer() -> None:
+    bars = [Bar(VIEW, n, f"p{n:03}", 1, 400 + n, "") for n in range(BARS_LIMIT + 1)]
+    first = msgspec.structs.replace(bars[0], until_step=90_000)
+    assert {it.peer_id for it in united((first, *bars[1:]))} == {it.peer_id for it in bars[1:]}
 
 
 @pytest.mark.parametrize("name", sorted(MEMBERS))

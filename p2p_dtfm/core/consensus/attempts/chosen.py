@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-from p2p_dtfm.core.audit.roles import held_off, quiet_from, with_roles
+from p2p_dtfm.core.audit.roles import held_off, quiet_from, with_roles, with_service
 from p2p_dtfm.core.commit.judgement import Conflict
 from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.membership.bars import (
@@ -61,8 +61,8 @@ def chosen_of(
     names = {member.peer_id for member in participants}
     bars = with_convicted(known, found.convicted, found.liars, names)
     if terms is not None and terms.follow_steps > 0:
-        has_verdict = any(bar.count > 0 for bar in set(bars).difference(known))
-        bars = _with_roles(bars, names, stayed, step, terms, has_verdict=has_verdict)
+        convicted = {bar.peer_id for bar in set(bars).difference(known) if bar.count > 0}
+        bars = _with_roles(bars, names, stayed, step, terms, convicted)
     return Chosen(participants, found, bars, epochs, undo_due(known, bars, terms, epochs))
 
 
@@ -72,13 +72,14 @@ def _with_roles(
     stayed: Collection[Contribution],
     step: int,
     terms: StepTerms,
-    *,
-    has_verdict: bool,
+    convicted: Collection[str],
 ) -> tuple[Bar, ...]:
-    """`stayed`: of the members of the view in force."""
+    """`stayed`: of the members of the view in force; `convicted`: now."""
     quiet_from_step = quiet_from(bars, step, terms.follow_steps, terms.undo_steps)
-    if has_verdict:
-        bars = held_off(bars, _stage_holders(stayed), step, quiet_from_step)
+    stage_holders = _stage_holders(stayed)
+    bars = with_service(bars, stage_holders, step)
+    if convicted:
+        bars = held_off(bars, stage_holders.difference(convicted), quiet_from_step)
     members = names & {it.member.peer_id for it in stayed}
     waits = terms.follow_steps, quiet_from_step
     return united(with_roles(bars, members, names - members, step, *waits), names)

@@ -106,12 +106,18 @@ def links_of(shown: tuple[Signed, ...]) -> tuple[Signed, ...]:
     return shown[:-1] if is_accepted(shown) else shown
 
 
+def holders_of(shown: tuple[Signed, ...]) -> tuple[str, ...]:
+    """Through whom it says that it leads, the last one being whom it is about. Raises `PeerFault`
+    if it is no chain; who has signed it is not looked at."""
+    links = links_of(shown)
+    if not 0 < len(links) <= CHAIN_LIMIT or max(len(it.payload) for it in links) > LINK_BYTES:
+        raise PeerFault(f"{NOT_INVITED}: the invitation cannot be")
+    return tuple(decode(link.payload, ChainLink, LINK_BYTES).holder for link in links)
+
+
 def holder_of(shown: tuple[Signed, ...]) -> str:
     """Whom a chain is about, by its own word. Raises `PeerFault` if it is none."""
-    links = links_of(shown)
-    if not 0 < len(links) <= CHAIN_LIMIT or len(links[-1].payload) > LINK_BYTES:
-        raise PeerFault(f"{NOT_INVITED}: the invitation cannot be")
-    return decode(links[-1].payload, ChainLink, LINK_BYTES).holder
+    return holders_of(shown)[-1]
 
 
 def size_of(signed: Signed) -> int:

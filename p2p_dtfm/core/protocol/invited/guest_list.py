@@ -1,6 +1,8 @@
 """Who is let into a run by invitation: whom the founder's word reaches, and nobody took back."""
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -12,7 +14,9 @@ from p2p_dtfm.core.protocol.invited.chains import (
     SKEW_S,
     Chain,
     Revocation,
-    holder_of,
+    holders_of,
+    is_accepted,
+    open_chain,
     open_revocation,
     open_shown,
     size_of,
@@ -22,6 +26,8 @@ from p2p_dtfm.core.protocol.signed import Signed, Verify
 GUESTS_LIMIT = 4096
 TOLD_OF_LIMIT = GUESTS_LIMIT // 2
 """Beyond so many guests nobody is remembered by the word of others."""
+OTHERS_LIMIT = 256
+"""Of so many guests it is remembered by what else they have come."""
 HANDED_ON_LIMIT = 256
 HANDED_ON_BYTES = 256 << 10
 REVOCATIONS_LIMIT = 1024
@@ -38,6 +44,15 @@ class SavedGuests(msgspec.Struct, frozen=True):
 
     guests: dict[str, tuple[Signed, ...]] = {}
     revocations: tuple[Signed, ...] = ()
+    others: dict[str, tuple[Signed, ...]] = {}
+    """By what else some of them have come."""
+
+
+class _GuestWay(NamedTuple):
+    """By which a peer has come: what it shows, and what that says."""
+
+    shown: tuple[Signed, ...]
+    chain: Chain
 
 
 class GuestList:
@@ -50,8 +65,12 @@ class GuestList:
         thousands of keys could be in for good, whatever is taken back."""
         self._run_digest = run_digest
         self._verify = verify
-        self._shown: dict[str, tuple[Signed, ...]] = {}
-        self._chains: dict[str, Chain] = {}
+        self._ways: dict[str, _GuestWay] = {}
+        self._others: dict[str, _GuestWay] = {}
+        """By what else a peer has come: what it came by first may be heard of here before it is
+        heard that this was taken back. Whom one of the two lets in is in."""
+        self._unsigned: dict[str, _GuestWay] = {}
+        """Of an earlier version's home: it says that they have come before, and lets nobody in."""
         self._revocations: dict[tuple[str, str], tuple[Revocation, Signed]] = {}
         self._speakers: dict[str, str] | None = None
         """By `_lines_by_speaker`; None: chains have changed since."""
@@ -66,8 +85,9 @@ class GuestList:
         if peer_id == self.founder:
             return
         chain = open_shown(shown, self.founder, self._run_digest, peer_id, self._verify)
-        before = self._chains.get(peer_id)
-        is_guest = came_before or (before is not None and before.holders == chain.holders)
+        ways = (*self._ways_of(peer_id), self._unsigned.get(peer_id))
+        before = [way.chain.holders for way in ways if way is not None]
+        is_guest = came_before or chain.holders in before
         if (reason := self._taken_back(chain, is_guest)) is not None:
             raise PeerFault(f"{NOT_INVITED}: {reason}", peer_id)
         if not is_guest and now_s > chain.expires_s + SKEW_S:
@@ -76,55 +96,97 @@ class GuestList:
                 f"{NOT_INVITED}: the invitation expired {_about(late_s)} ago, by this clock",
                 peer_id,
             )
-        self._remember(peer_id, shown, chain)
+        self._remember(peer_id, _GuestWay(shown, chain))
 
     def told_of(self, shown: tuple[Signed, ...]) -> bool:
         """A member says by what another has come, perhaps long ago. Whether this is news; what was
         taken back since is none, nor is a line that is closed. Raises `PeerFault`. One who was
-        let in anew may be told of first by what it came by before, and is out by that."""
-        peer_id = holder_of(shown)
-        is_known = peer_id in self._chains and self.refusal(peer_id) is None
-        if is_known or peer_id == self.founder or len(self._chains) >= TOLD_OF_LIMIT:
+        let in anew may be told of by what it came by before as well, before or after that."""
+        holders = holders_of(shown)
+        peer_id, is_in = holders[-1], self.admits(holders[-1])
+        has_room = peer_id in self._ways or len(self._ways) < TOLD_OF_LIMIT
+        if peer_id == self.founder or not has_room:
+            return False
+        if is_in and not self._is_of_use(peer_id, holders):  # signatures cost more
             return False
         chain = open_shown(shown, self.founder, self._run_digest, peer_id, self._verify)
         if self._taken_back(chain, is_guest=False) is not None:
             return False
-        self._remember(peer_id, shown, chain)
+        if is_in:
+            self._remember_other(peer_id, _GuestWay(shown, chain))
+        else:
+            self._remember(peer_id, _GuestWay(shown, chain))
         return True
 
     def handed_on(self) -> tuple[tuple[Signed, ...], ...]:
         """By what guests have come, for whoever is new: first those who have taken something back,
         without whose own chains their word is nobody's, then the last ones that came."""
         givers = {giver for giver, _ in self._revocations}
-        newest = sorted(reversed(self._shown), key=lambda peer_id: peer_id not in givers)
+        newest = sorted(reversed(self._ways), key=lambda peer_id: peer_id not in givers)
+        ways = [self._ways[peer_id] for peer_id in newest]
+        ways += [self._others[peer_id] for peer_id in newest if peer_id in self._others]
         found, size_bytes = [], 0
-        for peer_id in newest[:HANDED_ON_LIMIT]:
-            shown = self._shown[peer_id]
+        for shown, _ in ways[:HANDED_ON_LIMIT]:
             size_bytes += sum(map(size_of, shown))
             if size_bytes > HANDED_ON_BYTES:
                 break
             found.append(shown)
         return tuple(found)
 
-    def _remember(self, peer_id: str, shown: tuple[Signed, ...], chain: Chain) -> None:
-        self._shown[peer_id], self._chains[peer_id] = shown, chain
+    def _remember(self, peer_id: str, way: _GuestWay) -> None:
+        """It is the one that counts first; what it came by before may count as well."""
+        before, self._ways[peer_id] = self._ways_of(peer_id), way
+        for known in (self._others, self._unsigned):
+            known.pop(peer_id, None)
+        for each in before:
+            if self._is_of_use(peer_id, each.chain.holders):
+                self._remember_other(peer_id, each)
         self._speakers = self._counts = None
-        if len(self._chains) > GUESTS_LIMIT:
-            others = (it for it in self._chains if it not in self.members)
-            oldest = next(others, next(iter(self._chains)))
-            del self._chains[oldest], self._shown[oldest]
+        if len(self._ways) > GUESTS_LIMIT:
+            oldest = self._oldest(self._ways)
+            del self._ways[oldest]
+            self._others.pop(oldest, None)
+
+    def _remember_other(self, peer_id: str, way: _GuestWay) -> None:
+        self._others[peer_id] = way
+        self._speakers = self._counts = None
+        if len(self._others) > OTHERS_LIMIT:
+            del self._others[self._oldest(self._others)]
+
+    def _is_of_use(self, peer_id: str, holders: tuple[str, ...]) -> bool:
+        """Whether these are better than those of the other way that is known, if any. Best is one
+        that hangs on nobody on whom the first does, then one that hangs on few: who invites others
+        takes back what it gave."""
+        first, held = self._ways[peer_id].chain.holders, self._others.get(peer_id)
+
+        def how_bad(holders: tuple[str, ...]) -> tuple[bool, int]:
+            return not set(holders[1:-1:2]).isdisjoint(first[1:-1:2]), len(holders)
+
+        if holders == first or self._word_against_any(holders, is_guest=True) is not None:
+            return False
+        is_held = held is not None and self._taken_back(held.chain, is_guest=True) is None
+        return held is None or not is_held or how_bad(holders) < how_bad(held.chain.holders)
+
+    def _oldest(self, known: Iterable[str]) -> str:
+        """Whoever is no member goes first."""
+        in_order = list(known)
+        return next((it for it in in_order if it not in self.members), in_order[0])
+
+    def _ways_of(self, peer_id: str) -> list[_GuestWay]:
+        found = (self._ways.get(peer_id), self._others.get(peer_id))
+        return [way for way in found if way is not None]
 
     def admits(self, peer_id: str) -> bool:
         """Whether it has been let in, and that holds."""
         if peer_id == self.founder:
             return True
-        return peer_id in self._chains and self.refusal(peer_id) is None
+        return peer_id in self._ways and self.refusal(peer_id) is None
 
     def refusal(self, peer_id: str) -> str | None:
         """Why a peer is out that may have been in; None if nothing is known against it."""
-        chain = self._chains.get(peer_id)
-        if chain is not None:
-            return self._taken_back(chain, is_guest=True)
+        if chains := self.chains_of(peer_id):
+            reasons = [self._taken_back(chain, is_guest=True) for chain in chains]
+            return None if None in reasons else reasons[0]
         return self._word_against(peer_id, {self.founder}, is_guest=True)
 
     def revoke(self, signed: Signed) -> bool:
@@ -182,7 +244,7 @@ class GuestList:
         line's own key takes nothing back: all that were given the line have it."""
         if self._speakers is None:
             found = {self.founder: self.founder}
-            for chain in self._chains.values():
+            for chain in self._all_chains():
                 last = len(chain.holders) - (0 if chain.may_invite else 1)
                 for peer_id in chain.holders[1:last:2]:
                     found.setdefault(peer_id, chain.holders[0])
@@ -190,13 +252,22 @@ class GuestList:
         return self._speakers
 
     def chain_of(self, peer_id: str) -> Chain | None:
-        return self._chains.get(peer_id)
+        """What it has shown last, or others have told of it first."""
+        way = self._ways.get(peer_id)
+        return None if way is None else way.chain
+
+    def chains_of(self, peer_id: str) -> tuple[Chain, ...]:
+        return tuple(way.chain for way in self._ways_of(peer_id))
+
+    def _all_chains(self) -> Iterator[Chain]:
+        for way in (*self._ways.values(), *self._others.values()):
+            yield way.chain
 
     def may_revoke(self, giver: str, holder: str) -> bool:
         """By what is known here: the founder everybody, others those that they have invited."""
         above = (
             c.holders[1 : c.holders.index(holder) : 2]
-            for c in self._chains.values()
+            for c in self._all_chains()
             if holder in c.holders
         )
         return giver == self.founder or any(giver in holders for holders in above)
@@ -207,16 +278,28 @@ class GuestList:
         return tuple(signed for _, signed in self._revocations.values())
 
     def saved(self) -> SavedGuests:
-        return SavedGuests(dict(self._shown), self.revocations)
+        shown, others = (
+            {peer_id: way.shown for peer_id, way in known.items()}
+            for known in (self._ways, self._others)
+        )
+        earlier = {peer_id: way.shown for peer_id, way in self._unsigned.items()}
+        return SavedGuests(earlier | shown, self.revocations, others)
 
     def restore(self, saved: SavedGuests) -> None:
         """What this home wrote down; what does not hold any more is left out."""
-        for peer_id, shown in saved.guests.items():
-            try:
-                chain = open_shown(shown, self.founder, self._run_digest, peer_id, self._verify)
-            except PeerFault:
-                continue
-            self._shown[peer_id], self._chains[peer_id] = shown, chain
+        whose, verify = (self.founder, self._run_digest), self._verify
+        newest = dict(list(saved.others.items())[-OTHERS_LIMIT:])
+        for guests, known in ((saved.guests, self._ways), (newest, self._others)):
+            for peer_id, shown in guests.items():
+                is_signed = is_accepted(shown)
+                try:
+                    opened = (open_shown if is_signed else open_chain)(
+                        shown, *whose, peer_id, verify
+                    )
+                except PeerFault:
+                    continue
+                (known if is_signed else self._unsigned)[peer_id] = _GuestWay(shown, opened)
+        self._unsigned = dict(list(self._unsigned.items())[-OTHERS_LIMIT:])
         for signed in saved.revocations[:REVOCATIONS_LIMIT]:
             try:
                 self.revoke(signed)
@@ -228,9 +311,12 @@ class GuestList:
         return self._taken_back(chain, is_guest=False)
 
     def _taken_back(self, chain: Chain, is_guest: bool) -> str | None:
+        return self._word_against_any(chain.holders, is_guest)
+
+    def _word_against_any(self, holders: tuple[str, ...], is_guest: bool) -> str | None:
         """Whichever peer stands above a holder in its chain may take back what it was given."""
         above = {self.founder}
-        for place, holder in enumerate(chain.holders):
+        for place, holder in enumerate(holders):
             if (reason := self._word_against(holder, above, is_guest)) is not None:
                 return reason
             if place % 2:

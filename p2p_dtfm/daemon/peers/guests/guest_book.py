@@ -53,9 +53,9 @@ class GuestBook:
     def introduced(self, sender: str, chain: tuple[Signed, ...], came_before: bool = False) -> None:
         """Somebody says by what it comes. `came_before`: views say that it has been let in.
         Raises `PeerFault`."""
-        before = self.known.chain_of(sender)
+        before = self.known.chains_of(sender)
         self.known.introduce(sender, chain, int(now.wall_s()), came_before)
-        if self.known.chain_of(sender) != before:
+        if self.known.chains_of(sender) != before:
             self._heard()
 
     def told_of(self, chains: Sequence[tuple[Signed, ...]]) -> None:
@@ -138,9 +138,8 @@ class GuestBook:
         """Take back what a peer, or a line, was given; `line`: as it was pasted. Raises
         `UserError` if that is not this peer's to do."""
         guests, me = self.known, self._identity.peer_id
-        chain = guests.chain_of(holder)
         words = [Revocation(run_mark(self.run_digest), holder, False, int(now.wall_s()))]
-        if chain is not None:  # nor does it come back by another key
+        for chain in guests.chains_of(holder):  # nor does it come back by another key
             words.append(
                 msgspec.structs.replace(words[0], holder=chain.line, stays_for_guests=True)
             )

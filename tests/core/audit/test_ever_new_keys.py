@@ -1,0 +1,138 @@
+"""Keys cost nothing: neither new ones, nor those made known ahead, nor the convicted that come back
+hold a run where it is, or keep honest newcomers out for good."""
+
+import msgspec
+import pytest
+
+from p2p_dtfm.core.audit.roles import (
+    KNOWN,
+    LATE_FACTOR,
+    counted_from,
+    held_off,
+    on_probation,
+    quiet_from,
+    with_roles,
+    with_service,
+)
+from p2p_dtfm.core.membership.bars import barred_at, united, with_convicted
+from p2p_dtfm.core.membership.undo import undo_due
+from p2p_dtfm.core.protocol.lineage import Epochs
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, ViewId
+from tests.core.audit.parts import VIEW
+from tests.core.audit.test_undo import RARE
+
+
+def test_waits_for_verdicts_follow_each_other_and_end() -> None:
+    verdict = Bar(VIEW, 3000, "y", 1, 3400, "lies")
+    many = [msgspec.structs.replace(verdict, peer_id=str(n)) for n in range(40)]
+    waits = [quiet_from(many[:count], 3001, 50, 228) - 3000 for count in (1, 2, 3, 5, 9, 40)]
+    assert waits == [200, 1000, 3736, 9208, 20_152, 22_800]
+    apart = [msgspec.structs.replace(it, step=3000 + 2000 * n) for n, it in enumerate(many[:5])]
+    assert quiet_from(apart, 11_001, 50, 228) == 3000 + 200 + 1800 + 800 + 3 * 2736 + 1200
+    again = msgspec.structs.replace(verdict, count=3)
+    assert quiet_from((again,), 3001, 50, 228) == 3000 + 2736, "the third verdict of one key"
+    long_ago = 3000 + LATE_FACTOR * 228
+    assert quiet_from(many, long_ago, 50, 228) == 0 == quiet_from(many, 3001, 50, 0)
+
+
+class Swarm:
+    """Six honest members with audits as advised, and keys with a stage as soon as they may."""
+
+    def __init__(self) -> None:
+        self.bars: tuple[Bar, ...] = tuple(Bar(GENESIS, 0, it, 0, 0, KNOWN) for it in "abcdef")
+        self.computed = self.step = self.verdicts = 0
+        self.epochs, self.stages = Epochs(), dict[str, int]()
+
+    def come(self, *keys: str) -> None:
+        quiet_from_step = quiet_from(self.bars, self.step, RARE.follow_steps, RARE.undo_steps)
+        waits = RARE.follow_steps, quiet_from_step
+        bars = with_roles(self.bars, "abcdef", keys, self.step, *waits)
+        self.bars = united(bars, {*"abcdef", *self.stages, *keys})
+
+    def go_on(self, waiting: list[str], places: int = 2) -> None:
+        """One step, and a view where some get a stage."""
+        barred = barred_at(self.bars, self.step).keys() | on_probation(self.bars, self.step).keys()
+        may = [it for it in waiting if it not in barred | self.stages.keys()]
+        may = may[: max(0, places - len(self.stages))]
+        if may:
+            bars = with_service(self.bars, self.stages, self.step)
+            self.bars = counted_from(bars, self.stages, self.step)
+        self.stages |= dict.fromkeys(may, self.step)
+        self.computed, self.step = self.computed + 1, self.step + 1
+
+    def _after(self, key: str) -> tuple[Bar, ...]:
+        lies = {key: (ViewId(self.verdicts + 1, "ef" * 32), self.step)}
+        return with_convicted(with_service(self.bars, self.stages, self.step), lies, {})
+
+    def goes_back_to(self, key: str) -> int:
+        """Where it is convicted now."""
+        undo = undo_due(self.bars, self._after(key), RARE, self.epochs)
+        assert undo is not None
+        return undo.newest // RARE.undo_every * RARE.undo_every
+
+    def convict(self, key: str) -> None:
+        after, begun = self._after(key), self.goes_back_to(key)
+        quiet_from_step = quiet_from(after, self.step, RARE.follow_steps, RARE.undo_steps)
+        self.stages.pop(key)
+        bars = held_off(after, self.stages, quiet_from_step)
+        self.step, self.verdicts = begun, self.verdicts + 1
+        self.epochs = self.epochs.next_one(self.step)
+        self.bars = counted_from(bars, self.stages, self.step)
+
+
+@pytest.mark.parametrize("held_steps", [1, 10, 100, 400])
+def test_ever_new_keys_do_not_hold_a_run_in_place(held_steps: int) -> None:
+    """Ten waited, and more came: each 51 steps one of them had all go back by more than that."""
+    swarm, number = Swarm(), 0
+    while max(2 * swarm.step, swarm.computed) < 40_000:
+        waiting = [it.peer_id for it in swarm.bars if it.count == 0 and it.peer_id not in "abcdef"]
+        news = [f"key-{number + more:05}" for more in range(10 - len(waiting))]
+        number += len(news)
+        if news:
+            swarm.come(*news)
+        swarm.go_on(sorted({*waiting, *news}))
+        for key in [it for it, at in swarm.stages.items() if swarm.step - at >= held_steps][:1]:
+            swarm.convict(key)
+    assert swarm.step >= 0.9 * swarm.computed, (swarm.computed, swarm.step)
+
+
+@pytest.mark.parametrize(("count", "most_steps"), [(1, 250), (5, 10_000), (9, 21_000)])
+def test_a_few_keys_that_convict_themselves_do_not_keep_others_out_for_good(
+    count: int, most_steps: int
+) -> None:
+    """Nine were back after 450 steps each, and with each verdict all others waited anew: for 51,000
+    steps. Nor does it help them to wait with it."""
+    for pause_steps in (0, 1000, 2700):
+        swarm, keys = Swarm(), [f"liar-{n}" for n in range(count)]
+        swarm.step = swarm.computed = 1000
+        swarm.come(*keys)
+        swarm.go_on([])
+        swarm.come("honest")
+        for _ in range(60):
+            swarm.go_on(keys, places=count)
+        begun, last = swarm.computed, 0
+        while "honest" not in swarm.stages:
+            if swarm.stages and swarm.computed >= last + pause_steps:
+                last = swarm.computed
+                swarm.convict(min(swarm.stages))
+            swarm.go_on(["honest", *keys], places=count + 1)
+            assert swarm.computed - begun < most_steps, (pause_steps, swarm.verdicts)
+
+
+@pytest.mark.parametrize("least_steps", [100, 130, 200])
+def test_keys_made_known_ahead_are_as_new_as_others_once_they_have_a_stage(
+    least_steps: int,
+) -> None:
+    """They were established by time alone: each of a hundred cost all some 215 steps."""
+    swarm, keys = Swarm(), [f"key-{n:03}" for n in range(100)]
+    swarm.step = swarm.computed = 10
+    swarm.come(*keys)
+    while swarm.computed < 20_000:
+        waiting = [it.peer_id for it in swarm.bars if it.count == 0 and it.peer_id in keys]
+        swarm.go_on(waiting if swarm.step >= 400 else [], places=1)
+        if (
+            swarm.stages
+            and swarm.step - swarm.goes_back_to(key := min(swarm.stages)) >= least_steps
+        ):
+            swarm.convict(key)
+    assert swarm.step >= 0.9 * swarm.computed, (swarm.computed, swarm.step)

@@ -9,18 +9,14 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from p2p_dtfm.core.messages.agreement_messages import KnownView
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
 from p2p_dtfm.core.protocol.signed import Signed
-from p2p_dtfm.core.protocol.snapshot import Member, ViewId
-from p2p_dtfm.daemon.machine.home import Home
-from p2p_dtfm.daemon.machine.view_history import ViewHistory
 from p2p_dtfm.daemon.node.other_versions import UNLIKE_TOLD
 from p2p_dtfm.daemon.peers import discovery
 from p2p_dtfm.daemon.peers import messenger as real_messenger
-from p2p_dtfm.daemon.peers.home_memory import acquaintance
+from p2p_dtfm.daemon.peers.home_memory import Acquaintance, acquaintance
 from p2p_dtfm.daemon.peers.run_source import AnotherRun, NobodyTrains, OtherProtocol, ask_welcome
 from p2p_dtfm.daemon.peers.wire import Hello, Welcome
 from p2p_dtfm.net.errors import Unreachable
@@ -200,11 +196,7 @@ def test_of_those_that_it_met_only_half_of_the_last_view_keep_it_from_founding(
     peers = peer_ids(tmp_path, 4)
     daemon = seeker(tmp_path, {}, run="tiny")
     memory = memory_of(tmp_path).met(acquaintance(it, [AT], 5) for it in peers)
-    daemon._acquaintances.memory = memory
-    members = tuple(Member(it, 1) for it in ("me", *peers[:3]))
-    history = ViewHistory(Home(tmp_path).root, memory.run_digest)
-    history.keep((KnownView(ViewId(3, "view"), members, "plan"),))
-    history.write()
+    daemon._acquaintances.memory = memory.met(acquaintance(it, [AT], 9) for it in peers[:3])
     messenger = daemon._network.messenger
     messenger.greeted_s = {}
     for unlike in (peers[0], peers[3]):  # of four known ones two, of its last fellows one
@@ -220,6 +212,24 @@ def test_of_those_that_it_met_only_half_of_the_last_view_keep_it_from_founding(
     daemon._acquaintances.say_nobody_answers("12" * 32, 4.0)
     ((_, fix),) = daemon._acquaintances._local.status.troubles.present()
     assert "start this one again with --apart" in fix
+
+
+@pytest.mark.parametrize("fellows", [1, 3, 100])
+def test_those_of_the_last_view_that_it_can_hear_of_keep_it_from_founding(
+    tmp_path: Path, fellows: int
+) -> None:
+    """Of a hundred a home remembers 48, and asks 32; of a view of its own alone nobody; and the
+    file of views may be none that this version can read. It went on beside its swarm."""
+    peers = [f"peer-{number}" for number in range(fellows + 9)]
+    daemon = seeker(tmp_path, {}, run="tiny")
+    memory = memory_of(tmp_path).met(Acquaintance(it, (AT,), 99) for it in peers[fellows:])
+    memory = memory.met(Acquaintance(it, (AT,), 5) for it in peers[:fellows])  # its clock was set
+    daemon._acquaintances.memory = memory.met(())  # as in a view of its own alone
+    messenger = daemon._network.messenger
+    messenger.greeted_s = {}
+    for unlike in peers[: min(fellows, 32)]:
+        messenger.pass_over(unlike, OtherProtocol(unlike, 99))
+    assert daemon._acquaintances.turned_away() is not None
 
 
 def test_where_peers_are_given_all_of_those_that_answer_have_to_be_of_another_version(

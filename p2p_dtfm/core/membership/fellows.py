@@ -21,7 +21,7 @@ def missing_fellows(
 
 def hold_back(others: Collection[str], unlike: Collection[str], alike: Collection[str]) -> bool:
     """Whether those of another version keep this peer from going on by itself: they may train on
-    where they are half of the `others` with which it was in a view last, or more. Where they are
+    where they are half of the `others` that it remembers of its last view, or more. Where they are
     half the other half may be with them, but for those that were heard in this version.
 
     One that was forgotten, or lies, would keep all that are updated out for good.

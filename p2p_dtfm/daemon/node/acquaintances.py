@@ -292,7 +292,6 @@ class Acquaintances:
         """Those that the user named, and those that were met, or that such have named: a swarm of
         keys that somebody has made has none of them."""
         addresses, memory = self._local.settings.initial_peers, self.memory
-        self.other_versions.agreement = agreement
         agreement.familiar.give(peer_ids_of(addresses))
         if memory is not None and memory.run_digest == run_digest:
             agreement.familiar.meet(item.peer_id for item in memory.members)

@@ -2,14 +2,11 @@
 for such ones or to go on without them."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.membership.fellows import hold_back
-from p2p_dtfm.core.messages.agreement_messages import KnownView
 from p2p_dtfm.daemon.machine.life import is_a_service
 from p2p_dtfm.daemon.machine.settings import Settings
-from p2p_dtfm.daemon.machine.view_history import ViewHistory
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import Network
 from p2p_dtfm.daemon.peers.home_memory import Memory
@@ -30,8 +27,6 @@ class OtherVersions:
     """`is_known`: whom the user has named, or this home has met in the run."""
 
     def __init__(self, local: Local, network: Network, is_known: Callable[[str], bool]) -> None:
-        self.agreement: Agreement | None = None
-        """Once this peer takes part in a run."""
         self._local = local
         self._network = network
         self._is_known = is_known
@@ -68,21 +63,15 @@ class OtherVersions:
         alike = {peer for peer, at_s in greeted_s.items() if at_s >= since_s}.difference(unlike)
         given = set(peer_ids_of(settings.initial_peers))
         all_given = not given.isdisjoint(unlike) and given.isdisjoint(alike)
-        waits = all_given or hold_back(self._fellows(memory), unlike, alike)
+        waits = all_given or hold_back(_fellows(memory), unlike, alike)
         return next(iter(unlike.values())) if waits else None
 
-    def _fellows(self, memory: Memory | None) -> set[str]:
-        """The others of the last view that this home remembers; without one, all that it met."""
-        if memory is None:
-            return set()
-        views = self._views(memory.run_digest)
-        last = set(views[-1].peer_ids) - {self._network.me.peer_id} if views else set()
-        return last or {item.peer_id for item in memory.members}
 
-    def _views(self, run_digest: str) -> Sequence[KnownView]:
-        if self.agreement is not None:  # which has read them, and knows those since
-            return self.agreement.history
-        return ViewHistory(self._local.home.root, run_digest).read()
+def _fellows(memory: Memory | None) -> set[str]:
+    """The others of the last view in which it was not alone: they were seen at one time, last of
+    all."""
+    members = memory.members if memory is not None else ()
+    return {it.peer_id for it in members if it.seen_s == members[0].seen_s}
 
 
 def how_alone(settings: Settings, usual: str) -> str:

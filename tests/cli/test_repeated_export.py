@@ -164,8 +164,6 @@ def test_of_several_runs_in_a_home_it_is_the_one_that_it_is_in(tmp_path: Path) -
     assert f"of run {older.digest()[:16]} (model), step 20, which" in none_yet.value.fixes[1]
     for step in (4, 2):
         save_layers(root / newer.digest()[:16] / "checkpoints", newer, step, 0, at(states, step))
-    for written in root.glob("*/checkpoints/*/manifest.json"):
-        os.utime(written, (9, 9))  # as in a copy
     found = newest_checkpoint(tmp_path)
     assert found.name == "step-00000004" and found.parents[1].name == newer.digest()[:16]
     assert told_of_model(found) == f"the model of model (run {newer.digest()[:16]}) after step 4"
@@ -205,12 +203,9 @@ def test_what_a_side_that_was_given_up_has_come_to_is_not_the_model(
     root, states = place_of(tmp_path, memory) / "checkpoints", random_states(spec)
     last, daemon = spec.total_steps, dict[str, object]()
     monkeypatch.setattr(local_client, "ask_daemon", lambda home, name: daemon or None)
-    for written_s, step in enumerate((4, last, 6), 1):
+    for step in (4, 6, last):
         save_layers(root, spec, step, 0, at(states, step))
-        os.utime(root / f"step-{step:08d}" / "manifest.json", (written_s, written_s))
-    assert newest_checkpoint(tmp_path).name == "step-00000006", "written last"
     daemon |= {"run_digest": spec.digest(), "view": 3, "step": 7, "whole_checkpoint_step": None}
-    os.utime(root / "step-00000006" / "manifest.json", (1, 1))
     assert newest_checkpoint(tmp_path).name == "step-00000006", "it has come no further"
     daemon["whole_checkpoint_step"] = 4
     assert newest_checkpoint(tmp_path).name == "step-00000004"
@@ -243,6 +238,25 @@ def test_a_checkpoint_that_is_pruned_as_it_is_found_is_none(
     assert newest_checkpoint(tmp_path).name == "step-00000004"
     with pytest.raises(UserError, match="no whole checkpoint"):
         newest_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("written_s", [(1, 2, 3), (3, 1, 2), (2, 3, 1)])
+def test_in_a_copy_of_a_home_it_is_the_newest_whatever_the_times_of_its_files(
+    tmp_path: Path, written_s: tuple[int, ...]
+) -> None:
+    """`cp -r` writes directories in any order: an older model was taken, the exports of later ones
+    were marked as taken back, and `--every` did not end with the last step."""
+    spec, out, told = make_spec(), tmp_path / "out", list[str]()
+    write_memory(place_of(tmp_path, memory := memory_of(tmp_path, spec)), memory)
+    root, states = place_of(tmp_path, memory) / "checkpoints", random_states(spec)
+    steps = (2, 4, spec.total_steps)
+    for at_s, step in zip(written_s, steps, strict=True):
+        save_layers(root, spec, step, 0, at(states, step))
+        os.utime(root / f"step-{step:08d}" / "manifest.json", (at_s, at_s))
+    find = partial(newest_checkpoint, tmp_path)
+    assert read_manifest(find()).step == spec.total_steps
+    repeated = RepeatedExport(find, lambda _, to: to.touch(), out, every=1, keep=3, suffix="")
+    assert repeated.once(told.append) is not None and repeated.complete() and not told
 
 
 def test_what_can_be_known_before_the_first_checkpoint_is_said_then(

@@ -1,8 +1,8 @@
 """Which checkpoint is meant where none is named: the newest whole one of the run that a home is in.
 
 A home may have been in many runs. Within one, the highest step may be of a side of a split swarm
-that was given up: what the daemon says counts, or what was written last; in a copy, where the times
-of files say nothing, the step.
+that was given up: what the daemon says counts. Without one it is what a daemon would begin with;
+the times of files say nothing in a copy, or where a clock was set.
 """
 
 from functools import lru_cache
@@ -59,7 +59,7 @@ def _run_here(root: Path, written: tuple[tuple[Path, float | None], ...]) -> str
 
 
 def _on_the_way(root: Path, run_digest: str, here: "list[Checkpoint]") -> "Checkpoint | None":
-    """To where the daemon of this home is; that written last where none is in a view."""
+    """To where the daemon of this home is; the newest where none is in a view."""
     from p2p_dtfm.daemon.machine import local_client
 
     facts = local_client.ask_daemon(root, "status") or {}
@@ -105,15 +105,13 @@ def _time_of(path: Path) -> float | None:
 
 
 def _whole(run: Path) -> "list[Checkpoint]":
-    """Written last first; without what a daemon has pruned since it was listed."""
+    """Newest first, as for a daemon; without what one has pruned since it was listed."""
     from p2p_dtfm.train.model import checkpoint
     from p2p_dtfm.train.model.gpt import layer_count
 
     found = checkpoint.list_checkpoints(run / "checkpoints")
     whole = [it for it in found if len(it.layers) == layer_count(it.manifest.spec())]
-    timed = [(_time_of(it.directory / "manifest.json"), it) for it in whole]
-    there = [(written_s, it) for written_s, it in timed if written_s is not None]
-    return [it for _, it in sorted(there, key=lambda pair: pair[0], reverse=True)]
+    return [it for it in whole if (it.directory / "manifest.json").exists()]
 
 
 def _told(found: "Checkpoint") -> str:

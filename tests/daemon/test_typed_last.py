@@ -65,6 +65,13 @@ def test_who_types_the_opposite_has_left_out_nothing(tmp_path: Path) -> None:
     assert not told(tmp_path)
 
 
+def test_who_types_only_what_is_usual_takes_that_back_and_nothing_else(tmp_path: Path) -> None:
+    """It was warned once, and the next bare start took the machine all day without a word."""
+    began(tmp_path, threads=2, hours="22-07", relay=False)
+    began(tmp_path, relay=True)
+    assert "with --threads 2 --hours 22-07 before" in told(tmp_path)
+
+
 def test_who_comes_back_from_a_pause_has_typed_no_more_than_before(tmp_path: Path) -> None:
     began(tmp_path, threads=2, relay=False)
     for typed in ({"threads": 3}, {}):

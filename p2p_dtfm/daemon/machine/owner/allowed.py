@@ -25,11 +25,15 @@ log = logging.getLogger("p2p_dtfm")
 
 
 def note_typed(home: Path, settings: Settings) -> None:
-    """Who types none of it may mean the same as before: that stays. A program that starts the
-    daemon knows by itself what it says."""
+    """Who types none of it may mean the same as before: that stays; and who types only what is so
+    anyway takes back no more than that. A program that starts the daemon knows by itself what it
+    says."""
     typed = _typed(settings)
     if not typed or settings.until_stdin_closes:
         return
+    usual = _usual()
+    if all(value == usual[name] for name, value in typed.items()):
+        typed = {name: value for name, value in _read(home).items() if name not in typed}
     try:
         disk.write_whole(home / FILE_NAME, json.dumps(typed).encode(), disk.ONLY_OWNER)
     except OSError as error:  # which is told of where something is lost by it

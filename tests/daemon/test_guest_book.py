@@ -111,7 +111,8 @@ def test_whose_key_as_a_founder_is_lost_is_told_to_put_it_back(tmp_path: Path) -
 
 def view(number: int, *members: Identity) -> SimpleNamespace:
     ids = tuple(sorted(each.peer_id for each in members))
-    return SimpleNamespace(id=ViewId(number, "ab"), member_ids=ids)
+    snapshot = SimpleNamespace(records=())
+    return SimpleNamespace(id=ViewId(number, "ab"), member_ids=ids, snapshot=snapshot)
 
 
 def test_a_newcomer_believes_old_guests_in_its_view_and_hears_of_those_away(
@@ -315,35 +316,67 @@ def test_who_waits_to_be_let_in_is_turned_away_once_its_invitation_is_taken_back
     assert [it.peer_id for it in agreement.joiners] == [ALICE.peer_id]
 
 
+def meet(book: GuestBook, **called: Identity) -> Names:
+    """They are members by these names for a while, one after another."""
+    names = Names()
+    for name, who in called.items():
+        records: Any = [SimpleNamespace(peer_id=who.peer_id, called=name.rstrip("_"))]
+        book.met(records)
+        names.learn(records)
+    return names
+
+
 def test_who_is_away_is_revoked_by_name(tmp_path: Path) -> None:
     """A stolen laptop sleeps, and is in no view: it was "no members are called" so."""
     line, book = founders_line(tmp_path), book_of(tmp_path, FOUNDER)
     for guest in (ALICE, BOB):
         book.introduced(guest.peer_id, chain_by(line, guest))
-    names = {FOUNDER.peer_id: "founder", ALICE.peer_id: "ada", BOB.peer_id: "bob"}
+    names = meet(book, founder=FOUNDER, ada=ALICE, bob=BOB)
     with pytest.raises(UserError, match="no members are called 'eve'") as unknown:
-        revoke(book, "eve", (FOUNDER.peer_id,), names.__getitem__)
+        revoke(book, "eve", (FOUNDER.peer_id,), names.of)
     assert "ada, bob" in unknown.value.fixes[0]
-    assert revoke(book, "ada", (FOUNDER.peer_id,), names.__getitem__)["revoked"] == ALICE.peer_id
+    assert revoke(book, "ada", (FOUNDER.peer_id,), names.of)["revoked"] == ALICE.peer_id
     assert not book.known.admits(ALICE.peer_id) and book.known.admits(BOB.peer_id)
 
 
-def test_of_several_that_are_called_alike_none_is_revoked_by_name(tmp_path: Path) -> None:
-    """A guest that took the name of one that is away was revoked in its place, and of two that are
-    away no id was told."""
+@pytest.mark.parametrize("is_another_daemon", [False, True])
+def test_of_several_that_are_called_alike_none_is_revoked_by_name(
+    tmp_path: Path, is_another_daemon: bool
+) -> None:
+    """A guest that took the name of one that is away was revoked in its place, the more so after
+    the daemon was started again; and of two that are away no id was told."""
     line, book = founders_line(tmp_path), book_of(tmp_path, FOUNDER)
     for guest in (ALICE, BOB, CAROL):
         book.introduced(guest.peer_id, chain_by(line, guest))
-    names = Names()
-    for guest, name in ((ALICE, "ada"), (BOB, "bob"), (CAROL, "bob")):
-        is_there: Any = SimpleNamespace(peer_id=guest.peer_id, called=name)
-        names.learn([is_there])
+    names = meet(book, ada=ALICE, bob=BOB, bob_=CAROL)
+    if is_another_daemon:
+        book.save()
+        known, book = book.known.saved(), book_of(tmp_path, FOUNDER)
+        book.known.restore(known)
+        names = meet(book, bob=CAROL)
     for here, told in (((CAROL.peer_id,), "(here)"), ((), "(away)")):
         with pytest.raises(UserError, match="2 members are called 'bob'") as both:
-            revoke(book, "bob", here, names.of, names.was)
+            revoke(book, "bob", here, names.of)
         assert f"{CAROL.peer_id} {told}" in both.value.fixes[0]
         assert f"{BOB.peer_id} (away)" in both.value.fixes[0]
-    assert revoke(book, "ada", (), names.of, names.was)["revoked"] == ALICE.peer_id
+    assert revoke(book, "ada", (), names.of)["revoked"] == ALICE.peer_id
+    revoke(book, BOB.peer_id, (), names.of)
+    assert revoke(book, "bob", (), names.of)["revoked"] == CAROL.peer_id, "one is left"
+
+
+def test_by_a_name_nobody_is_revoked_while_somebody_away_may_have_it(tmp_path: Path) -> None:
+    """One that came, and went, while this daemon was away: it has never said its name here."""
+    line, book = founders_line(tmp_path), book_of(tmp_path, FOUNDER)
+    for guest in (BOB, CAROL):
+        book.introduced(guest.peer_id, chain_by(line, guest))
+    names = meet(book, bob=CAROL)
+    with pytest.raises(UserError, match="is not known whether others are called 'bob'") as unsure:
+        revoke(book, "bob", (CAROL.peer_id,), names.of)
+    assert f"{CAROL.peer_id} (here), {BOB.peer_id} (away)" in unsure.value.fixes[0]
+    views = SimpleNamespace(view=view(1, BOB, CAROL), next_view=None, joiners=())
+    views.view.snapshot.records = (SimpleNamespace(peer_id=BOB.peer_id, called="ada"),)
+    watch_of(book, FOUNDER, views)[0].look()
+    assert revoke(book, "bob", (CAROL.peer_id,), names.of)["revoked"] == CAROL.peer_id
 
 
 def test_what_a_full_disk_did_not_take_is_written_once_there_is_room(

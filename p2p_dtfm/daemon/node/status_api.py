@@ -119,9 +119,8 @@ class StatusApi:
     async def revoke(self, parameters: Mapping[str, str]) -> dict[str, Any]:
         view, names = self._view, self._local.observer.seen.names
         members = view.member_ids if view is not None else ()
-        book, who = self._network.guest_book, parameters.get("who", "")
         try:
-            return revoke(book, who, members, names.of, names.was)
+            return revoke(self._network.guest_book, parameters.get("who", ""), members, names.of)
         except UserError as error:
             return refusal_answer(error)
 

@@ -27,17 +27,11 @@ class Names:
         """Of others, as they say themselves: nobody is both here and called."""
         self._count = Counter(map(sounds, self._called.values()))
         """Of the names of all, by what they sound like."""
-        self._lost: dict[str, str] = {}
-        """What those were called last whose name another one has taken."""
 
     def learn(self, records: Iterable[PeerRecord]) -> None:
         """These are the members now. Those before keep their names, unless one is taken."""
         members = distinct({record.peer_id: record.called for record in records})
         taken = set(members.values())
-        spoken_of = (self._called | self._heard).items()
-        lost = {peer: name for peer, name in spoken_of if name in taken and peer not in members}
-        kept = {peer: name for peer, name in self._lost.items() if peer not in members}
-        self._lost = dict([*(kept | lost).items()][-_FORMER_KEPT:])
         before = {peer: name for peer, name in self._called.items() if name not in taken}
         self._heard = {peer: name for peer, name in self._heard.items() if name not in taken}
         self._set_called(dict(list(before.items())[-_FORMER_KEPT:]) | members)
@@ -74,10 +68,6 @@ class Names:
         """Also of one that was never met: what its identity makes."""
         called = self._called.get(peer_id) or self._heard.get(peer_id)
         return called or generated_name(peer_id)
-
-    def was(self, peer_id: str) -> str:
-        """The name that it had before another one took it; empty where none has."""
-        return self._lost.get(peer_id, "")
 
     def in_text(self, text: str) -> str:
         """With names for ids. What a name looks like is its owner's choice: text of strangers."""

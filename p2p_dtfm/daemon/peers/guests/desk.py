@@ -82,14 +82,9 @@ def new_line(
 
 
 def revoke(
-    book: GuestBook | None,
-    who: str,
-    members: Sequence[str],
-    name_of: Callable[[str], str],
-    was: Callable[[str], str] = lambda peer_id: "",
+    book: GuestBook | None, who: str, members: Sequence[str], name_of: Callable[[str], str]
 ) -> dict[str, Any]:
-    """A member by name or id, or a line. `was`: what one was called whose name another one has
-    taken. Raises `UserError`."""
+    """A member by name or id, or a line. Raises `UserError`."""
     if book is None:
         raise UserError(
             "this run is not by invitation, so nobody can be revoked",
@@ -99,34 +94,36 @@ def revoke(
     line = read_line(who) if who.startswith(PREFIX) else None
     if line is not None and line.run_digest != book.run_digest:
         raise UserError("that invitation is to another run", "use the home that gave it")
-    if line is not None:
-        holder = line.holder
-    else:
-        holder = _whom(who, members, book.guests, lambda peer_id: (name_of(peer_id), was(peer_id)))
+    holder = line.holder if line is not None else _whom(who, members, book, name_of)
     book.revoke(holder, line)
     return {"revoked": holder}
 
 
-def _whom(
-    who: str,
-    members: Sequence[str],
-    guests: Sequence[str],
-    names_of: Callable[[str], tuple[str, str]],
-) -> str:
-    """A member of now, or one that came before and is away. Of several that are called so none: any
-    guest can take the name of one that is away."""
+def _whom(who: str, members: Sequence[str], book: GuestBook, name_of: Callable[[str], str]) -> str:
+    """A member of now, or one that came before and is away. Of several that are called so none, nor
+    where one may be that has never said its name here: any guest can take the name of one that is
+    away."""
     if is_peer_id(who):
         return who
-    away = [peer_id for peer_id in guests if peer_id not in members]
-    named = [peer_id for peer_id in (*members, *away) if who in names_of(peer_id)]
-    if len(named) == 1 and who:
+    guests, here = book.guests, [it for it in members if book.known.refusal(it) is None]
+    away = [it for it in guests if it not in members]
+    named = [it for it in (*here, *away) if who and who in (name_of(it), guests.get(it))]
+    unheard = [it for it in away if guests[it] is None and book.has_invited(it)]
+    may_be = list(dict.fromkeys((*named, *unheard)))
+    if named and len(may_be) == 1:
         return named[0]
-    told = ", ".join(sorted(names_of(peer_id)[0] for peer_id in away)[:AWAY_TOLD])
-    fixes = (
-        f"p2p-dtfm peers lists those that are here; away: {told or 'none that is known'}",
-        "or name its id, or the line that it came by",
-    )
-    if named and who:
-        ids = (f"{it} ({'here' if it in members else 'away'})" for it in named[:AWAY_TOLD])
-        fixes = (f"name the id of the one that is meant: {', '.join(ids)}", fixes[1])
-    raise UserError(f"{len(named) or 'no'} members are called {who!r}", fixes)
+    by_id = "or name its id, or the line that it came by"
+    if not named:
+        told = ", ".join(sorted(guests[it] or name_of(it) for it in away)[:AWAY_TOLD])
+        raise UserError(
+            f"no members are called {who!r}",
+            (
+                f"p2p-dtfm peers lists those that are here; away: {told or 'none that is known'}",
+                by_id,
+            ),
+        )
+    ids = ", ".join(f"{it} ({'here' if it in here else 'away'})" for it in may_be[:AWAY_TOLD])
+    fixes = (f"name the id of the one that is meant: {ids}", by_id)
+    if len(named) == 1:
+        raise UserError(f"it is not known whether others are called {who!r}, too", fixes)
+    raise UserError(f"{len(named)} members are called {who!r}", fixes)

@@ -1,7 +1,7 @@
 """What a home knows of who may be in a run by invitation."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -17,12 +17,13 @@ from p2p_dtfm.core.protocol.invited.chains import (
     sign_link,
     sign_revocation,
 )
-from p2p_dtfm.core.protocol.invited.guest_list import HANDED_ON_LIMIT, GuestList
+from p2p_dtfm.core.protocol.invited.guest_list import GUESTS_LIMIT, HANDED_ON_LIMIT, GuestList
 from p2p_dtfm.core.protocol.invited.line import (
     ADDRESSES_LIMIT,
     KEY_BYTES,
     InvitationLine,
 )
+from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.daemon.peers.guests.own_invitation import OwnInvitation, not_let_in
@@ -160,10 +161,27 @@ class GuestBook:
         self._is_written = False
         self.write_heard()
 
+    def met(self, records: Iterable[PeerRecord]) -> None:
+        """These are members now."""
+        before = self._own.kept.names
+        names = before | {record.peer_id: record.called for record in records}
+        if names != before:
+            newest = dict(list(names.items())[-GUESTS_LIMIT:])
+            self._own.kept = msgspec.structs.replace(self._own.kept, names=newest)
+            self._heard()
+
     @property
-    def guests(self) -> tuple[str, ...]:
-        """Who has come by an invitation, be it that they are away."""
-        return tuple(self.known.saved().guests)
+    def guests(self) -> dict[str, str | None]:
+        """Who has come by an invitation that holds, be it that they are away, and what they were
+        called last; None where they have never said it here."""
+        known, names = self.known, self._own.kept.names
+        admitted = (it for it in known.saved().guests if known.refusal(it) is None)
+        return {peer_id: names.get(peer_id) for peer_id in admitted}
+
+    def has_invited(self, guest: str) -> bool:
+        """Whether it is this peer's to take back what that one came by."""
+        me, chains = self._identity.peer_id, self.known.chains_of(guest)
+        return me == self.known.founder or any(me in chain.holders[1:-1:2] for chain in chains)
 
     def write_heard(self) -> None:
         """What others have said, if it is time to: called again and again."""

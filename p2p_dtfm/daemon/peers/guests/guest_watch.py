@@ -85,6 +85,7 @@ class GuestWatch:
         view = self._agreement.view
         if view is None or view.id == self._seen[0]:
             return
+        self._book.met(view.snapshot.records)  # and what they are called is kept
         members, before = frozenset(view.member_ids), self._seen[1]
         self._seen = (view.id, members)
         stayed = members & before or members

@@ -36,6 +36,8 @@ class KeptInvitation(msgspec.Struct, frozen=True):
     lines: dict[str, int] = {}
     """That this peer has given, by name, and until when they last: it may take them back, also
     before anybody has come by them."""
+    names: dict[str, str] = {}
+    """What members were called last, by themselves: who is away is taken back by name, too."""
 
 
 class OwnInvitation:

@@ -209,9 +209,10 @@ def test_of_those_that_it_met_only_half_of_the_last_view_keep_it_from_founding(
     with pytest.raises(UserError, match="none can be joined") as error:
         daemon.require_nobody_known()
     assert "--apart" in error.value.fixes[1]
-    daemon._acquaintances.say_nobody_answers("12" * 32, 4.0)
-    ((_, fix),) = daemon._acquaintances._local.status.troubles.present()
-    assert "start this one again with --apart" in fix
+    for could_go_apart in (True, False):
+        daemon._acquaintances.say_nobody_answers("12" * 32, 4.0, could_go_apart=could_go_apart)
+        ((_, fix),) = daemon._acquaintances._local.status.troubles.present()
+        assert ("start this one again with --apart" in fix) is could_go_apart
 
 
 @pytest.mark.parametrize("fellows", [1, 3, 100])
@@ -247,6 +248,24 @@ def test_where_peers_are_given_all_of_those_that_answer_have_to_be_of_another_ve
         daemon._network.messenger.greeted_s = {it: now.monotonic_s() for it in greeted}
         daemon._network.messenger.pass_over(one, OtherProtocol(one, 99))
         assert (daemon._acquaintances.turned_away() is not None) is holds
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_who_goes_on_apart_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, apart: bool
+) -> None:
+    """A service keeps the setting: at the next protocol it went on alone without a word."""
+    (fellow,) = peer_ids(tmp_path, 1)
+    daemon = seeker(tmp_path, {}, apart=apart)
+    memory = memory_of(tmp_path).met([acquaintance(fellow, [AT], 5)])
+    daemon._acquaintances.memory = memory
+    daemon._network.messenger.greeted_s = {}
+    versions = daemon._acquaintances.other_versions
+    versions.say_apart(memory)
+    assert not caplog.text, "nobody keeps it from anything"
+    daemon._network.messenger.pass_over(fellow, OtherProtocol(fellow, 99))
+    versions.say_apart(memory)
+    assert ("goes on apart" in caplog.text and "take apart out" in caplog.text) is apart
 
 
 def test_strangers_of_another_version_keep_no_known_one_out_of_the_log(

@@ -182,11 +182,17 @@ class Acquaintances:
         return next((why for why in known if not isinstance(why, OtherProtocol)), None)
 
     def say_nobody_answers(
-        self, run_digest: str, pause_s: float, complete_by: str = "", could_go_on: bool = False
+        self,
+        run_digest: str,
+        pause_s: float,
+        complete_by: str = "",
+        could_go_on: bool = False,
+        could_go_apart: bool = False,
     ) -> None:
         """It goes on looking by itself; somebody may have to start one of the others. `complete_by`
         was never met here, and shows that the run is complete: keys can be made for that.
-        `could_go_on`: from its own disk, had it not been told of peers."""
+        `could_go_on`: from its own disk, had it not been told of peers; `could_go_apart`: though
+        members of another version are there."""
         what = f"no member of run {run_digest[:16]} answers"
         is_invited = self.memory is not None and self.memory.spec.admission.is_invited
         option = "--invite" if is_invited else "--initial-peers"
@@ -209,7 +215,8 @@ class Acquaintances:
             fix = f"{unlike.fixes[0]}; or {fix}"
         if (unlike := self.other_versions.held_back_by(self.memory)) is not None:
             fix = f"{unlike.fixes[0]}; this daemon goes on looking meanwhile"
-            fix += f"; to go on without them, {how_apart(self._local.settings)}"
+            if could_go_apart:
+                fix += f"; to go on without them, {how_apart(self._local.settings)}"
         self._local.status.say(State.WAITING, f"{what}; looks again in {pause_s:.0f} s")
         self._local.status.troubles.tell(NOBODY_ANSWERS, what, fix)
 

@@ -53,14 +53,26 @@ class OtherVersions:
         return {peer: why for peer, why in unlike.items() if self._is_known(peer)}
 
     def held_back_by(self, memory: Memory | None) -> OtherProtocol | None:
-        """One of those for whom it waits: most of those with which it was in a view last, or all of
-        the given ones that answer."""
+        """One of those for whom it waits, unless its user has said that it does not."""
+        return None if self._local.settings.apart else self._would_wait_for(memory)
+
+    def say_apart(self, memory: Memory | None) -> None:
+        """It goes on: who has said so before may not mean it any more."""
+        if self._local.settings.apart and (unlike := self._would_wait_for(memory)) is not None:
+            log.warning(
+                "%s: goes on apart, as --apart says; take apart out of a service's file, or it "
+                "does so again where versions differ the next time",
+                unlike.cause,
+            )
+
+    def _would_wait_for(self, memory: Memory | None) -> OtherProtocol | None:
+        """Most of those with which it was in a view last, or all of the given ones that answer."""
         unlike, settings = self.known(), self._local.settings
-        if not unlike or settings.apart or settings.new:  # a run that is founded afresh has nobody
+        if not unlike or settings.new:  # a run that is founded afresh has nobody
             return None
-        since_s = now.monotonic_s() - GREETED_WITHIN_S
-        greeted_s = self._network.messenger.greeted_s
-        alike = {peer for peer, at_s in greeted_s.items() if at_s >= since_s}.difference(unlike)
+        since_s, messenger = now.monotonic_s() - GREETED_WITHIN_S, self._network.messenger
+        alike = {peer for peer, at_s in messenger.greeted_s.items() if at_s >= since_s}
+        alike = alike.difference(unlike)
         given = set(peer_ids_of(settings.initial_peers))
         all_given = not given.isdisjoint(unlike) and given.isdisjoint(alike)
         waits = all_given or hold_back(_fellows(memory), unlike, alike)
@@ -89,7 +101,7 @@ def how_apart(settings: Settings) -> str:
     if is_a_service():
         without = f"take {name} out of {SERVICE_FILE}, " if name else ""
         service = f"put apart = true into {SERVICE_FILE} and type systemctl --user restart"
-        return f"{without}{service} p2p-dtfm"
+        return f"{without}{service} p2p-dtfm, and take that out again once it trains"
     without = f" without --{name.replace('_', '-')} and" if name else ""
     return f"start this one again{without} with --apart"
 

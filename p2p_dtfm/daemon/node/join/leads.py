@@ -104,6 +104,7 @@ class Leads:
                 (*fixes, apart),
                 exit_code=UNREACHABLE,
             )
+        self._acquaintances.other_versions.say_apart(self._acquaintances.memory)
 
     async def ask_which_run(self, run_digest: str) -> Run:
         """Of the initial peers, and of whoever else is found. Raises `UserError`."""

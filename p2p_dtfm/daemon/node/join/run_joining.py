@@ -212,13 +212,15 @@ class RunJoining:
                 if self._local.founds:
                     self._forget_first_contacts()
                 log.info("takes up run %s (%s) alone", digest[:16], recalled.spec.name)
+                known.other_versions.say_apart(recalled)
                 if not await asyncio.to_thread(whole_step, home, recalled):
                     log.warning("no whole checkpoint of it is here: it begins again at step 0")
                 return open_local_run(recalled.signed_spec, store)
             if not alone and await asyncio.to_thread(whole_step, home, recalled) == last_step:
                 raise self._leads.with_own_model(RunComplete(digest[:16], last_step))
             could_go_on = not alone and not why_not
-            known.say_nobody_answers(digest, pause_s, self._leads.complete_by, could_go_on)
+            complete_by = self._leads.complete_by
+            known.say_nobody_answers(digest, pause_s, complete_by, could_go_on, not why_not)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LOOK_AGAIN_LIMIT_S)
             self._network.messenger.passed_over.clear()

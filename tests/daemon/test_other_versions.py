@@ -250,6 +250,20 @@ def test_where_peers_are_given_all_of_those_that_answer_have_to_be_of_another_ve
         assert (daemon._acquaintances.turned_away() is not None) is holds
 
 
+def test_a_given_peer_of_this_version_that_could_not_be_followed_has_answered(
+    tmp_path: Path,
+) -> None:
+    """The owner was to update this program instead of being told why not."""
+    one, other = peer_ids(tmp_path, 2)
+    given = tuple(f"{AT}/p2p/{it}" for it in (one, other))
+    daemon = seeker(tmp_path, {}, run="tiny", initial_peers=given)
+    messenger = daemon._network.messenger
+    messenger.greeted_s = {}
+    messenger.pass_over(one, OtherProtocol(one, 99))
+    messenger.pass_over(other, reason := UserError("the run cannot be learnt"))
+    assert daemon._acquaintances.turned_away() is reason
+
+
 @pytest.mark.parametrize("apart", [True, False])
 def test_who_goes_on_apart_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, apart: bool

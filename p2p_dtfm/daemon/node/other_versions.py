@@ -72,7 +72,7 @@ class OtherVersions:
             return None
         since_s, messenger = now.monotonic_s() - GREETED_WITHIN_S, self._network.messenger
         alike = {peer for peer, at_s in messenger.greeted_s.items() if at_s >= since_s}
-        alike = alike.difference(unlike)
+        alike = alike.union(messenger.passed_over).difference(unlike)
         given = set(peer_ids_of(settings.initial_peers))
         all_given = not given.isdisjoint(unlike) and given.isdisjoint(alike)
         waits = all_given or hold_back(_fellows(memory), unlike, alike)

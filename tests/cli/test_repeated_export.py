@@ -259,6 +259,20 @@ def test_in_a_copy_of_a_home_it_is_the_newest_whatever_the_times_of_its_files(
     assert repeated.once(told.append) is not None and repeated.complete() and not told
 
 
+def test_who_lags_takes_back_nothing_that_another_has_exported(tmp_path: Path) -> None:
+    """Of two homes of a run with one `--out` the slower one marked what the other had made."""
+    spec, states, told = make_spec(), random_states(make_spec()), list[str]()
+    repeated = []
+    for home, step in (("fast", 8), ("slow", 4)):
+        save_layers(root := tmp_path / home, spec, step, 0, at(states, step))
+        newest = partial(lambda root: list_checkpoints(root)[0].directory, root)
+        to = tmp_path / "out"
+        repeated.append(RepeatedExport(newest, lambda _, to: to.touch(), to, 1, 3, ".gguf"))
+    for each in repeated * 2:
+        each.once(told.append)
+    assert not told
+
+
 def test_what_can_be_known_before_the_first_checkpoint_is_said_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

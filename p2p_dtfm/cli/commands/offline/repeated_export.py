@@ -69,6 +69,7 @@ class RepeatedExport:
         self._keep = keep
         self._suffix = suffix
         self._nobody_trains = nobody_trains
+        self._written = set[Path]()
 
     def once(self, tell: Callable[[str], None]) -> Path | None:
         """Export if it is time for it; what was written. Raises `UserError`."""
@@ -84,6 +85,7 @@ class RepeatedExport:
         epoch = f"-epoch-{epochs.number}" if epochs.number else ""
         target = self._out / f"step-{step:08d}-{run}{epoch}{self._suffix}"
         self._write(directory, target)
+        self._written.add(target)
         self._prune(run, epochs)
         return target
 
@@ -162,11 +164,12 @@ class RepeatedExport:
         self, run: str, epochs: Epochs, step: int, tell: Callable[[str], None]
     ) -> None:
         """By name, as a higher number would pass for more training. It goes once there are newer
-        ones, and until then whoever has use for it finds it. What is beyond `step`, the newest, is
-        of a side of a split swarm that was given up."""
+        ones, and until then whoever has use for it finds it. What this has made beyond `step`, the
+        newest, is of a side of a split swarm that was given up; others may have come further."""
         for made in sorted(self._made(run)):
             is_behind = made.is_behind(epochs)
-            if made.is_marked or not (is_behind or made.step > step):
+            is_beyond = made.step > step and made.path in self._written
+            if made.is_marked or not (is_behind or is_beyond):
                 continue
             marked = made.path.with_name(f"{_TAKEN_BACK}{made.path.name}")
             with contextlib.suppress(OSError):  # by what it is called it is known for one anyway

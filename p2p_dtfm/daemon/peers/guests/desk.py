@@ -1,6 +1,6 @@
 """Where a member's user invites others, and takes invitations back."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from p2p_dtfm.core.protocol.errors import UserError
@@ -106,24 +106,25 @@ def _whom(who: str, members: Sequence[str], book: GuestBook, name_of: Callable[[
     if is_peer_id(who):
         return who
     guests, here = book.guests, [it for it in members if book.known.refusal(it) is None]
-    away = [it for it in guests if it not in members]
+    away = {it: name for it, name in guests.items() if it not in members}
     named = [it for it in (*here, *away) if who and who in (name_of(it), guests.get(it))]
-    unheard = [it for it in away if guests[it] is None and book.has_invited(it)]
+    unheard = [it for it, name in away.items() if name is None and book.has_invited(it)]
     may_be = list(dict.fromkeys((*named, *unheard)))
     if named and len(may_be) == 1:
         return named[0]
     by_id = "or name its id, or the line that it came by"
     if not named:
-        told = ", ".join(sorted(guests[it] or name_of(it) for it in away)[:AWAY_TOLD])
+        names = sorted(name or name_of(it) for it, name in away.items())
+        told = ", ".join(names[:AWAY_TOLD]) or "none that is known"
         raise UserError(
             f"no members are called {who!r}",
-            (
-                f"p2p-dtfm peers lists those that are here; away: {told or 'none that is known'}",
-                by_id,
-            ),
+            (f"p2p-dtfm peers lists those that are here; away: {told}", by_id),
         )
-    ids = ", ".join(f"{it} ({'here' if it in here else 'away'})" for it in may_be[:AWAY_TOLD])
-    fixes = (f"name the id of the one that is meant: {ids}", by_id)
+    fixes = (f"name the id of the one that is meant: {_ids_of(may_be, away)}", by_id)
     if len(named) == 1:
         raise UserError(f"it is not known whether others are called {who!r}, too", fixes)
     raise UserError(f"{len(named)} members are called {who!r}", fixes)
+
+
+def _ids_of(peers: Sequence[str], away: Collection[str]) -> str:
+    return ", ".join(f"{it} ({'away' if it in away else 'here'})" for it in peers[:AWAY_TOLD])

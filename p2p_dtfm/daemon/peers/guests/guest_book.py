@@ -162,13 +162,11 @@ class GuestBook:
         self.write_heard()
 
     def met(self, records: Iterable[PeerRecord]) -> None:
-        """These are members now."""
-        before = self._own.kept.names
-        names = before | {record.peer_id: record.called for record in records}
-        if names != before:
-            newest = dict(list(names.items())[-GUESTS_LIMIT:])
-            self._own.kept = msgspec.structs.replace(self._own.kept, names=newest)
-            self._heard()
+        """These are members now. What they are called is written with what comes next: a name that
+        is lost costs no more than to name an id."""
+        names = self._own.kept.names | {it.peer_id: it.called for it in records}
+        newest = dict(list(names.items())[-GUESTS_LIMIT:])
+        self._own.kept = msgspec.structs.replace(self._own.kept, names=newest)
 
     @property
     def guests(self) -> dict[str, str | None]:

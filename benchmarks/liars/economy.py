@@ -1,13 +1,15 @@
 """An economy of liars: what they leave in a run, and what it costs the others.
 
     python -m benchmarks.liars.economy [--rules built] [--seeds 20] [--steps 20000] [--json]
+        [--keys-ahead 0]
 
 `--rules built` plays what is built, by the very functions and constants of `p2p_dtfm.core`: waits
 for a place, rates of audits, and how far a run goes back. `first` is the design as it was first
 written; it falls, see docs/strangers.md. `amended` is the design with three amendments: a withheld
 opening has everybody audited for that step; a conviction raises the rate of audits for a while, so
 that its colluders are found at once, and less is undone for them; and waits for a place begin at
-400 steps. Of what is judged: `designed_economy`.
+400 steps. Of what is judged: `designed_economy`. `--keys-ahead` plays besides that so many keys are
+made known in the first steps, and used later.
 """
 
 import argparse
@@ -32,13 +34,11 @@ from p2p_dtfm.core.audit.draw import rate_in_force
 from p2p_dtfm.core.audit.roles import (
     KNOWN,
     WATCHED_MILLIONTHS,
-    counted_from,
     held_off,
     probation_ends_step,
     quiet_from,
     watched_until,
     with_roles,
-    with_service,
 )
 from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.membership.bars import united, with_convicted
@@ -69,8 +69,9 @@ BUILT_STRATEGIES = (
         keeps_key=True,
     ),
     Strategy("new keys confess", wrong_share=0.0, confesses_after=0, confesses_new=True),
-    Strategy("keys made known ahead", wrong_share=0.0, confesses_after=-1, keys_ahead=96),
 )
+KEYS_AHEAD = Strategy("keys made known ahead", wrong_share=0.0, confesses_after=-1)
+"""Played where it is asked for: nothing that is built holds it off (decision 56)."""
 KNOWN_AT_STEP = 10
 BACK_AFTER_STEPS = 10
 """Who goes without a verdict is let in again after ten seconds."""
@@ -113,9 +114,6 @@ class BuiltRun(Run):
         quiet = quiet_from(self.bars, at, TERMS.follow_steps, TERMS.undo_steps)
         self.closed = self.closed + 1 if at < quiet else 0
         self.longest_wait = max(self.longest_wait, self.closed)
-
-    def _places(self) -> set[str]:
-        return {_name(n, body) for n, body in enumerate(self.bodies) if body.has_place}
 
     def _share(self) -> float:
         at = len(self.wrong)
@@ -160,8 +158,8 @@ class BuiltRun(Run):
         undo = undo_due(self.bars, after, TERMS, self.epochs)
         assert undo is not None
         quiet = quiet_from(after, step, TERMS.follow_steps, TERMS.undo_steps)
-        bars = with_service(after, self._places(), step)
-        bars = held_off(bars, self._places() - names, quiet)
+        places = {_name(n, body) for n, body in enumerate(self.bodies) if body.has_place}
+        bars = held_off(after, places - names, step, quiet)
         safe = undo.newest - undo.newest % SPEC.undo_every
         del self.wrong[safe:], self.shares[safe:]
         self.epochs = self.epochs.next_one(safe)
@@ -172,7 +170,6 @@ class BuiltRun(Run):
             body.key += not self.strategy.keeps_key
             body.has_place, body.confesses_at = False, None
             body.may_return_at = 0 if self.strategy.returns else NEVER
-        bars = counted_from(bars, self._places(), safe)
         news = {_name(n, body) for n, body in enumerate(self.bodies)}
         bars = with_roles(bars, (), news, safe, TERMS.follow_steps, quiet)
         self.bars = united(bars, news)
@@ -190,10 +187,7 @@ class BuiltRun(Run):
         at = len(self.wrong)
         may_at = max(body.may_return_at, probation_ends_step(self._bar_of[id(body)]))
         if not body.has_place and at >= may_at:
-            bars = with_service(self.bars, self._places(), at)
-            self.bars = counted_from(bars, self._places(), at)
             body.has_place, body.first_stage = True, at
-            self._look_at_bars()
 
 
 def _name(number: int, body: Body) -> str:
@@ -206,12 +200,15 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--members", type=int, default=Rules.members)
     parser.add_argument("--rules", choices=("first", "amended", "built"), default="built")
+    parser.add_argument("--keys-ahead", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     kinds = {"first": FIRST_RULES, "amended": Rules(), "built": BUILT_RULES}
     rules = replace(kinds[options.rules], members=options.members)
     kind = BuiltRun if options.rules == "built" else Run
     ways = BUILT_STRATEGIES if options.rules == "built" else STRATEGIES
+    if options.keys_ahead:
+        ways = (*ways, replace(KEYS_AHEAD, keys_ahead=options.keys_ahead))
     rows = [played(rules, it, options.steps, options.seeds, kind) for it in ways]
     if options.json:
         print(json.dumps({"undo_steps": rules.undo_steps, "rows": rows}))

@@ -177,6 +177,26 @@ def test_who_was_invited_anew_is_in_whichever_is_heard_first() -> None:
         assert not found.admits(BOB.peer_id)
 
 
+def test_who_was_revoked_does_not_return_by_a_line_that_is_closed() -> None:
+    """It was in a view, so its new line may be over by now; it was believed to have come by any."""
+    later_s = NOW_S + 9 * DAY_S
+    trusted = shown(ALICE, line_of(FOUNDER, LINE, may_invite=True), LINE)
+    before = shown(BOB, line_of(ALICE, SECOND, trusted), SECOND)
+    leaked = shown(BOB, line_of(FOUNDER, THIRD), THIRD)
+    closed = Revocation(run_mark(RUN), THIRD.peer_id, True, NOW_S)
+    found = guests()
+    found.revoke(sign_revocation(closed, FOUNDER.peer_id, FOUNDER.sign))
+    found.introduce(ALICE.peer_id, trusted, NOW_S)
+    found.introduce(BOB.peer_id, before, NOW_S)
+    revoke(found, ALICE, BOB)
+    with pytest.raises(PeerFault, match="revoked by the founder"):
+        found.introduce(BOB.peer_id, leaked, later_s, came_before=True)
+    assert not found.admits(BOB.peer_id)
+    anew = shown(BOB, line_of(FOUNDER, peer(104)), peer(104))
+    found.introduce(BOB.peer_id, anew, later_s, came_before=True)
+    assert found.admits(BOB.peer_id)
+
+
 def test_by_what_else_they_came_is_remembered_of_some_guests() -> None:
     found, one, two = guests(), line_of(FOUNDER, LINE), line_of(FOUNDER, SECOND)
     for number in range(OTHERS_LIMIT + 1):

@@ -30,7 +30,7 @@ ELSEWHERE = {
 OF_OTHERS = {
     *("--quick", "--only", "--case", "--slower", "--kind", "--scenario"),
     *("--shrink", "--faults", "--jobs", "--coverage", "--rules", "--stage-steps", "--steps"),
-    *("--at-once", "--bytes", "--batch", "--pairs", "--rate", "--wanem"),
+    *("--at-once", "--bytes", "--batch", "--pairs", "--rate", "--wanem", "--keys-ahead"),
 }
 """Options of the benchmarks and of the simulation, of which pages speak."""
 LIKE_OTHERS = "docs/troubleshooting.md"

@@ -2,17 +2,16 @@
 
 Keys cost nothing: whoever was found out could come back at once as somebody else. So a key that
 comes to a run under way is a spare for some steps; then it gets a stage only beside somebody who is
-established, and is audited more often than others; then it is one of them. Only the time with a
-stage makes it one: keys could be made ahead. Who was barred waits longer, and twice as long each
-time. Since when a key is known stands in the snapshot among the bars, as one of no verdict; where
-there are none, everybody is established.
+established, and is audited more often than others; then it is one of them, by time alone. Who was
+barred waits longer, and twice as long each time. Since when a key is known stands in the snapshot
+among the bars, as one of no verdict; where there are none, everybody is established.
 
 Where a run takes back what the convicted have done, each verdict costs all of them steps, and a
-liar has ever new keys. So each has all keys that have no stage yet wait, whoever they are, and all
-that were convicted and have none; where it is quiet nobody waits for that.
+liar has ever new keys. So each has all keys that are new and have no stage wait, whoever they are,
+and all that were convicted and have none; where it is quiet nobody waits for that.
 """
 
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -33,10 +32,8 @@ before it: with what audits take that keeps nine tenths of what is computed, whe
 LATE_FACTOR = 100
 """Once so many times `undo_steps` have passed since a verdict nobody waits for it, and it counts no
 more."""
-NEW = "came while the run was under way"
-SERVED = "has had a stage since it came"
 KNOWN = "known since the run began, or for longer than newcomers are watched"
-"""Of two that say the same of one key else the later in the alphabet stays: these are in order."""
+NEW = "came while the run was under way"
 
 
 def with_roles(
@@ -82,52 +79,17 @@ def quiet_from(bars: Iterable[Bar], step: int, follow_steps: int, undo_steps: in
 
 
 def held_off(
-    bars: Iterable[Bar], stage_holders: Collection[str], quiet_from_step: int
+    bars: Iterable[Bar], stage_holders: Collection[str], step: int, quiet_from_step: int
 ) -> tuple[Bar, ...]:
-    """After a verdict: who never had a stage, or was convicted and has none, waits for one as long
-    as whoever comes now. What a key with a stage has done so far is audited more often, and taken
-    back with it."""
+    """After a verdict at `step`: who is new, or was ever convicted, and has no stage waits for one
+    as long as whoever comes now. What a key with a stage has done so far is audited more often, and
+    taken back with it."""
     return tuple(
         bar
-        if bar.peer_id in stage_holders or (bar.count == 0 and bar.reason != NEW)
-        else _not_before(bar, quiet_from_step)
+        if bar.peer_id in stage_holders or (bar.count == 0 and step >= watched_until(bar))
+        else msgspec.structs.replace(bar, until_step=max(bar.until_step, quiet_from_step))
         for bar in bars
     )
-
-
-def with_service(bars: Iterable[Bar], stage_holders: Collection[str], step: int) -> tuple[Bar, ...]:
-    """With what those have shown at `step` that have a stage in the view in force."""
-    return tuple(
-        msgspec.structs.replace(bar, reason=SERVED if step < watched_until(bar) else KNOWN)
-        if bar.count == 0 and bar.reason in (NEW, SERVED) and bar.peer_id in stage_holders
-        else bar
-        for bar in bars
-    )
-
-
-def counted_from(bars: Iterable[Bar], stage_holders: Collection[str], step: int) -> tuple[Bar, ...]:
-    """For how long a key is watched counts from the view that gives it a stage: who has none in the
-    plan in force at `step` gets one there at the earliest."""
-    return tuple(
-        bar
-        if bar.peer_id in stage_holders or (bar.count == 0 and bar.reason not in (NEW, SERVED))
-        else _not_before(bar, step)
-        for bar in bars
-    )
-
-
-def as_counted(snapshot: Snapshot) -> Snapshot:
-    """Where all have started again nobody knows who had a stage, and all count on."""
-    if snapshot.present is None:
-        return snapshot
-    bars = counted_from(snapshot.bars, _stages(snapshot), snapshot.step)
-    return msgspec.structs.replace(snapshot, bars=tuple(sorted(bars)))
-
-
-def _not_before(bar: Bar, step: int) -> Bar:
-    """It may have a stage from `step` on, or later."""
-    wait_steps = probation_ends_step(bar) - bar.until_step
-    return msgspec.structs.replace(bar, until_step=max(bar.until_step, step - wait_steps))
 
 
 def probation_ends_step(bar: Bar) -> int:
@@ -176,14 +138,10 @@ def unproven(snapshot: Snapshot) -> frozenset[str]:
     return watched(snapshot.bars, snapshot.step) - _stages(snapshot)
 
 
-def comes_of_age(snapshot: Snapshot, peer_id: str, step: int, *, has_stage: bool) -> bool:
-    """Whether it may have more at `step` than when the view was agreed on. `has_stage`: in it."""
-    bars = snapshot.bars
-
-    def is_out_of(group: Callable[[Iterable[Bar], int], Container[str]]) -> bool:
-        return peer_id in group(bars, snapshot.step) and peer_id not in group(bars, step)
-
-    return is_out_of(on_probation) or (has_stage and is_out_of(watched))
+def comes_of_age(snapshot: Snapshot, peer_id: str, step: int) -> bool:
+    """Whether it may have more at `step` than when the view was agreed on."""
+    groups = (lambda at: on_probation(snapshot.bars, at), lambda at: watched(snapshot.bars, at))
+    return any(peer_id in group(snapshot.step) and peer_id not in group(step) for group in groups)
 
 
 def _stages(snapshot: Snapshot) -> frozenset[str]:

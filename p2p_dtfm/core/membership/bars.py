@@ -69,14 +69,19 @@ def with_convicted(
         if before is not None and (before.view, before.step) == (view, step):
             continue  # the same verdict, in an attempt that repeats another
         count = 1 if before is None else before.count + 1
-        ends_step = _ends_step(step, count)
-        known[peer_id] = Bar(view, step, peer_id, count, ends_step, reasons.get(peer_id, ""))
+        until_step = _ends_step(step, count)
+        known[peer_id] = Bar(view, step, peer_id, count, until_step, reasons.get(peer_id, ""))
     return united(known.values(), here)
 
 
+def bar_ends_step(bar: Bar) -> int:
+    """The step from which it has a place again, by its own last verdict. `until_step` is later
+    where those of others have it wait for a stage (`core.audit.roles`): that bars nobody, and is no
+    reason to remember it for longer."""
+    return min(bar.until_step, _ends_step(bar.step, bar.count))
+
+
 def _ends_step(step: int, count: int) -> int:
-    """Of a bar by its last verdict. That a key has no stage moves on what its entry says of when it
-    may have one (`core.audit.roles`), and is no reason to remember it for longer."""
     return step + (FIRST_STEPS << min(count - 1, DOUBLINGS_LIMIT))
 
 
@@ -98,7 +103,7 @@ def united(bars: Iterable[Bar], here: Collection[str] = ()) -> tuple[Bar, ...]:
         """Verdicts outlive what is only known of a key, or many new keys would have them forgotten.
         Then a member without an entry is established, and no key is while it follows: those that
         come after it and go again do not have it forgotten."""
-        ends_step = _ends_step(bar.step, bar.count) if bar.count > 0 else 0
+        ends_step = bar_ends_step(bar) if bar.count > 0 else 0
         return (bar.count > 0, bar.peer_id in here, ends_step, *_how_long(bar))
 
     return tuple(sorted(sorted(longest.values(), key=how_needed)[-BARS_LIMIT:]))
@@ -106,4 +111,4 @@ def united(bars: Iterable[Bar], here: Collection[str] = ()) -> tuple[Bar, ...]:
 
 def barred_at(bars: Iterable[Bar], step: int) -> dict[str, Bar]:
     """Who has no place in a view that goes on from `step`."""
-    return {bar.peer_id: bar for bar in bars if bar.count > 0 and step < bar.until_step}
+    return {bar.peer_id: bar for bar in bars if bar.count > 0 and step < bar_ends_step(bar)}

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from p2p_dtfm.core.audit.draw import ALARM_MILLIONTHS, ALARM_STEPS
 from p2p_dtfm.core.audit.roles import WATCHED_MILLIONTHS, watched_until
 from p2p_dtfm.core.commit.step_terms import StepTerms
-from p2p_dtfm.core.membership.bars import voters
+from p2p_dtfm.core.membership.bars import bar_ends_step, voters
 from p2p_dtfm.core.messages.agreement_messages import Contribution
 from p2p_dtfm.core.protocol.lineage import Epochs, epochs_of
 from p2p_dtfm.core.protocol.snapshot import Bar, ViewId
@@ -97,12 +97,11 @@ def _alarmed_from(known: Iterable[Bar], epochs: Epochs, terms: StepTerms) -> int
 def _sure_from(step: int, before: Bar | None, alarm: range, terms: StepTerms) -> int:
     """A step before the proof's, `step`, so that whoever lied in each one since then would have
     been found as surely as in `undo_steps` of those in which no more is audited than the rate."""
-    until_step = watched_until(before) if before is not None else 0
-    rate = max(1, terms.rate_millionths)
+    watch, rate = _watch_of(before), max(1, terms.rate_millionths)
     due, at = terms.undo_steps * rate, step
     while due > 0 and at > 0:
         at -= 1
-        while_new = WATCHED_MILLIONTHS if at < until_step else 0
+        while_new = WATCHED_MILLIONTHS if at in watch else 0
         due -= max(rate, while_new, ALARM_MILLIONTHS if at in alarm else 0)
     return at
 
@@ -115,4 +114,12 @@ def _first_step(bar: Bar | None) -> int:
     """In which it may have had a stage: none before it was known, nor while it was barred."""
     if bar is None or bar.until_step == 0:
         return 0
-    return bar.until_step if bar.count > 0 else bar.step
+    return bar_ends_step(bar) if bar.count > 0 else bar.step
+
+
+def _watch_of(bar: Bar | None) -> range:
+    """In which steps a fifth of its works was audited, if it had a stage. What the convicted did
+    before the verdicts of others had them wait again was audited as anybody's."""
+    if bar is None:
+        return range(0)
+    return range(bar.until_step if bar.count > 0 else bar.step, watched_until(bar))

@@ -46,11 +46,11 @@ class HeldLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=T
 
 class Bar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, order=True):
     """More than half of the stage-holders of `view` found that the work of this peer in `step` was
-    not what it claimed. It has no place until `until_step` is reached; `count` such verdicts.
+    not what it claimed; `count` such verdicts. It has no place until the bar ends, which `step` and
+    `count` say (`core.membership.bars`), and no stage until `until_step`, or a little later.
 
-    Without a verdict (`count` 0, `view` `GENESIS`) it says that the key is known since `step`, has
-    no stage until `until_step`, and by `reason` whether it ever had one (`core.audit.roles`). Where
-    it has none each view moves `until_step` on.
+    Without a verdict (`count` 0, `view` `GENESIS`) it says that the key is known since `step`, and
+    has no stage until `until_step` (`core.audit.roles`).
     """
 
     view: ViewId

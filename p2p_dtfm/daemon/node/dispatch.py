@@ -8,7 +8,7 @@ from typing import Any
 from p2p_dtfm.core.audit.work import require_signed, require_signed_audit
 from p2p_dtfm.core.consensus.actions import Rejoin
 from p2p_dtfm.core.gate.gate_table import Role
-from p2p_dtfm.core.membership.bars import barred_at
+from p2p_dtfm.core.membership.bars import bar_ends_step, barred_at
 from p2p_dtfm.core.messages.agreement_messages import (
     Active,
     Gather,
@@ -175,7 +175,7 @@ class Dispatch:
         lets_in, end = self._membership.lets_in(), self._agreement.proof_of_end
         step = self._agreement.step
         bar = barred_at(self._agreement.bars, step).get(sender)
-        barred = None if bar is None else Barred(bar.until_step, step, bar.reason)
+        barred = None if bar is None else Barred(bar_ends_step(bar), step, bar.reason)
         return KnownPeers(peers, tuple(waiting), lets_in, end, barred)
 
     def _members_told(self, view: View | None) -> tuple[PeerAddress, ...]:

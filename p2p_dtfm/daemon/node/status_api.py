@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from p2p_dtfm import __version__
-from p2p_dtfm.core.membership.bars import barred_at
+from p2p_dtfm.core.membership.bars import bar_ends_step, barred_at
 from p2p_dtfm.core.membership.weak_points import WeakPoints, weak_points
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import Plan
@@ -200,7 +200,8 @@ class StatusApi:
             return []
         bars = barred_at(agreement.bars, agreement.step).values()
         return [
-            {"peer_id": it.peer_id, "until_step": it.until_step, "reason": it.reason} for it in bars
+            {"peer_id": it.peer_id, "until_step": bar_ends_step(it), "reason": it.reason}
+            for it in bars
         ]
 
     def _estimates_json(self) -> object:

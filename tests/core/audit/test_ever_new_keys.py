@@ -1,5 +1,5 @@
-"""Keys cost nothing: neither new ones, nor those made known ahead, nor the convicted that come back
-hold a run where it is, or keep honest newcomers out for good."""
+"""Keys cost nothing: neither new ones nor the convicted that come back hold a run where it is, or
+keep honest newcomers out for good."""
 
 import msgspec
 import pytest
@@ -7,14 +7,13 @@ import pytest
 from p2p_dtfm.core.audit.roles import (
     KNOWN,
     LATE_FACTOR,
-    counted_from,
     held_off,
     on_probation,
+    probation_ends_step,
     quiet_from,
     with_roles,
-    with_service,
 )
-from p2p_dtfm.core.membership.bars import barred_at, united, with_convicted
+from p2p_dtfm.core.membership.bars import bar_ends_step, barred_at, united, with_convicted
 from p2p_dtfm.core.membership.undo import undo_due
 from p2p_dtfm.core.protocol.lineage import Epochs
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, ViewId
@@ -33,6 +32,22 @@ def test_waits_for_verdicts_follow_each_other_and_end() -> None:
     assert quiet_from((again,), 3001, 50, 228) == 3000 + 2736, "the third verdict of one key"
     long_ago = 3000 + LATE_FACTOR * 228
     assert quiet_from(many, long_ago, 50, 228) == 0 == quiet_from(many, 3001, 50, 0)
+
+
+def test_the_verdicts_of_others_bar_nobody_for_longer() -> None:
+    """They moved the end of the bar itself: of five that were convicted one after the other the
+    fifth was out for 9,000 steps, and who had served its bar was out again."""
+    bars: tuple[Bar, ...] = (Bar(VIEW, 1, "y", 1, 401, "erred once"),)
+    for number in range(5):
+        step = 1000 + 60 * number
+        bars = with_convicted(bars, {f"k{number}": (ViewId(number + 9, "ef" * 32), step)}, {})
+        bars = held_off(bars, (), step, quiet_from(bars, step, 50, 228))
+    found = {it.peer_id: it for it in bars}
+    assert [bar_ends_step(it) for it in bars if it.peer_id != "y"] == list(range(1400, 1641, 60))
+    assert "y" not in barred_at(bars, 1000) and found["k4"].until_step > 10_000
+    assert barred_at(bars, 1639).keys() == {"k4"} and not barred_at(bars, 1640)
+    assert on_probation(bars, 1640).keys() == found.keys(), "though they wait for a stage"
+    assert probation_ends_step(found["y"]) == found["k4"].until_step + 50
 
 
 class Swarm:
@@ -54,15 +69,12 @@ class Swarm:
         barred = barred_at(self.bars, self.step).keys() | on_probation(self.bars, self.step).keys()
         may = [it for it in waiting if it not in barred | self.stages.keys()]
         may = may[: max(0, places - len(self.stages))]
-        if may:
-            bars = with_service(self.bars, self.stages, self.step)
-            self.bars = counted_from(bars, self.stages, self.step)
         self.stages |= dict.fromkeys(may, self.step)
         self.computed, self.step = self.computed + 1, self.step + 1
 
     def _after(self, key: str) -> tuple[Bar, ...]:
         lies = {key: (ViewId(self.verdicts + 1, "ef" * 32), self.step)}
-        return with_convicted(with_service(self.bars, self.stages, self.step), lies, {})
+        return with_convicted(self.bars, lies, {})
 
     def goes_back_to(self, key: str) -> int:
         """Where it is convicted now."""
@@ -74,10 +86,9 @@ class Swarm:
         after, begun = self._after(key), self.goes_back_to(key)
         quiet_from_step = quiet_from(after, self.step, RARE.follow_steps, RARE.undo_steps)
         self.stages.pop(key)
-        bars = held_off(after, self.stages, quiet_from_step)
+        self.bars = held_off(after, self.stages, self.step, quiet_from_step)
         self.step, self.verdicts = begun, self.verdicts + 1
         self.epochs = self.epochs.next_one(self.step)
-        self.bars = counted_from(bars, self.stages, self.step)
 
 
 @pytest.mark.parametrize("held_steps", [1, 10, 100, 400])
@@ -117,22 +128,3 @@ def test_a_few_keys_that_convict_themselves_do_not_keep_others_out_for_good(
                 swarm.convict(min(swarm.stages))
             swarm.go_on(["honest", *keys], places=count + 1)
             assert swarm.computed - begun < most_steps, (pause_steps, swarm.verdicts)
-
-
-@pytest.mark.parametrize("least_steps", [100, 130, 200])
-def test_keys_made_known_ahead_are_as_new_as_others_once_they_have_a_stage(
-    least_steps: int,
-) -> None:
-    """They were established by time alone: each of a hundred cost all some 215 steps."""
-    swarm, keys = Swarm(), [f"key-{n:03}" for n in range(100)]
-    swarm.step = swarm.computed = 10
-    swarm.come(*keys)
-    while swarm.computed < 20_000:
-        waiting = [it.peer_id for it in swarm.bars if it.count == 0 and it.peer_id in keys]
-        swarm.go_on(waiting if swarm.step >= 400 else [], places=1)
-        if (
-            swarm.stages
-            and swarm.step - swarm.goes_back_to(key := min(swarm.stages)) >= least_steps
-        ):
-            swarm.convict(key)
-    assert swarm.step >= 0.9 * swarm.computed, (swarm.computed, swarm.step)

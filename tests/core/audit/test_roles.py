@@ -6,18 +6,14 @@ import pytest
 from p2p_dtfm.core.audit.claim_book import ClaimBook
 from p2p_dtfm.core.audit.draw import drawn_watched, seed_of
 from p2p_dtfm.core.audit.roles import (
-    KNOWN,
     NEW,
     RETURN_STEPS,
-    SERVED,
     WATCHED_STEPS,
     alone,
-    as_counted,
     comes_of_age,
     on_probation,
     watched,
     with_roles,
-    with_service,
     without_stage_yet,
 )
 from p2p_dtfm.core.consensus.attempts.chosen import Chosen, chosen_of
@@ -208,57 +204,30 @@ def test_who_has_a_stage_keeps_it_though_its_fellow_is_gone() -> None:
 
 
 def test_a_plan_is_asked_for_when_somebody_comes_of_age() -> None:
-    """Not for who is watched and has no stage: that does not end by itself."""
     found = swarm(known(name_of(2), 120))
-    me = name_of(2)
-
-    def is_of_age(found: Snapshot, step: int, has_stage: bool, who: str = me) -> bool:
-        return comes_of_age(found, who, step, has_stage=has_stage)
-
-    assert not is_of_age(found, 119, False) and is_of_age(found, 120, False)
+    assert not comes_of_age(found, name_of(2), 119) and comes_of_age(found, name_of(2), 120)
     later = msgspec.structs.replace(found, step=120)
-    assert not is_of_age(later, 419, True) and is_of_age(later, 420, True)
-    assert not is_of_age(later, 420, False) and not is_of_age(later, 420, True, name_of(0))
+    assert not comes_of_age(later, name_of(2), 419) and comes_of_age(later, name_of(2), 420)
+    assert not comes_of_age(later, name_of(0), 420)
 
 
-def counted(bars: tuple[Bar, ...], step: int) -> dict[str, Bar]:
-    """In a view in which "a" alone has a stage by the plan in force."""
-    one = Stage("a", 0, 14, 1)
-    present = Plan((Pipeline((one,), 0, 64),), (), 1)
-    found = msgspec.structs.replace(swarm(), bars=bars, step=step, present=present)
-    return {it.peer_id: it for it in as_counted(found).bars}
-
-
-def test_time_alone_establishes_nobody() -> None:
-    """Keys were made known in the quiet first steps, and used one after the other as established
-    ones: no wait, no audits besides, and all of `undo_steps` for each."""
-    news = (known("a", 60), known("x", 60), Bar(GENESIS, 0, "y", 0, 60, SERVED))
-    found = counted(
-        (*news, Bar(GENESIS, 0, "b", 0, 60, KNOWN), Bar(VIEW, 9, "c", 2, 809, "")), 5000
-    )
-    until = {it: found[it].until_step for it in "abxy"}
-    assert until == {"a": 60, "b": 60, "x": 5000, "y": 5000}
-    assert watched(found.values(), 5000) == {"c", "x", "y"} and not on_probation(
-        found.values(), 5000
-    )
-    assert found["c"].until_step == 5000 - 2 * RETURN_STEPS, "nor is it barred for longer"
-    assert barred_at(found.values(), 5000 - 2 * RETURN_STEPS) == {}
-    restarted = msgspec.structs.replace(swarm(), bars=news, step=5000, present=None)
-    assert as_counted(restarted) == restarted, "then nobody knows who had one"
-
-
-def test_who_has_a_stage_once_it_was_watched_for_long_enough_is_one_of_them() -> None:
-    """For good, be it that the run goes back to when it was not."""
-    early = known("a", 2)
-    bars = (early, known("x", 2))
-    found = {it.peer_id: it for it in chosen([part(name, bars) for name in NAMES]).bars}
-    assert [found[it].reason for it in "ax"] == [SERVED, NEW] and found["a"].until_step == 2
-    for step, reason in ((2 + WATCHED_STEPS - 1, SERVED), (2 + WATCHED_STEPS, KNOWN)):
-        a, x = with_service((found["a"], found["x"]), {"a"}, step)
-        assert (a.reason, x.reason, a.until_step) == (reason, NEW, 2)
-    assert united((early, found["a"])) == (found["a"],) == united((found["a"], early))
-    known_now = msgspec.structs.replace(found["a"], reason=KNOWN)
-    assert united((found["a"], known_now)) == (known_now,) == united((known_now, found["a"]))
+@pytest.mark.parametrize(("founders", "newcomers"), [(2, 1), (2, 2), (2, 3), (3, 3)])
+def test_newcomers_in_pipelines_get_a_stage_in_time(founders: int, newcomers: int) -> None:
+    """The best plan gives them layers that no founder holds: where only time with a stage made
+    them established they had none, for good."""
+    memory_bytes = (200 if founders == 2 else 150) << 20
+    peers = [Peer(memory_bytes=memory_bytes)] * (founders + newcomers)
+    early = {name_of(n) for n in range(founders)}
+    bars = tuple(known(name_of(n), 60) for n in range(founders, len(peers)))
+    plan = compute_plan(snapshot(peers[:founders]))
+    for step in (59, 60, 60 + WATCHED_STEPS):
+        assert isinstance(plan, Plan) and set(plan.stage_holders()) == early
+        found = snapshot(peers, present=plan)
+        plan = compute_plan(msgspec.structs.replace(found, bars=bars, step=step))
+    best = compute_plan(snapshot(peers))
+    assert isinstance(plan, Plan) and isinstance(best, Plan)
+    assert plan.predicted_step_ns == best.predicted_step_ns
+    assert set(plan.stage_holders()) > early
 
 
 def test_that_a_key_has_no_stage_is_no_reason_to_remember_its_verdict_for_longer() -> None:

@@ -6,8 +6,6 @@ import pytest
 from p2p_dtfm.core.audit.roles import (
     KNOWN,
     NEW,
-    RETURN_STEPS,
-    SERVED,
     WATCHED_STEPS,
 )
 from p2p_dtfm.core.commit.step_terms import StepTerms
@@ -194,6 +192,15 @@ def test_after_a_verdict_fewer_are_taken_back_as_more_is_audited() -> None:
     assert taken_back(610, Epochs(1, (200,))) == 10 + 128, "nor by this epoch"
 
 
+def test_what_the_convicted_did_before_they_had_to_wait_again_was_audited_as_anybodys() -> None:
+    """It was established again, had no stage when another one was convicted, and waited."""
+    held = Bar(VIEW, 1000, "d", 1, 5200, "lies")
+    again = Bar(NEXT, 5260, "d", 2, 6060, "lies")
+    for step, taken in ((5260, 23), (5210, 10 + 128), (5202, 2 + 208)):
+        undo = due((held,), msgspec.structs.replace(again, step=step), terms=RARE)
+        assert undo is not None and step - undo.newest == taken
+
+
 def verdict_of(peer_id: str, number: int, step: int) -> Bar:
     """The `number`-th one."""
     return Bar(ViewId(number, "ef" * 32), step, peer_id, 1, step + 400, "lies")
@@ -236,22 +243,22 @@ def chosen(parts: list[Contribution]) -> Chosen:
     return chosen_of({it.member: it for it in parts}, TERMS, (), lambda rest: 7)
 
 
-def test_after_each_verdict_whoever_is_new_and_never_had_a_stage_waits_for_longer() -> None:
-    """Who has a stage keeps it, and when it was first known; so does who is one of them by now, or
-    is away and had one. Who was convicted and has none waits as well."""
+def test_after_each_verdict_whoever_is_new_and_has_no_stage_waits_for_longer() -> None:
+    """Who has a stage keeps it, and when it was first known; so does who is one of them by now. Who
+    was convicted and has none waits as well."""
     new = [Bar(GENESIS, 2, it, 0, 7, NEW) for it in "ax"]
-    had, asleep = Bar(GENESIS, 2, "w", 0, 7, SERVED), Bar(GENESIS, 0, "z", 0, 1, NEW)
-    others = (*new, had, asleep, Bar(GENESIS, 0, "b", 0, 0, KNOWN))
+    asleep, early = Bar(GENESIS, 0, "z", 0, 1, NEW), Bar(GENESIS, 0, "w", 0, 0, KNOWN)
+    others = (*new, asleep, early, Bar(GENESIS, 0, "b", 0, 0, KNOWN))
     earlier = Bar(VIEW, 1, "y", 1, 2, "lies")
     joiner = part("e", step=0, present=None, held={}, lineages={})
     for bars, wait_steps in ((others, 20), ((*others, earlier), 94)):
         parts = [msgspec.structs.replace(it, bars=bars) for it in with_verdict(all_find("c"))]
         found = {it.peer_id: it for it in chosen([*parts, joiner]).bars}
-        assert {it: found[it].until_step for it in "abw"} == {"a": 7, "b": 0, "w": 7}
+        assert {it: found[it].until_step for it in "abw"} == {"a": 7, "b": 0, "w": 0}
         assert [found[it].until_step for it in "exz"] == 3 * [7 + wait_steps]
-        assert found["x"].step == 2 and found["a"].reason == SERVED
+        assert found["x"].step == 2
         if bars != others:
-            assert found["y"].until_step + RETURN_STEPS == 7 + wait_steps
+            assert found["y"].until_step == 7 + wait_steps
     quiet = [part(name, others) for name in NAMES]
     found = {it.peer_id: it for it in chosen([*quiet, joiner]).bars}
     assert found["x"].until_step == 7 and found["e"].until_step == 7 + TERMS.follow_steps

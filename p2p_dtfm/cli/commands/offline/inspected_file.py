@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from p2p_dtfm.core.membership.bars import bar_ends_step
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text, counted, layers_text, rate_text
@@ -169,7 +170,8 @@ def _views_words(history: ViewsFile) -> list[str]:
             for known in history.views
         ),
         *(
-            f"{bar.peer_id} is barred until step {bar.until_step}, for its work in step {bar.step}"
+            f"{bar.peer_id} is barred until step {bar_ends_step(bar)}, "
+            f"for its work in step {bar.step}"
             for bar in history.bars
             if bar.count
         ),

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-from p2p_dtfm.core.audit.roles import held_off, quiet_from, with_roles, with_service
+from p2p_dtfm.core.audit.roles import held_off, quiet_from, with_roles
 from p2p_dtfm.core.commit.judgement import Conflict
 from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.membership.bars import (
@@ -76,10 +76,9 @@ def _with_roles(
 ) -> tuple[Bar, ...]:
     """`stayed`: of the members of the view in force; `convicted`: now."""
     quiet_from_step = quiet_from(bars, step, terms.follow_steps, terms.undo_steps)
-    stage_holders = _stage_holders(stayed)
-    bars = with_service(bars, stage_holders, step)
     if convicted:
-        bars = held_off(bars, stage_holders.difference(convicted), quiet_from_step)
+        stage_holders = _stage_holders(stayed).difference(convicted)
+        bars = held_off(bars, stage_holders, step, quiet_from_step)
     members = names & {it.member.peer_id for it in stayed}
     waits = terms.follow_steps, quiet_from_step
     return united(with_roles(bars, members, names - members, step, *waits), names)

@@ -3,7 +3,6 @@ plan, and what it keeps of the step under way."""
 
 from collections.abc import Callable
 
-from p2p_dtfm.core.audit.roles import as_counted
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.membership.leaving import staying
 from p2p_dtfm.core.messages.agreement_messages import Contribution
@@ -40,7 +39,7 @@ def freeze(
     recovery = outcome.recovery
     target = recovery.target if recovery is not None else None
     missing = attempt.universe - set(judged.participants)
-    snapshot = Snapshot(
+    outcome.snapshot = snapshot = Snapshot(
         run_digest=run_digest,
         workload=workload,
         number=attempt.number,
@@ -57,8 +56,7 @@ def freeze(
         lost_layers=recovery.lost_layers if recovery is not None else (),
         bars=judged.bars,
     )
-    outcome.snapshot = as_counted(snapshot)
-    return outcome.snapshot
+    return snapshot
 
 
 def plan_of(attempt: Attempt, planned: Plan | NoPlan) -> Plan | NoPlan:

@@ -6,7 +6,7 @@ from p2p_dtfm.core.consensus.opened_records import require_size
 from p2p_dtfm.core.consensus.parts.opening import Opening
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.suspicion import Suspicion
-from p2p_dtfm.core.membership.bars import barred_at
+from p2p_dtfm.core.membership.bars import bar_ends_step, barred_at
 from p2p_dtfm.core.membership.newcomers import (
     FOUNDING_LIMIT,
     NUMBERS_PASSED_LIMIT,
@@ -57,7 +57,8 @@ class Requests:
             actions.append(Report(reason))
         bar = barred_at(state.others.bars, state.step).get(sender)
         if bar is not None:
-            return Verdict(actions, f"it is barred until step {bar.until_step}: it {bar.reason}")
+            until_step = bar_ends_step(bar)
+            return Verdict(actions, f"it is barred until step {until_step}: it {bar.reason}")
         newcomers = state.others.newcomers
         if not newcomers.is_refused(record.peer_id, now_ns):
             self._raise_number(message.passed)

@@ -81,16 +81,18 @@ class GuestList:
         self, peer_id: str, shown: tuple[Signed, ...], now_s: int, came_before: bool = False
     ) -> None:
         """A peer shows by what it comes. `came_before`: it is or was in a view, so others have let
-        it in while its line held. Raises `PeerFault` with the reason in words."""
+        it in while its line held; of who is refused now that says nothing of a line that is closed.
+        Raises `PeerFault` with the reason in words."""
         if peer_id == self.founder:
             return
         chain = open_shown(shown, self.founder, self._run_digest, peer_id, self._verify)
         ways = (*self._ways_of(peer_id), self._unsigned.get(peer_id))
         before = [way.chain.holders for way in ways if way is not None]
-        is_guest = came_before or chain.holders in before
+        is_by_this = chain.holders in before
+        is_guest = is_by_this or (came_before and self.refusal(peer_id) is None)
         if (reason := self._taken_back(chain, is_guest)) is not None:
             raise PeerFault(f"{NOT_INVITED}: {reason}", peer_id)
-        if not is_guest and now_s > chain.expires_s + SKEW_S:
+        if not (is_by_this or came_before) and now_s > chain.expires_s + SKEW_S:
             late_s = now_s - chain.expires_s
             raise PeerFault(
                 f"{NOT_INVITED}: the invitation expired {_about(late_s)} ago, by this clock",

@@ -55,10 +55,7 @@ class Replanning:
         since_s = self._replans_view_since_s if is_of_links else self._replanned_s
         reason = news.value if news is not None else ""
         reason = reason or self._who_is_fast_again(view.snapshot)
-        has_stage = self._membership.has_stage()
-        if not reason and comes_of_age(
-            view.snapshot, self._me, agreement.step, has_stage=has_stage
-        ):
+        if not reason and comes_of_age(view.snapshot, self._me, agreement.step):
             reason = "a newcomer has followed for long enough"
         if reason and now_s - max(since_s, self._replanned_s) >= REPLAN_INTERVAL_S:
             self._replanned_s = now_s

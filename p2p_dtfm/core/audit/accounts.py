@@ -4,14 +4,20 @@ Next to nothing is judged while one is missing: the others' findings would be of
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import partial
 from itertools import combinations
 from typing import NamedTuple
 
-from p2p_dtfm.core.audit.auditors_words import UNLIKE_AUDITS, AuditorsWords, auditors_words
+from p2p_dtfm.core.audit.auditors_words import (
+    UNLIKE_AUDITS,
+    AuditorsWords,
+    WorksWords,
+    auditors_words,
+    is_mark,
+)
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, fault_of_edges, unlike_boundaries
-from p2p_dtfm.core.audit.judging import Judges, fault_of_norms, fault_of_parameters, judges_of
+from p2p_dtfm.core.audit.judging import fault_of_norms, fault_of_parameters, judges_of
 from p2p_dtfm.core.audit.told_losses import fault_of_losses, other_losses, unlike_losses
 from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
@@ -64,33 +70,6 @@ class Findings(NamedTuple):
     def convict(self, reasons: Mapping[str, str]) -> None:
         self.liars.update(reasons)
         self.convicted.update(reasons)
-
-
-class _Words(NamedTuple):
-    """Of the works of a step, as they are claimed."""
-
-    accounts: Mapping[str, Account]
-    works: Mapping[str, bytes]
-    told: AuditorsWords
-    judges_of: Callable[[str], Judges]
-
-    def of(self, peer_id: str, length: int = WORK_BYTES) -> dict[str, bytes]:
-        """What a work comes to: by its maker, and by all that may judge it, if more than half come
-        to the same. Else holders alone count: of the others, who need room for it, honest ones may
-        have none, and liars need none."""
-        judges, mine = self.judges_of(peer_id), {peer_id: self.works[peer_id][:length]}
-        stated = self._found_by(judges.all, peer_id, length) | mine
-        if 2 * max(Counter(stated.values()).values()) > 1 + len(judges.all):
-            return stated
-        return self._found_by(judges.holders, peer_id, length) | mine
-
-    def _found_by(self, judges: Sequence[str], peer_id: str, length: int) -> dict[str, bytes]:
-        """By what they have told if they were drawn: who cannot have computed it says what it
-        likes."""
-        each = {it: self.accounts[it].found.get(peer_id, SENT_OTHER) for it in judges}
-        found = {it: its for it, its in each.items() if not _is_mark(its, self.works[peer_id])}
-        found |= {it: work for it, work in self.told.of(peer_id).items() if it in judges}
-        return {it: work[:length] for it, work in found.items()}
 
 
 def fault_of_share(
@@ -203,7 +182,7 @@ def findings(
         _judge_arithmetics(arithmetics, found)
     judged = {peer: works[peer] for peer in works if peer not in without_input}
     may_judge = partial(judges_of, plan=plan, shares=shares, kept_microbatches=kept_microbatches)
-    words = _Words(accounts, works, told, may_judge)
+    words = WorksWords(accounts, works, told, may_judge)
     for peer_id, length in _denied(judged, accounts, misled, told).items():
         were_told = _most_were_told(peer_id, accounts)
         if not were_told and told.unlike:
@@ -228,17 +207,10 @@ def _denied(
     for peer_id, work in works.items():
         length = OWN_BYTES if peer_id in misled else WORK_BYTES
         found = [it.found[peer_id] for it in accounts.values() if peer_id in it.found]
-        found = [it for it in found if not _is_mark(it, work)] + [*told.of(peer_id).values()]
+        found = [it for it in found if not is_mark(it, work)] + [*told.of(peer_id).values()]
         if any(it[:length] != work[:length] for it in found):
             denied[peer_id] = length
     return denied
-
-
-def _is_mark(found: bytes, work: bytes) -> bool:
-    """Whether it stands, in an account, in the place of what the work comes to. What an auditor
-    says of a work is a word whatever it looks like: else one could doubt any honest work, and
-    nobody would hold it to that."""
-    return found in (changed_work(work), SENT_OTHER) or found[:OWN_BYTES] == EXCUSED
 
 
 def _most_were_told(peer_id: str, accounts: Mapping[str, Account]) -> bool:
@@ -344,22 +316,24 @@ def _judge(peer_id: str, stated: Mapping[str, bytes], *, is_secret: bool, found:
 
 
 def _judge_norms(
-    unlike: Collection[tuple[str, str]], judged: Collection[str], words: _Words, found: Findings
+    unlike: Collection[tuple[str, str]], judged: Collection[str], words: WorksWords, found: Findings
 ) -> None:
     """Of whom `judged` has: who states another norm of what such a one has summed, and has got
     that, and who has summed it. All have computed the work of that one again, of which its own
-    statement is a part: what most of them say is so, however many hold the segment and lie."""
+    statement is a part: what most of them say is so, however many hold the segment and lie.
+    Whatever else the first of the two goes for: it may have brought that about to be soon back."""
+    gone = set(found.liars)
     for peer_id, maker in sorted(unlike):
-        if peer_id in found.liars or maker in found.liars:
+        if maker in gone:
             continue
         stated = words.of(maker) if maker in judged else {}
         agreeing = sum(work == words.works[maker] for work in stated.values())
         if len(stated) >= FEWEST_JUDGES and 2 * agreeing > len(stated):
             why = f"states another norm of what {maker} has summed than those who computed it again"
-            found.liars[peer_id] = why
+            found.liars.setdefault(peer_id, why)
             if 2 * agreeing > len(words.accounts):
                 found.convicted.add(peer_id)
-        else:
+        elif peer_id not in gone:
             why = f"{peer_id} and {maker} state unlike norms of what {maker} has summed"
             found.doubt(peer_id, maker, why)
 

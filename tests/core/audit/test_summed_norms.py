@@ -10,12 +10,14 @@ from p2p_dtfm.core.audit.accounts import fault_of_share
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
 from p2p_dtfm.core.audit.work import WORK_BYTES, claim_digest, sums_of_others, work_of
 from p2p_dtfm.core.commit.judgement import Conflict, conflict_of, fault_of
+from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Claimed, Share
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from tests.core.audit import parts
 from tests.core.audit.test_boundaries import HONEST, NAMES, PLAN, SEGMENTS, VIEW, share_of, step_of
 from tests.core.audit.test_boundaries import work_of as work_of_share
+from tests.core.builders import run_spec
 
 JUNK = b"0" * WORK_BYTES
 ROWS = tuple(
@@ -40,7 +42,12 @@ def lied(liars: str, *about: str) -> dict[str, Share]:
 
 
 def judged(
-    shares: dict[str, Share], others: str = "", judges: str = NAMES, liars: str = ""
+    shares: dict[str, Share],
+    others: str = "",
+    judges: str = NAMES,
+    liars: str = "",
+    *,
+    one_arithmetic: bool = False,
 ) -> Conflict:
     """All of these that are honest have computed again what each has summed of whom others state
     another norm; `others`: whose sums have come otherwise to all others of the stage."""
@@ -53,7 +60,8 @@ def judged(
             sums = list(said[holder].sums[0])
             sums[SEGMENTS[0].holders.index(peer)] = b"otherwise summed"
             said[holder] = msgspec.structs.replace(said[holder], sums={0: tuple(sums)})
-    return conflict_of(said, PLAN)
+    terms = msgspec.structs.replace(terms_of(run_spec()), one_arithmetic=one_arithmetic)
+    return conflict_of(said, PLAN, terms)
 
 
 def book_of(shares: dict[str, Share], plan: Plan = PLAN, rate: int = 0) -> ClaimBook:
@@ -140,6 +148,18 @@ def test_who_states_another_norm_of_an_honest_one_s_sums_goes_and_that_one_does_
     found = judged(lied("a", "c"), liars="a")
     assert set(found.liars) == set(found.convicted) == {"a"} and not found.doubts
     assert "another norm of what c has summed" in found.liars["a"]
+
+
+def test_another_reason_to_go_spares_nobody_the_bar() -> None:
+    """Who named an arithmetic of its own beside a false norm went for that, and was soon back. Nor
+    do two spare one another it that state other norms of one another's sums."""
+    shares = lied("a", "c")
+    alone = msgspec.structs.replace(shares["a"], arithmetic="gpu-x")
+    found = judged({**shares, "a": alone}, liars="a", one_arithmetic=True)
+    assert set(found.liars) == set(found.convicted) == {"a"} and not found.doubts
+    both = {**lied("a", "c"), "c": lied("c", "a")["c"]}
+    found = judged(both, liars="ac")
+    assert set(found.liars) == set(found.convicted) == {"a", "c"}
 
 
 def test_who_has_got_other_sums_is_in_doubt_with_their_maker_as_ever() -> None:

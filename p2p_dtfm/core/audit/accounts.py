@@ -23,6 +23,7 @@ from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
     EXCUSED,
     NO_MICROBATCH_LIMIT,
+    OPENING_BYTES,
     OPENINGS_BYTES,
     OWN_BYTES,
     PART_BYTES,
@@ -36,7 +37,7 @@ from p2p_dtfm.core.audit.work import (
     unlike_sums,
     work_of,
 )
-from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Account, Share
+from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Account, Claimed, Share
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.plan import Plan, Segment
@@ -70,6 +71,17 @@ class Findings(NamedTuple):
     def convict(self, reasons: Mapping[str, str]) -> None:
         self.liars.update(reasons)
         self.convicted.update(reasons)
+
+
+def fault_of_claim(
+    said: Claimed, plan: Plan, segments: Sequence[Segment], peer_id: str, due: Due = TRAINING
+) -> str:
+    """Why no correct peer says that; empty if it may."""
+    if len(said.work) != WORK_BYTES or len(said.commitment) != OPENING_BYTES:
+        return "a claim with a digest of another length"
+    if len(said.opening) != OPENING_BYTES:
+        return "a claim with an opening of another length"
+    return fault_of_share(said.share, plan, segments, peer_id, due)
 
 
 def fault_of_share(
@@ -319,12 +331,13 @@ def _judge_norms(
     unlike: Collection[tuple[str, str]], judged: Collection[str], words: WorksWords, found: Findings
 ) -> None:
     """Of whom `judged` has: who states another norm of what such a one has summed, and has got
-    that, and who has summed it. All have computed the work of that one again, of which its own
+    that, and who has summed it. All have computed the work of some of these again, of which its own
     statement is a part: what most of them say is so, however many hold the segment and lie.
-    Whatever else the first of the two goes for: it may have brought that about to be soon back."""
-    gone = set(found.liars)
+    Whatever else the first of the two goes for: it may have brought that about to be soon back.
+    Once somebody goes the others of such pairs are judged when the step is done again."""
+    makers, doubted = set(found.liars), list[tuple[str, str]]()
     for peer_id, maker in sorted(unlike):
-        if maker in gone:
+        if maker in makers:
             continue
         stated = words.of(maker) if maker in judged else {}
         agreeing = sum(work == words.works[maker] for work in stated.values())
@@ -333,7 +346,10 @@ def _judge_norms(
             found.liars.setdefault(peer_id, why)
             if 2 * agreeing > len(words.accounts):
                 found.convicted.add(peer_id)
-        elif peer_id not in gone:
+        else:
+            doubted.append((peer_id, maker))
+    if found.liars.keys().isdisjoint(it for pair in unlike for it in pair):
+        for peer_id, maker in doubted:
             why = f"{peer_id} and {maker} state unlike norms of what {maker} has summed"
             found.doubt(peer_id, maker, why)
 

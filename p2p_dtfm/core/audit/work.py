@@ -32,6 +32,7 @@ neighbours in the pipelines have sent, the others of what it adds up of others' 
 WORK_BYTES = 2 * OWN_BYTES
 CLAIM_BYTES = 16
 OPENINGS_BYTES = 16
+OPENING_BYTES = 32
 GONE_WORK = bytes(WORK_BYTES)
 """In an account, of who has no stage any more: its work was another than it had claimed."""
 SENT_OTHER = b"\xff" * WORK_BYTES

@@ -8,6 +8,7 @@ import pytest
 
 from p2p_dtfm.core.audit.accounts import fault_of_share
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
+from p2p_dtfm.core.audit.judging import NORMS_LIMIT
 from p2p_dtfm.core.audit.work import WORK_BYTES, claim_digest, sums_of_others, work_of
 from p2p_dtfm.core.commit.judgement import Conflict, conflict_of, fault_of
 from p2p_dtfm.core.commit.step_terms import terms_of
@@ -26,6 +27,12 @@ ROWS = tuple(
 )
 EIGHT = Plan(ROWS, (), 1)
 """Of which two hold each stage."""
+
+
+def rows_of(*rows: str) -> Plan:
+    """Pipelines of two stages."""
+    stages = [(Stage(one, 0, 1, 1), Stage(other, 1, 3, 1)) for one, other in rows]
+    return Plan(tuple(Pipeline(it, 2 * n, 2) for n, it in enumerate(stages)), (), 1)
 
 
 def stating(share: Share, norms: dict[int, tuple[float, ...]]) -> Share:
@@ -190,6 +197,40 @@ def test_of_whose_sums_unlike_norms_are_claimed_all_compute_the_work_again() -> 
     for peer, by in drawn.drawn().items():
         drawn.record(by, Audited(VIEW, 8, peer, COULD_NOT))
     assert drawn.disputed() == ["a"]
+
+
+def test_of_many_whose_norms_one_disputes_two_are_computed_again_and_it_goes() -> None:
+    """All were, by everybody, one after the other: slow honest members were left out meanwhile."""
+    plan = rows_of("ab", "cd", "ef", "gh", "ij", "kl")
+    honest = {peer: share_of(peer, plan) for peer in "abcdefghijkl"}
+    wrong = stating(honest["a"], {0: (1.0, 20.0, 30.0, 40.0, 50.0, 60.0)})
+    shares = {**honest, "a": wrong}
+    book = book_of(shares, plan)
+    makers = book.disputed()
+    assert len(makers) == NORMS_LIMIT == 2 and set(makers) < set("cegik")
+    assert book.disputes() == {
+        it: tuple(maker for maker in makers if maker != it) for it in "abcdefghijkl"
+    }
+    works = {it: work_of_share(honest[it], it, plan) for it in makers}
+    found = conflict_of(step_of(shares, dict.fromkeys("bcdefghijkl", works), plan), plan)
+    assert set(found.liars) == set(found.convicted) == {"a"} and not found.doubts
+    found = conflict_of(step_of(shares, {}, plan), plan)
+    assert set(found.doubts) == {("a", it) for it in "cegik"}, "where nobody has computed them"
+
+
+def test_whose_norms_most_dispute_are_computed_again_if_that_can_be() -> None:
+    """Whatever the seed: a liar that claims last would have another one chosen that lies with it,
+    and says that other sums came to it from that one. Nor is one chosen whom nobody can judge."""
+    plan = rows_of("ab", "cd", "ef", "gh", "ij", "kl")
+    honest = {peer: share_of(peer, plan) for peer in "abcdefghijkl"}
+    wrong = {0: (1.0, 20.0, 30.0, 40.0, 5.0, 6.0)}
+    other = {0: (1.0, 20.0, 3.0, 40.0, 50.0, 6.0)}
+    lies = {"a": stating(honest["a"], wrong), "k": stating(honest["k"], other)}
+    assert book_of({**honest, **lies}, plan).unlike_norms() == set("cg"), "both say so of these"
+    alone = msgspec.structs.replace(honest["g"], arithmetic="gpu-x")
+    shares = {**honest, **lies, "g": alone}
+    found = book_of(shares, plan).unlike_norms()
+    assert "c" in found and "g" not in found and len(found) == 2
 
 
 def test_more_than_half_of_all_are_believed_of_a_norm_as_of_sums() -> None:

@@ -4,7 +4,7 @@ Next to nothing is judged while one is missing: the others' findings would be of
 """
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 from itertools import combinations
 from typing import NamedTuple
@@ -32,6 +32,7 @@ from p2p_dtfm.core.audit.work import (
     changed_work,
     claim_digest,
     excused_by,
+    odd_norms,
     unlike_norms,
     unlike_parts,
     unlike_sums,
@@ -42,8 +43,6 @@ from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 
-FEWEST_JUDGES = 3
-"""With the one that is judged: of two nobody knows who is wrong."""
 THREADS_LIMIT = 1024
 ARITHMETIC_LIMIT = 64
 UNLIKE_SENT = "has sent most of the others other gradients, sums or losses than it claims"
@@ -200,11 +199,11 @@ def findings(
         if not were_told and told.unlike:
             continue  # nobody waited for audits any more: who doubts it may have told all, too late
         stated = words.of(peer_id, length)
-        has_third = 1 + len(words.judges_of(peer_id).all) >= FEWEST_JUDGES
-        is_secret = has_third and not were_told
+        is_secret = words.can_be_judged(peer_id) and not were_told
         _judge(peer_id, stated, is_secret=is_secret, found=found)
         _convict(stated, len(accounts), found)
-    _judge_norms(norms - sums, judged.keys() - misled, words, found)
+    odd = partial(odd_norms, shares=shares, segments=segments, others=sums)
+    _judge_norms(norms - sums, judged.keys() - misled, words, odd, found)
     return found
 
 
@@ -328,26 +327,33 @@ def _judge(peer_id: str, stated: Mapping[str, bytes], *, is_secret: bool, found:
 
 
 def _judge_norms(
-    unlike: Collection[tuple[str, str]], judged: Collection[str], words: WorksWords, found: Findings
+    unlike: Collection[tuple[str, str]],
+    judged: Collection[str],
+    words: WorksWords,
+    odd: Callable[[str], set[str]],
+    found: Findings,
 ) -> None:
     """Of whom `judged` has: who states another norm of what such a one has summed, and has got
     that, and who has summed it. All have computed the work of some of these again, of which its own
     statement is a part: what most of them say is so, however many hold the segment and lie.
     Whatever else the first of the two goes for: it may have brought that about to be soon back.
-    Once somebody goes the others of such pairs are judged when the step is done again."""
+    Once somebody goes the others of such pairs are judged when the step is done again. `odd`: by
+    what most of a segment's holders state, which counts of works that too few others can judge."""
     makers, doubted = set(found.liars), list[tuple[str, str]]()
     for peer_id, maker in sorted(unlike):
         if maker in makers:
             continue
-        stated = words.of(maker) if maker in judged else {}
-        agreeing = sum(work == words.works[maker] for work in stated.values())
-        if len(stated) >= FEWEST_JUDGES and 2 * agreeing > len(stated):
+        if agreeing := words.agreeing(maker) if maker in judged else 0:
             why = f"states another norm of what {maker} has summed than those who computed it again"
             found.liars.setdefault(peer_id, why)
             if 2 * agreeing > len(words.accounts):
                 found.convicted.add(peer_id)
         else:
             doubted.append((peer_id, maker))
+    for maker in sorted({it for _, it in doubted if not words.can_be_judged(it)}):
+        for peer_id in sorted(odd(maker)):
+            why = f"states another norm of what {maker} has summed than most who hold the same"
+            found.liars.setdefault(peer_id, why)
     if found.liars.keys().isdisjoint(it for pair in unlike for it in pair):
         for peer_id, maker in doubted:
             why = f"{peer_id} and {maker} state unlike norms of what {maker} has summed"

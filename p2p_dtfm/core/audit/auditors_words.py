@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from p2p_dtfm.core.audit.judging import Judges
+from p2p_dtfm.core.audit.judging import FEWEST_JUDGES, Judges
 from p2p_dtfm.core.audit.work import EXCUSED, OWN_BYTES, SENT_OTHER, WORK_BYTES, changed_work
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Account, auditor_and_audited
 
@@ -56,6 +56,9 @@ class WorksWords(NamedTuple):
     told: AuditorsWords
     judges_of: Callable[[str], Judges]
 
+    def can_be_judged(self, peer_id: str) -> bool:
+        return 1 + len(self.judges_of(peer_id).all) >= FEWEST_JUDGES
+
     def of(self, peer_id: str, length: int = WORK_BYTES) -> dict[str, bytes]:
         """What a work comes to: by its maker, and by all that may judge it, if more than half come
         to the same. Else holders alone count: of the others, who need room for it, honest ones may
@@ -65,6 +68,12 @@ class WorksWords(NamedTuple):
         if 2 * max(Counter(stated.values()).values()) > 1 + len(judges.all):
             return stated
         return self._found_by(judges.holders, peer_id, length) | mine
+
+    def agreeing(self, peer_id: str) -> int:
+        """How many come to what is claimed, if they are most of enough; else none."""
+        stated = self.of(peer_id)
+        count = sum(work == self.works[peer_id] for work in stated.values())
+        return count if len(stated) >= FEWEST_JUDGES and 2 * count > len(stated) else 0
 
     def _found_by(self, judges: Sequence[str], peer_id: str, length: int) -> dict[str, bytes]:
         """By what they have told if they were drawn: who cannot have computed it says what it

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from p2p_dtfm.core.audit.accounts import FEWEST_JUDGES, fault_of_claim
+from p2p_dtfm.core.audit.accounts import fault_of_claim
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, unlike_boundaries
 from p2p_dtfm.core.audit.draw import draw, drawn_besides, drawn_watched, rate_in_force, seed_of
 from p2p_dtfm.core.audit.earlier_claims import StoppedStep, WayOfWork, way_of
-from p2p_dtfm.core.audit.judging import Judges, judged_for_norms, judges_of
+from p2p_dtfm.core.audit.judging import FEWEST_JUDGES, Judges, judged_for_norms, judges_of
 from p2p_dtfm.core.audit.roles import watched
 from p2p_dtfm.core.audit.told_losses import unlike_losses
 from p2p_dtfm.core.audit.work import (

@@ -21,6 +21,8 @@ from p2p_dtfm.core.messages.audit_messages import Share
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.plan import Plan
 
+FEWEST_JUDGES = 3
+"""With the one that is judged: of two nobody knows who is wrong."""
 NORMS_LIMIT = 2
 """Works that are computed again in one step because unlike norms are stated of their sums."""
 PARAMETERS_BYTES = 32

@@ -9,7 +9,13 @@ import pytest
 from p2p_dtfm.core.audit.accounts import fault_of_share
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
 from p2p_dtfm.core.audit.judging import NORMS_LIMIT
-from p2p_dtfm.core.audit.work import WORK_BYTES, claim_digest, sums_of_others, work_of
+from p2p_dtfm.core.audit.work import (
+    NO_MICROBATCH_LIMIT,
+    WORK_BYTES,
+    claim_digest,
+    sums_of_others,
+    work_of,
+)
 from p2p_dtfm.core.commit.judgement import Conflict, conflict_of, fault_of
 from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Claimed, Share
@@ -55,6 +61,7 @@ def judged(
     liars: str = "",
     *,
     one_arithmetic: bool = False,
+    kept_microbatches: int = NO_MICROBATCH_LIMIT,
 ) -> Conflict:
     """All of these that are honest have computed again what each has summed of whom others state
     another norm; `others`: whose sums have come otherwise to all others of the stage."""
@@ -67,7 +74,9 @@ def judged(
             sums = list(said[holder].sums[0])
             sums[SEGMENTS[0].holders.index(peer)] = b"otherwise summed"
             said[holder] = msgspec.structs.replace(said[holder], sums={0: tuple(sums)})
-    terms = msgspec.structs.replace(terms_of(run_spec()), one_arithmetic=one_arithmetic)
+    terms = msgspec.structs.replace(
+        terms_of(run_spec()), one_arithmetic=one_arithmetic, kept_microbatches=kept_microbatches
+    )
     return conflict_of(said, PLAN, terms)
 
 
@@ -176,15 +185,33 @@ def test_who_has_got_other_sums_is_in_doubt_with_their_maker_as_ever() -> None:
     assert set(found.doubts) == {("a", "c"), ("a", "e")} and not found.liars
 
 
-def test_where_nobody_else_can_judge_it_is_one_word_against_another() -> None:
+def test_where_others_could_judge_and_have_not_it_is_one_word_against_another() -> None:
     found = judged(lied("a", "c"), judges="")
     assert set(found.doubts) == {("a", "c")} and not found.liars
     assert "unlike norms" in found.doubts["a", "c"]
-    unlike = {
-        peer: msgspec.structs.replace(share, arithmetic=f"cpu-{peer}")
-        for peer, share in lied("a", "c").items()
-    }
-    assert set(judged(unlike).doubts) == {("a", "c")}
+
+
+@pytest.mark.parametrize("kept", [1, NO_MICROBATCH_LIMIT])
+def test_where_nobody_can_judge_most_of_those_who_hold_the_same_decide(kept: int) -> None:
+    """As without audits: an honest one was in doubt with the liar. Nobody is barred for it."""
+
+    def found_of(shares: dict[str, Share], others: str = "") -> Conflict:
+        if kept > 1:
+            shares = {
+                peer: msgspec.structs.replace(share, arithmetic=f"cpu-{peer}")
+                for peer, share in shares.items()
+            }
+        return judged(shares, others, judges="", kept_microbatches=kept)
+
+    found = found_of(lied("a", "c"))
+    assert set(found.liars) == {"a"} and not found.convicted and not found.doubts
+    assert "another norm of what c has summed" in found.liars["a"]
+    assert set(found_of(lied("c", "c")).liars) == {"c"}, "of its own"
+    found = found_of(lied("a", "c"), others="c")
+    assert not found.liars and set(found.doubts) == {("a", "c"), ("c", "e")}
+    each = {it: stating(HONEST[it], {0: (1.0, float(n), 3.0)}) for n, it in enumerate("ace", 2)}
+    found = found_of({**HONEST, **each})
+    assert not found.liars and set(found.doubts) == {("a", "c"), ("c", "e")}
 
 
 def test_of_whose_sums_unlike_norms_are_claimed_all_compute_the_work_again() -> None:

@@ -282,6 +282,22 @@ def test_a_claim_is_held_against_the_norms_of_the_sums_that_came_from_its_maker(
     assert book.unlike_to("c") == ["a"]
 
 
+def test_who_has_claimed_another_norm_and_not_spoken_yet_is_not_convicted() -> None:
+    """An honest one to which other sums were sent has claimed the same, and all have found the work
+    of their maker as it was claimed: only its Prepared says that other sums came."""
+    shares, true = lied("a", "c"), work_of_share(HONEST["c"], "c")
+    said = step_of(shares, {judge: {"c": true} for judge in "bdef"})
+    sums = said["a"].sums[0]
+    said["a"] = msgspec.structs.replace(
+        said["a"], sums={0: (sums[0], b"otherwise summed", sums[2])}
+    )
+    spoken = conflict_of(said, PLAN)
+    assert set(spoken.doubts) == {("a", "c")} and not spoken.liars
+    del said["a"]
+    silent = conflict_of(said, PLAN)
+    assert not silent.liars and not silent.convicted and not silent.doubts
+
+
 def test_prepared_of_some_say_nothing_of_norms() -> None:
     """All speak when the step is done again."""
     said: dict[str, Prepared] = step_of(lied("ac", *"ace"), {})

@@ -154,7 +154,9 @@ class Pace:
     def _again_ns(self, peer_id: str, maker: str) -> int:
         """For another one's whole work."""
         plan, once_ns = self._view.plan, 0
-        for number, position in plan.places_of(maker) if isinstance(plan, Plan) else ():
+        if not isinstance(plan, Plan):
+            return 0
+        for number, position in plan.places_of(maker):
             pipeline = plan.pipelines[number]
             each_ns = self._there_and_back_ns(peer_id, pipeline.stages[position].layers)
             once_ns += pipeline.microbatch_count * each_ns

@@ -435,6 +435,18 @@ def test_who_computes_a_work_of_other_layers_again_is_given_time_to_fetch_them()
     assert (one.stuck_ns, one.step_ns) == (usual.stuck_ns, usual.step_ns)
 
 
+def test_who_computes_disputed_works_again_is_given_time_for_each_of_them() -> None:
+    """Of a liar that had everybody compute all co-holders' works slow ones were out meanwhile."""
+    view = view_of((4,))
+    assert isinstance(view.plan, Plan)
+    pace = Pace(view, SPEC, 0)
+    usual = pace.patience(A, 3)
+    first, second = view.plan.stage_holders()[:2]
+    one, two = (pace.patience(A, 3, 0, disputed) for disputed in ((first,), (first, second)))
+    assert usual.step_ns < one.step_ns < two.step_ns
+    assert (one.stuck_ns, one.fetch_ns) == (usual.stuck_ns, usual.fetch_ns)
+
+
 def with_uplinks(*uplinks_bytes_per_s: int) -> View:
     """The first members have these lines."""
     view = view_of((4,))

@@ -248,6 +248,24 @@ def test_what_an_earlier_version_has_written_is_put_aside_and_nothing_added_to_i
     assert again.size_bytes == transcript.size_bytes, "and once only"
 
 
+def test_of_a_run_with_audits_what_was_written_before_claims_told_of_norms_is_not_read(
+    tmp_path: Path,
+) -> None:
+    """It was read as if its signers had left out what was due, and these were named for it. Of
+    other runs nothing has changed."""
+    audited = run_spec(audit={"rate": 0.5})
+    path = tmp_path / FILE_NAME
+    path.write_text(line_of(Began(FORMAT, audited.canonical_bytes())) + "\n")
+    reader = EarlierSteps(verify, audited)
+    with pytest.raises(NotTrue, match="format 2, and this version reads 3"):
+        reader.take(path.read_bytes())
+    Transcript(path, audited, 1 << 20)
+    assert list(TranscriptLines(path).entries()) == [Began(3, audited.canonical_bytes())]
+    EarlierSteps(verify, audited).take(path.read_bytes())
+    plain = line_of(Began(FORMAT, SPEC.canonical_bytes())).encode() + b"\n"
+    EarlierSteps(verify, SPEC).take(plain)
+
+
 def test_what_a_power_cut_left_of_the_first_line_is_put_aside(tmp_path: Path) -> None:
     """All that came after it, for as long as the run lasted, was true to nobody."""
     path = tmp_path / FILE_NAME

@@ -9,14 +9,21 @@ from functools import partial
 from itertools import combinations
 from typing import NamedTuple
 
-from p2p_dtfm.core.audit.auditors_words import UNLIKE_AUDITS, AuditorsWords, auditors_words
+from p2p_dtfm.core.audit.auditors_words import (
+    UNLIKE_AUDITS,
+    AuditorsWords,
+    WorksWords,
+    auditors_words,
+    is_mark,
+)
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, fault_of_edges, unlike_boundaries
-from p2p_dtfm.core.audit.judging import Judges, fault_of_norms, fault_of_parameters, judges_of
+from p2p_dtfm.core.audit.judging import fault_of_norms, fault_of_parameters, judges_of
 from p2p_dtfm.core.audit.told_losses import fault_of_losses, other_losses, unlike_losses
 from p2p_dtfm.core.audit.work import (
     CLAIM_BYTES,
     EXCUSED,
     NO_MICROBATCH_LIMIT,
+    OPENING_BYTES,
     OPENINGS_BYTES,
     OWN_BYTES,
     PART_BYTES,
@@ -25,18 +32,17 @@ from p2p_dtfm.core.audit.work import (
     changed_work,
     claim_digest,
     excused_by,
+    odd_norms,
     unlike_norms,
     unlike_parts,
     unlike_sums,
     work_of,
 )
-from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Account, Share
+from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Account, Claimed, Share
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.plan import Plan, Segment
 
-FEWEST_JUDGES = 3
-"""With the one that is judged: of two nobody knows who is wrong."""
 THREADS_LIMIT = 1024
 ARITHMETIC_LIMIT = 64
 UNLIKE_SENT = "has sent most of the others other gradients, sums or losses than it claims"
@@ -66,31 +72,15 @@ class Findings(NamedTuple):
         self.convicted.update(reasons)
 
 
-class _Words(NamedTuple):
-    """Of the works of a step, as they are claimed."""
-
-    accounts: Mapping[str, Account]
-    works: Mapping[str, bytes]
-    told: AuditorsWords
-    judges_of: Callable[[str], Judges]
-
-    def of(self, peer_id: str, length: int = WORK_BYTES) -> dict[str, bytes]:
-        """What a work comes to: by its maker, and by all that may judge it, if more than half come
-        to the same. Else holders alone count: of the others, who need room for it, honest ones may
-        have none, and liars need none."""
-        judges, mine = self.judges_of(peer_id), {peer_id: self.works[peer_id][:length]}
-        stated = self._found_by(judges.all, peer_id, length) | mine
-        if 2 * max(Counter(stated.values()).values()) > 1 + len(judges.all):
-            return stated
-        return self._found_by(judges.holders, peer_id, length) | mine
-
-    def _found_by(self, judges: Sequence[str], peer_id: str, length: int) -> dict[str, bytes]:
-        """By what they have told if they were drawn: who cannot have computed it says what it
-        likes."""
-        each = {it: self.accounts[it].found.get(peer_id, SENT_OTHER) for it in judges}
-        found = {it: its for it, its in each.items() if not _is_mark(its, self.works[peer_id])}
-        found |= {it: work for it, work in self.told.of(peer_id).items() if it in judges}
-        return {it: work[:length] for it, work in found.items()}
+def fault_of_claim(
+    said: Claimed, plan: Plan, segments: Sequence[Segment], peer_id: str, due: Due = TRAINING
+) -> str:
+    """Why no correct peer says that; empty if it may."""
+    if len(said.work) != WORK_BYTES or len(said.commitment) != OPENING_BYTES:
+        return "a claim with a digest of another length"
+    if len(said.opening) != OPENING_BYTES:
+        return "a claim with an opening of another length"
+    return fault_of_share(said.share, plan, segments, peer_id, due)
 
 
 def fault_of_share(
@@ -203,17 +193,17 @@ def findings(
         _judge_arithmetics(arithmetics, found)
     judged = {peer: works[peer] for peer in works if peer not in without_input}
     may_judge = partial(judges_of, plan=plan, shares=shares, kept_microbatches=kept_microbatches)
-    words = _Words(accounts, works, told, may_judge)
+    words = WorksWords(accounts, works, told, may_judge)
     for peer_id, length in _denied(judged, accounts, misled, told).items():
         were_told = _most_were_told(peer_id, accounts)
         if not were_told and told.unlike:
             continue  # nobody waited for audits any more: who doubts it may have told all, too late
         stated = words.of(peer_id, length)
-        has_third = 1 + len(words.judges_of(peer_id).all) >= FEWEST_JUDGES
-        is_secret = has_third and not were_told
+        is_secret = words.can_be_judged(peer_id) and not were_told
         _judge(peer_id, stated, is_secret=is_secret, found=found)
         _convict(stated, len(accounts), found)
-    _judge_norms(norms - sums, judged.keys() - misled, words, found)
+    odd = partial(odd_norms, shares=shares, segments=segments, others=sums)
+    _judge_norms(norms - sums, judged.keys() - misled, words, odd, found)
     return found
 
 
@@ -228,17 +218,10 @@ def _denied(
     for peer_id, work in works.items():
         length = OWN_BYTES if peer_id in misled else WORK_BYTES
         found = [it.found[peer_id] for it in accounts.values() if peer_id in it.found]
-        found = [it for it in found if not _is_mark(it, work)] + [*told.of(peer_id).values()]
+        found = [it for it in found if not is_mark(it, work)] + [*told.of(peer_id).values()]
         if any(it[:length] != work[:length] for it in found):
             denied[peer_id] = length
     return denied
-
-
-def _is_mark(found: bytes, work: bytes) -> bool:
-    """Whether it stands, in an account, in the place of what the work comes to. What an auditor
-    says of a work is a word whatever it looks like: else one could doubt any honest work, and
-    nobody would hold it to that."""
-    return found in (changed_work(work), SENT_OTHER) or found[:OWN_BYTES] == EXCUSED
 
 
 def _most_were_told(peer_id: str, accounts: Mapping[str, Account]) -> bool:
@@ -344,22 +327,35 @@ def _judge(peer_id: str, stated: Mapping[str, bytes], *, is_secret: bool, found:
 
 
 def _judge_norms(
-    unlike: Collection[tuple[str, str]], judged: Collection[str], words: _Words, found: Findings
+    unlike: Collection[tuple[str, str]],
+    judged: Collection[str],
+    words: WorksWords,
+    odd: Callable[[str], set[str]],
+    found: Findings,
 ) -> None:
     """Of whom `judged` has: who states another norm of what such a one has summed, and has got
-    that, and who has summed it. All have computed the work of that one again, of which its own
-    statement is a part: what most of them say is so, however many hold the segment and lie."""
+    that, and who has summed it. All have computed the work of some of these again, of which its own
+    statement is a part: what most of them say is so, however many hold the segment and lie.
+    Whatever else the first of the two goes for: it may have brought that about to be soon back.
+    Once somebody goes the others of such pairs are judged when the step is done again. `odd`: by
+    what most of a segment's holders state, which counts of works that too few others can judge."""
+    makers, doubted = set(found.liars), list[tuple[str, str]]()
     for peer_id, maker in sorted(unlike):
-        if peer_id in found.liars or maker in found.liars:
+        if maker in makers:
             continue
-        stated = words.of(maker) if maker in judged else {}
-        agreeing = sum(work == words.works[maker] for work in stated.values())
-        if len(stated) >= FEWEST_JUDGES and 2 * agreeing > len(stated):
+        if agreeing := words.agreeing(maker) if maker in judged else 0:
             why = f"states another norm of what {maker} has summed than those who computed it again"
-            found.liars[peer_id] = why
+            found.liars.setdefault(peer_id, why)
             if 2 * agreeing > len(words.accounts):
                 found.convicted.add(peer_id)
         else:
+            doubted.append((peer_id, maker))
+    for maker in sorted({it for _, it in doubted if not words.can_be_judged(it)}):
+        for peer_id in sorted(odd(maker)):
+            why = f"states another norm of what {maker} has summed than most who hold the same"
+            found.liars.setdefault(peer_id, why)
+    if found.liars.keys().isdisjoint(it for pair in unlike for it in pair):
+        for peer_id, maker in doubted:
             why = f"{peer_id} and {maker} state unlike norms of what {maker} has summed"
             found.doubt(peer_id, maker, why)
 

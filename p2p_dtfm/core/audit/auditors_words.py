@@ -7,9 +7,12 @@ says two things of a work convicts itself; and by what it has said to all it is 
 takes that back in its Prepared.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from p2p_dtfm.core.audit.judging import FEWEST_JUDGES, Judges
+from p2p_dtfm.core.audit.work import EXCUSED, OWN_BYTES, SENT_OTHER, WORK_BYTES, changed_work
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Account, auditor_and_audited
 
 UNLIKE_AUDITS = "has said one thing to some and another to others of a work that it was drawn for"
@@ -43,3 +46,46 @@ def auditors_words(accounts: Mapping[str, Account]) -> AuditorsWords:
     said = {it: min(works) for it, works in heard.items() if len(works) == 1}
     unlike = {it for it, works in heard.items() if len(works) > 1}
     return AuditorsWords({it: work for it, work in said.items() if work != COULD_NOT}, unlike)
+
+
+class WorksWords(NamedTuple):
+    """Of the works of a step, as they are claimed."""
+
+    accounts: Mapping[str, Account]
+    works: Mapping[str, bytes]
+    told: AuditorsWords
+    judges_of: Callable[[str], Judges]
+
+    def can_be_judged(self, peer_id: str) -> bool:
+        return 1 + len(self.judges_of(peer_id).all) >= FEWEST_JUDGES
+
+    def of(self, peer_id: str, length: int = WORK_BYTES) -> dict[str, bytes]:
+        """What a work comes to: by its maker, and by all that may judge it, if more than half come
+        to the same. Else holders alone count: of the others, who need room for it, honest ones may
+        have none, and liars need none."""
+        judges, mine = self.judges_of(peer_id), {peer_id: self.works[peer_id][:length]}
+        stated = self._found_by(judges.all, peer_id, length) | mine
+        if 2 * max(Counter(stated.values()).values()) > 1 + len(judges.all):
+            return stated
+        return self._found_by(judges.holders, peer_id, length) | mine
+
+    def agreeing(self, peer_id: str) -> int:
+        """How many come to what is claimed, if they are most of enough; else none."""
+        stated = self.of(peer_id)
+        count = sum(work == self.works[peer_id] for work in stated.values())
+        return count if len(stated) >= FEWEST_JUDGES and 2 * count > len(stated) else 0
+
+    def _found_by(self, judges: Sequence[str], peer_id: str, length: int) -> dict[str, bytes]:
+        """By what they have told if they were drawn: who cannot have computed it says what it
+        likes."""
+        each = {it: self.accounts[it].found.get(peer_id, SENT_OTHER) for it in judges}
+        found = {it: its for it, its in each.items() if not is_mark(its, self.works[peer_id])}
+        found |= {it: work for it, work in self.told.of(peer_id).items() if it in judges}
+        return {it: work[:length] for it, work in found.items()}
+
+
+def is_mark(found: bytes, work: bytes) -> bool:
+    """Whether it stands, in an account, in the place of what the work comes to. What an auditor
+    says of a work is a word whatever it looks like: else one could doubt any honest work, and
+    nobody would hold it to that."""
+    return found in (changed_work(work), SENT_OTHER) or found[:OWN_BYTES] == EXCUSED

@@ -1,14 +1,14 @@
 """What was claimed and found in the steps of one view, as one member has heard it."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from p2p_dtfm.core.audit.accounts import fault_of_share
+from p2p_dtfm.core.audit.accounts import fault_of_claim
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, unlike_boundaries
 from p2p_dtfm.core.audit.draw import draw, drawn_besides, drawn_watched, rate_in_force, seed_of
 from p2p_dtfm.core.audit.earlier_claims import StoppedStep, WayOfWork, way_of
-from p2p_dtfm.core.audit.judging import Judges, judges_of
+from p2p_dtfm.core.audit.judging import FEWEST_JUDGES, Judges, judged_for_norms, judges_of
 from p2p_dtfm.core.audit.roles import watched
 from p2p_dtfm.core.audit.told_losses import unlike_losses
 from p2p_dtfm.core.audit.work import (
@@ -38,11 +38,10 @@ from p2p_dtfm.core.messages.audit_messages import (
 from p2p_dtfm.core.messages.prepared import STEPS_AHEAD_LIMIT
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.plan import Plan, Segment
+from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Verify
 from p2p_dtfm.core.protocol.snapshot import Bar, ViewId
 
-OPENING_BYTES = 32
 ALL_MILLIONTHS = 1_000_000
 COLLUDERS_DIVISOR = 4
 """So large a part of the stage-holders at most lies together."""
@@ -357,21 +356,29 @@ class ClaimBook:
         return lambda it: digest_bytes(f"{seed} {peer_id} {it}".encode())
 
     def borrowers(self) -> Counter[str]:
-        """Who is to judge works of stages that it does not hold, drawn or disputed, and how
-        many."""
+        """Who is to judge works of stages that it does not hold, and how many."""
         found: Counter[str] = Counter()
         if self.not_claimed():
             return found
         for peer, by in (it for drawn in self.rounds() for it in drawn.items()):
             found[by] += by in self._judges_of(peer).lent
-        for peer in () if self.not_audited() else self.disputed():
+        for judge, makers in self.disputes().items():
+            found.update(judge for it in makers if judge in self._judges_of(it).lent)
+        return found
+
+    def disputes(self) -> dict[str, tuple[str, ...]]:
+        """By judge whose disputed works it is to compute again: not for whom it was drawn."""
+        found: dict[str, tuple[str, ...]] = {}
+        for peer in () if self.not_claimed() or self.not_audited() else self.disputed():
             drawn = {by for each in self.rounds() for by in (each.get(peer),)}
-            found.update(it for it in self._judges_of(peer).lent if it not in drawn)
+            for judge in self._judges_of(peer).all:
+                if judge not in drawn:
+                    found[judge] = (*found.get(judge, ()), peer)
         return found
 
     def disputed(self) -> list[str]:
-        """Whose auditor comes to something else than what was claimed; and of whose sums other
-        holders claim another norm: most of them may lie together, so all are to look."""
+        """Whose auditor comes to something else than what was claimed; and of those of whose sums
+        others claim another norm some: most holders may lie together, so all are to look."""
         here = self._at(self._step)
         draws = (*self.rounds(), *self.drawn_instead())
         said = [it for drawn in draws for it in drawn.items()]
@@ -382,8 +389,13 @@ class ClaimBook:
         return sorted(doubted | self.unlike_norms())
 
     def unlike_norms(self) -> set[str]:
-        """Of whose sums others state another norm than it does."""
-        return {maker for _, maker in unlike_norms(self._shares(), self._segments)}
+        """Whose work is computed again as others state another norm of its sums than it does."""
+        shares = self._shares()
+        if not (unlike := unlike_norms(shares, self._segments)):
+            return set()
+        able = {it for _, it in unlike if len(self._judges_of(it).all) >= FEWEST_JUDGES - 1}
+        misled = {it for it, _ in unlike_boundaries(shares, self._plan, self._open)}
+        return judged_for_norms(unlike, able - misled - self.misled(), self._seed())
 
     def stopped(self, me: str, base: str) -> StoppedStep:
         """The open step, once the view is over."""
@@ -436,14 +448,3 @@ class ClaimBook:
     def may_judge(self, judge: str, peer_id: str) -> bool:
         """With its layers, or with those of it that its holders state alike."""
         return judge in self._judges_of(peer_id).all
-
-
-def fault_of_claim(
-    said: Claimed, plan: Plan, segments: Sequence[Segment], peer_id: str, due: Due = TRAINING
-) -> str:
-    """Why no correct peer says that; empty if it may."""
-    if len(said.work) != WORK_BYTES or len(said.commitment) != OPENING_BYTES:
-        return "a claim with a digest of another length"
-    if len(said.opening) != OPENING_BYTES:
-        return "a claim with an opening of another length"
-    return fault_of_share(said.share, plan, segments, peer_id, due)

@@ -12,14 +12,19 @@ one holder it is its word: what it makes of them is judged, and not these.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from p2p_dtfm.core.audit.boundaries import Due, inputs_are_kept
 from p2p_dtfm.core.audit.work import NO_MICROBATCH_LIMIT, computes_alike, has_layers_of
 from p2p_dtfm.core.messages.audit_messages import Share
+from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.plan import Plan
 
+FEWEST_JUDGES = 3
+"""With the one that is judged: of two nobody knows who is wrong."""
+NORMS_LIMIT = 2
+"""Works that are computed again in one step because unlike norms are stated of their sums."""
 PARAMETERS_BYTES = 32
 """Of a digest; names a blob."""
 
@@ -119,6 +124,19 @@ def fault_of_norms(share: Share, plan: Plan, peer_id: str, due: Due) -> str:
     if not all(math.isfinite(norm) and norm >= 0.0 for norm in stated):
         return "a claim with the norm of a sum that has none"
     return ""
+
+
+def judged_for_norms(
+    unlike: Collection[tuple[str, str]], able: Collection[str], seed: str
+) -> set[str]:
+    """Of those of whose sums others state another norm (`unlike`: by whom) some, as one is enough
+    to have whoever lies about many go, and all computed as many works as it liked. Of `able`, whose
+    work can be judged: those of whom most say so. Whoever claims last knows the others' claims, so
+    by chance alone it could have a colluder chosen that it also says this of. So it still may; but
+    who is not chosen is in doubt with no more than each that is, and the liar with all of them."""
+    named = Counter(maker for _, maker in unlike if maker in able)
+    turn = {it: (-count, digest_bytes(encode([seed, it]))) for it, count in named.items()}
+    return set(sorted(named, key=turn.__getitem__)[:NORMS_LIMIT])
 
 
 def has_agreed_parameters(plan: Plan, peer_id: str, shares: Mapping[str, Share]) -> bool:

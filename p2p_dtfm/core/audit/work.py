@@ -1,5 +1,6 @@
 """What one stage-holder has made of a step, as digests: whoever replays it comes to the same."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
@@ -32,6 +33,7 @@ neighbours in the pipelines have sent, the others of what it adds up of others' 
 WORK_BYTES = 2 * OWN_BYTES
 CLAIM_BYTES = 16
 OPENINGS_BYTES = 16
+OPENING_BYTES = 32
 GONE_WORK = bytes(WORK_BYTES)
 """In an account, of who has no stage any more: its work was another than it had claimed."""
 SENT_OTHER = b"\xff" * WORK_BYTES
@@ -278,6 +280,28 @@ def unlike_norms(shares: Mapping[str, Share], segments: Sequence[Segment]) -> se
                 if shares[maker].norms[number][place] != norm:
                     found.add((peer_id, maker))
     return found
+
+
+def odd_norms(
+    maker: str,
+    shares: Mapping[str, Share],
+    segments: Sequence[Segment],
+    others: Collection[tuple[str, str]],
+) -> set[str]:
+    """Who states another norm of what this one has summed than more than half of the segment's
+    holders do. `others`: who has got other sums, and from whom, and has no word here."""
+    odd = set[str]()
+    for number, segment in enumerate(segments):
+        if maker not in segment.holders or number not in shares[maker].norms:
+            continue
+        place, without = segment.holders.index(maker), {it for it, by in others if by == maker}
+        stated = {
+            it: shares[it].norms[number][place] for it in segment.holders if it not in without
+        }
+        value, count = Counter(stated.values()).most_common(1)[0]
+        if 2 * count > len(segment.holders):
+            odd |= {peer for peer, norm in stated.items() if norm != value}
+    return odd
 
 
 def fit(got: Sequence[bytes], sent: Sequence[bytes]) -> bool:

@@ -1,7 +1,8 @@
 """How long a peer may take, by what the plan and the last steps say: its pieces and whole steps."""
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from statistics import median
 
 from p2p_dtfm.core.audit.judging import states_parameters
@@ -31,6 +32,8 @@ WARM_UP_NS = SECOND_NS
 FIRST_FACTOR = 2
 """A peer whose work gets on may hold up a view's first step this many times as long as a later one:
 nobody knows yet what else its machines do."""
+AGAIN_FACTOR = 3
+"""A disputed work may take whoever computes it again this many times as long as by its timings."""
 GRADIENTS_ON_THEIR_WAY = 2
 """Of the last step, and of the one before where lines are slow."""
 MEASURED_STEPS = 8
@@ -73,7 +76,7 @@ class Pace:
         self._measured_ns: deque[int] = deque(maxlen=MEASURED_STEPS)
         self._fetch_bytes_per_s = fetch_bytes_per_s(view)
         self._given_bytes_per_s = given_bytes_per_s(view)
-        self._told: dict[tuple[str, int, int], Patience] = {}
+        self._told: dict[tuple[str, int, int, tuple[str, ...]], Patience] = {}
         """Until a step is over: it is asked for all the time while somebody is waited for."""
 
     def begin(self, step: int) -> None:
@@ -95,15 +98,20 @@ class Pace:
         measured_ns = int(median(self._measured_ns)) if self._measured_ns else 0
         return max(planned_ns, measured_ns)
 
-    def patience(self, peer_id: str, step: int, borrowed: int = 0) -> Patience:
+    def patience(
+        self, peer_id: str, step: int, borrowed: int = 0, disputed: tuple[str, ...] = ()
+    ) -> Patience:
         """For what this peer does in `step`. `borrowed`: of so many works that it is to compute
-        again it has not got the layers."""
-        asked = (peer_id, step, borrowed)
+        again it has not got the layers. `disputed`: whose works are among these as somebody doubts
+        them, all on top of what a step takes."""
+        asked = (peer_id, step, borrowed, disputed)
         told = self._told.get(asked)
         if told is None:
             if len(self._told) >= TOLD_LIMIT:
                 self._told.clear()
-            told = self._told[asked] = self._patience(peer_id, step, borrowed)
+            told = self._patience(peer_id, step, borrowed)
+            again_ns = sum(self._again_ns(peer_id, it) for it in disputed)
+            told = self._told[asked] = replace(told, step_ns=told.step_ns + again_ns)
         return told
 
     def _patience(self, peer_id: str, step: int, borrowed: int) -> Patience:
@@ -134,12 +142,25 @@ class Pace:
 
     def _piece_ns(self, peer_id: str) -> int:
         """A microbatch there and back through all of the peer's layers."""
-        plan, record = self._view.plan, self._records.get(peer_id)
-        if not isinstance(plan, Plan) or record is None:
+        return self._there_and_back_ns(peer_id, self._layers(peer_id))
+
+    def _there_and_back_ns(self, peer_id: str, layers: Iterable[int]) -> int:
+        record, workload = self._records.get(peer_id), self._view.snapshot.workload
+        if record is None:
             return 0
-        workload = self._view.snapshot.workload
-        timings = [timing_of(record.device, workload, layer) for layer in plan.layers_of(peer_id)]
+        timings = [timing_of(record.device, workload, layer) for layer in layers]
         return sum(timing.forward_ns + timing.backward_ns for timing in timings)
+
+    def _again_ns(self, peer_id: str, maker: str) -> int:
+        """For another one's whole work."""
+        plan, once_ns = self._view.plan, 0
+        if not isinstance(plan, Plan):
+            return 0
+        for number, position in plan.places_of(maker):
+            pipeline = plan.pipelines[number]
+            each_ns = self._there_and_back_ns(peer_id, pipeline.stages[position].layers)
+            once_ns += pipeline.microbatch_count * each_ns
+        return AGAIN_FACTOR * once_ns
 
     def _save_ns(self, peer_id: str, step: int) -> int:
         """A checkpoint is saved just before the step begins."""

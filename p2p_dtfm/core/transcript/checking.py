@@ -23,7 +23,7 @@ from p2p_dtfm.core.protocol.signed import Signed, Verify, covered, verifying_in
 from p2p_dtfm.core.protocol.snapshot import Snapshot, ViewId
 from p2p_dtfm.core.recovery.loss_counts import loss_counts
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.core.transcript.entries import FORMAT, Began, Committed, Entry, TookOver
+from p2p_dtfm.core.transcript.entries import FORMAT, Began, Committed, Entry, TookOver, format_of
 from p2p_dtfm.core.transcript.tallies import Tally, added, of_step
 
 VIEWS_LIMIT = 1 << 16
@@ -112,12 +112,15 @@ class Checker:
     def _begin(self, entry: Began) -> None:
         if self.spec is not None:
             raise NotTrue("it begins twice")
-        if entry.format != FORMAT:
-            raise NotTrue(f"it is of format {entry.format}, and this version reads {FORMAT}")
+        if entry.format < FORMAT:  # whose run spec may be none today
+            raise _of_another_format(entry, FORMAT)
         try:
-            self.spec = RunSpec.from_canonical_bytes(entry.run_spec)
+            spec = RunSpec.from_canonical_bytes(entry.run_spec)
         except (PeerFault, ValueError) as error:
             raise NotTrue(f"its run spec is none: {error}") from error
+        if entry.format != (due := format_of(spec)):
+            raise _of_another_format(entry, due)
+        self.spec = spec
         self._terms = terms_of(self.spec)
         self._verify = verifying_in(self.spec.digest(), self._verify)
 
@@ -275,3 +278,7 @@ def _outcome_of(ledger: Ledger, step: int, said: Sequence[Statement]) -> StepOut
     if outcome is None or outcome.step != step:
         raise NotTrue(conflict.reason or f"no Prepared of {', '.join(missing)}", step)
     return outcome
+
+
+def _of_another_format(entry: Began, due: int) -> NotTrue:
+    return NotTrue(f"it is of format {entry.format}, and this version reads {due}")

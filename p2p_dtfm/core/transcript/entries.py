@@ -14,11 +14,19 @@ from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 
 FORMAT = 2
+AUDITED_FORMAT = 3
+"""Of runs with audits: before, no claim told of losses to the stage before the head, nor of norms.
+By what is due now its signers would be named as ones that had signed what cannot be true."""
 ENTRY_LIMIT_BYTES = 64 << 20
+
+
+def format_of(spec: RunSpec) -> int:
+    return AUDITED_FORMAT if spec.audit.rate else FORMAT
 
 
 class Began(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="began"):

@@ -12,12 +12,12 @@ from p2p_dtfm.core.recovery.recovery_evidence import Restart
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.transcript.entries import (
     ENTRY_LIMIT_BYTES,
-    FORMAT,
     Began,
     Committed,
     Entry,
     TookOver,
     entry_of,
+    format_of,
     line_of,
 )
 from p2p_dtfm.ports import disk
@@ -48,13 +48,13 @@ class Transcript:
         self._view: View | None = None
         self._next_step = 0
         """After those of the view in force that are here."""
-        _put_older_aside(path)
+        _put_older_aside(path, format_of(spec))
         size_bytes = path.stat().st_size if path.exists() else 0
         self._size_bytes = size_bytes
         self._owed = ""
         """What must be written before anything else."""
         if not size_bytes:
-            self._write(Began(FORMAT, spec.canonical_bytes()))
+            self._write(Began(format_of(spec), spec.canonical_bytes()))
         elif _ends_within_a_line(path):
             self._is_torn = not self._append("\n")
 
@@ -152,13 +152,13 @@ def transcript_in(directory: Path, spec: RunSpec, limit_mib: int) -> Transcript:
     return Transcript(directory / FILE_NAME, spec, limit_mib * MIB)
 
 
-def _put_older_aside(path: Path) -> None:
+def _put_older_aside(path: Path, due_format: int) -> None:
     """Of a version whose lines are read no more, or one whose beginning a power cut took: what
     would be added could not be read either."""
     try:
         with path.open("rb") as file:
             first = file.readline(LINE_READ_BYTES)
-        if first and not _begins(first):
+        if first and not _begins(first, due_format):
             path.replace(path.with_suffix(".before"))
     except FileNotFoundError:
         pass
@@ -166,12 +166,12 @@ def _put_older_aside(path: Path) -> None:
         log.debug("how the transcript begins cannot be read: %s", error)
 
 
-def _begins(line: bytes) -> bool:
+def _begins(line: bytes, due_format: int) -> bool:
     try:
         began = entry_of(line)
     except PeerFault:
         return False
-    return isinstance(began, Began) and began.format >= FORMAT
+    return isinstance(began, Began) and began.format >= due_format
 
 
 def _ends_within_a_line(path: Path) -> bool:

@@ -61,6 +61,11 @@ class StepWaits:
         view = self._state.view
         return self._steps.audits.borrowers(view.id) if view is not None else {}
 
+    def disputes(self) -> Mapping[str, tuple[str, ...]]:
+        """Who computes whose works again because they are disputed."""
+        view = self._state.view
+        return self._steps.audits.disputes(view.id) if view is not None else {}
+
     def has_given(self, peer_id: str, lack: Lack) -> bool:
         """What `peer_id` says it lacks of this peer has been sent, and it has accepted all that."""
         state, engine = self._state, self._engine()

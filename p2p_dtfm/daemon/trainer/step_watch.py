@@ -96,7 +96,8 @@ class StepWatch:
         """Who borrows is looked up for those alone that hold something up."""
 
         def patience(peer_id: str, step: int) -> Patience:
-            return pace.patience(peer_id, step, self._waits.borrowers().get(peer_id, 0))
+            borrowed = self._waits.borrowers().get(peer_id, 0)
+            return pace.patience(peer_id, step, borrowed, self._waits.disputes().get(peer_id, ()))
 
         return patience
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from p2p_dtfm.core.audit.claim_book import OPENING_BYTES
 from p2p_dtfm.core.audit.told_losses import losses_digest
+from p2p_dtfm.core.audit.work import OPENING_BYTES
 from p2p_dtfm.core.schedule.sums_in_order import added_up
 from p2p_dtfm.daemon.step.pipeline.microbatches import Microbatches
 from p2p_dtfm.daemon.step.pipeline.open_step_work import OpenStepWork

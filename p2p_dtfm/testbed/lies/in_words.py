@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, commitment_to
-from p2p_dtfm.core.audit.work import signed_claim
+from p2p_dtfm.core.audit.claim_book import commitment_to
+from p2p_dtfm.core.audit.work import OPENING_BYTES, signed_claim
 from p2p_dtfm.core.commit import judgement
 from p2p_dtfm.core.commit import step as transaction
 from p2p_dtfm.core.messages.audit_messages import Claimed

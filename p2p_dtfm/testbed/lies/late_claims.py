@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from p2p_dtfm.core.audit.claim_book import OPENING_BYTES
+from p2p_dtfm.core.audit.work import OPENING_BYTES
 from p2p_dtfm.daemon.step.reduction.segment_exchange import sum_digest
 from p2p_dtfm.daemon.trainer.audited.audits import Audits
 from p2p_dtfm.testbed.lies.evasions import (

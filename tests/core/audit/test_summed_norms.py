@@ -8,14 +8,23 @@ import pytest
 
 from p2p_dtfm.core.audit.accounts import fault_of_share
 from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
-from p2p_dtfm.core.audit.work import WORK_BYTES, claim_digest, sums_of_others, work_of
+from p2p_dtfm.core.audit.judging import NORMS_LIMIT
+from p2p_dtfm.core.audit.work import (
+    NO_MICROBATCH_LIMIT,
+    WORK_BYTES,
+    claim_digest,
+    sums_of_others,
+    work_of,
+)
 from p2p_dtfm.core.commit.judgement import Conflict, conflict_of, fault_of
+from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Audited, Claimed, Share
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from tests.core.audit import parts
 from tests.core.audit.test_boundaries import HONEST, NAMES, PLAN, SEGMENTS, VIEW, share_of, step_of
 from tests.core.audit.test_boundaries import work_of as work_of_share
+from tests.core.builders import run_spec
 
 JUNK = b"0" * WORK_BYTES
 ROWS = tuple(
@@ -24,6 +33,12 @@ ROWS = tuple(
 )
 EIGHT = Plan(ROWS, (), 1)
 """Of which two hold each stage."""
+
+
+def rows_of(*rows: str) -> Plan:
+    """Pipelines of two stages."""
+    stages = [(Stage(one, 0, 1, 1), Stage(other, 1, 3, 1)) for one, other in rows]
+    return Plan(tuple(Pipeline(it, 2 * n, 2) for n, it in enumerate(stages)), (), 1)
 
 
 def stating(share: Share, norms: dict[int, tuple[float, ...]]) -> Share:
@@ -40,7 +55,13 @@ def lied(liars: str, *about: str) -> dict[str, Share]:
 
 
 def judged(
-    shares: dict[str, Share], others: str = "", judges: str = NAMES, liars: str = ""
+    shares: dict[str, Share],
+    others: str = "",
+    judges: str = NAMES,
+    liars: str = "",
+    *,
+    one_arithmetic: bool = False,
+    kept_microbatches: int = NO_MICROBATCH_LIMIT,
 ) -> Conflict:
     """All of these that are honest have computed again what each has summed of whom others state
     another norm; `others`: whose sums have come otherwise to all others of the stage."""
@@ -53,7 +74,10 @@ def judged(
             sums = list(said[holder].sums[0])
             sums[SEGMENTS[0].holders.index(peer)] = b"otherwise summed"
             said[holder] = msgspec.structs.replace(said[holder], sums={0: tuple(sums)})
-    return conflict_of(said, PLAN)
+    terms = msgspec.structs.replace(
+        terms_of(run_spec()), one_arithmetic=one_arithmetic, kept_microbatches=kept_microbatches
+    )
+    return conflict_of(said, PLAN, terms)
 
 
 def book_of(shares: dict[str, Share], plan: Plan = PLAN, rate: int = 0) -> ClaimBook:
@@ -142,6 +166,18 @@ def test_who_states_another_norm_of_an_honest_one_s_sums_goes_and_that_one_does_
     assert "another norm of what c has summed" in found.liars["a"]
 
 
+def test_another_reason_to_go_spares_nobody_the_bar() -> None:
+    """Who named an arithmetic of its own beside a false norm went for that, and was soon back. Nor
+    do two spare one another it that state other norms of one another's sums."""
+    shares = lied("a", "c")
+    alone = msgspec.structs.replace(shares["a"], arithmetic="gpu-x")
+    found = judged({**shares, "a": alone}, liars="a", one_arithmetic=True)
+    assert set(found.liars) == set(found.convicted) == {"a"} and not found.doubts
+    both = {**lied("a", "c"), "c": lied("c", "a")["c"]}
+    found = judged(both, liars="ac")
+    assert set(found.liars) == set(found.convicted) == {"a", "c"}
+
+
 def test_who_has_got_other_sums_is_in_doubt_with_their_maker_as_ever() -> None:
     """From other sums come other norms, and nobody lies who says so."""
     shares = lied("ce", "a")
@@ -149,15 +185,33 @@ def test_who_has_got_other_sums_is_in_doubt_with_their_maker_as_ever() -> None:
     assert set(found.doubts) == {("a", "c"), ("a", "e")} and not found.liars
 
 
-def test_where_nobody_else_can_judge_it_is_one_word_against_another() -> None:
+def test_where_others_could_judge_and_have_not_it_is_one_word_against_another() -> None:
     found = judged(lied("a", "c"), judges="")
     assert set(found.doubts) == {("a", "c")} and not found.liars
     assert "unlike norms" in found.doubts["a", "c"]
-    unlike = {
-        peer: msgspec.structs.replace(share, arithmetic=f"cpu-{peer}")
-        for peer, share in lied("a", "c").items()
-    }
-    assert set(judged(unlike).doubts) == {("a", "c")}
+
+
+@pytest.mark.parametrize("kept", [1, NO_MICROBATCH_LIMIT])
+def test_where_nobody_can_judge_most_of_those_who_hold_the_same_decide(kept: int) -> None:
+    """As without audits: an honest one was in doubt with the liar. Nobody is barred for it."""
+
+    def found_of(shares: dict[str, Share], others: str = "") -> Conflict:
+        if kept > 1:
+            shares = {
+                peer: msgspec.structs.replace(share, arithmetic=f"cpu-{peer}")
+                for peer, share in shares.items()
+            }
+        return judged(shares, others, judges="", kept_microbatches=kept)
+
+    found = found_of(lied("a", "c"))
+    assert set(found.liars) == {"a"} and not found.convicted and not found.doubts
+    assert "another norm of what c has summed" in found.liars["a"]
+    assert set(found_of(lied("c", "c")).liars) == {"c"}, "of its own"
+    found = found_of(lied("a", "c"), others="c")
+    assert not found.liars and set(found.doubts) == {("a", "c"), ("c", "e")}
+    each = {it: stating(HONEST[it], {0: (1.0, float(n), 3.0)}) for n, it in enumerate("ace", 2)}
+    found = found_of({**HONEST, **each})
+    assert not found.liars and set(found.doubts) == {("a", "c"), ("c", "e")}
 
 
 def test_of_whose_sums_unlike_norms_are_claimed_all_compute_the_work_again() -> None:
@@ -170,6 +224,40 @@ def test_of_whose_sums_unlike_norms_are_claimed_all_compute_the_work_again() -> 
     for peer, by in drawn.drawn().items():
         drawn.record(by, Audited(VIEW, 8, peer, COULD_NOT))
     assert drawn.disputed() == ["a"]
+
+
+def test_of_many_whose_norms_one_disputes_two_are_computed_again_and_it_goes() -> None:
+    """All were, by everybody, one after the other: slow honest members were left out meanwhile."""
+    plan = rows_of("ab", "cd", "ef", "gh", "ij", "kl")
+    honest = {peer: share_of(peer, plan) for peer in "abcdefghijkl"}
+    wrong = stating(honest["a"], {0: (1.0, 20.0, 30.0, 40.0, 50.0, 60.0)})
+    shares = {**honest, "a": wrong}
+    book = book_of(shares, plan)
+    makers = book.disputed()
+    assert len(makers) == NORMS_LIMIT == 2 and set(makers) < set("cegik")
+    assert book.disputes() == {
+        it: tuple(maker for maker in makers if maker != it) for it in "abcdefghijkl"
+    }
+    works = {it: work_of_share(honest[it], it, plan) for it in makers}
+    found = conflict_of(step_of(shares, dict.fromkeys("bcdefghijkl", works), plan), plan)
+    assert set(found.liars) == set(found.convicted) == {"a"} and not found.doubts
+    found = conflict_of(step_of(shares, {}, plan), plan)
+    assert set(found.doubts) == {("a", it) for it in "cegik"}, "where nobody has computed them"
+
+
+def test_whose_norms_most_dispute_are_computed_again_if_that_can_be() -> None:
+    """Whatever the seed: a liar that claims last would have another one chosen that lies with it,
+    and says that other sums came to it from that one. Nor is one chosen whom nobody can judge."""
+    plan = rows_of("ab", "cd", "ef", "gh", "ij", "kl")
+    honest = {peer: share_of(peer, plan) for peer in "abcdefghijkl"}
+    wrong = {0: (1.0, 20.0, 30.0, 40.0, 5.0, 6.0)}
+    other = {0: (1.0, 20.0, 3.0, 40.0, 50.0, 6.0)}
+    lies = {"a": stating(honest["a"], wrong), "k": stating(honest["k"], other)}
+    assert book_of({**honest, **lies}, plan).unlike_norms() == set("cg"), "both say so of these"
+    alone = msgspec.structs.replace(honest["g"], arithmetic="gpu-x")
+    shares = {**honest, **lies, "g": alone}
+    found = book_of(shares, plan).unlike_norms()
+    assert "c" in found and "g" not in found and len(found) == 2
 
 
 def test_more_than_half_of_all_are_believed_of_a_norm_as_of_sums() -> None:
@@ -192,6 +280,22 @@ def test_a_claim_is_held_against_the_norms_of_the_sums_that_came_from_its_maker(
     book = book_of(lied("a", "a"))
     book.sums = came
     assert book.unlike_to("c") == ["a"]
+
+
+def test_who_has_claimed_another_norm_and_not_spoken_yet_is_not_convicted() -> None:
+    """An honest one to which other sums were sent has claimed the same, and all have found the work
+    of their maker as it was claimed: only its Prepared says that other sums came."""
+    shares, true = lied("a", "c"), work_of_share(HONEST["c"], "c")
+    said = step_of(shares, {judge: {"c": true} for judge in "bdef"})
+    sums = said["a"].sums[0]
+    said["a"] = msgspec.structs.replace(
+        said["a"], sums={0: (sums[0], b"otherwise summed", sums[2])}
+    )
+    spoken = conflict_of(said, PLAN)
+    assert set(spoken.doubts) == {("a", "c")} and not spoken.liars
+    del said["a"]
+    silent = conflict_of(said, PLAN)
+    assert not silent.liars and not silent.convicted and not silent.doubts
 
 
 def test_prepared_of_some_say_nothing_of_norms() -> None:

@@ -13,10 +13,11 @@ from functools import cached_property, partial
 
 from p2p_dtfm.core.audit.accounts import GONE_LIMIT
 from p2p_dtfm.core.audit.boundaries import TRAINING
-from p2p_dtfm.core.audit.claim_book import OPENING_BYTES, ClaimBook, commitment_to
+from p2p_dtfm.core.audit.claim_book import ClaimBook, commitment_to
 from p2p_dtfm.core.audit.told_losses import stated_losses
 from p2p_dtfm.core.audit.work import (
     GONE_WORK,
+    OPENING_BYTES,
     SENT_OTHER,
     changed_work,
     excused_by,
@@ -155,6 +156,11 @@ class Audits:
         """Who does so now, and of how many works."""
         book = self._book
         return book.borrowers() if book is not None and book.view == view else {}
+
+    def disputes(self, view: ViewId) -> Mapping[str, tuple[str, ...]]:
+        """Whose works each computes again because they are disputed."""
+        book = self._book
+        return book.disputes() if book is not None and book.view == view else {}
 
     def has_given(self, kind: Kind, step: int) -> bool:
         """Whether this peer has said its own, if anything is to be said."""

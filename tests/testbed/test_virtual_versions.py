@@ -27,6 +27,14 @@ def whole_checkpoint_of(peer: Peer) -> bool:
     return any(peer.home.glob("runs/*/checkpoints/step-*"))
 
 
+async def has_left(swarm: Swarm, peer: Peer, with_checkpoint: bool = True) -> None:
+    await swarm.until(lambda: peer.step() >= 20, "they train together", 120)
+    if with_checkpoint:
+        await swarm.until(lambda: whole_checkpoint_of(peer), "a checkpoint", 60)
+    swarm.leave(peer)
+    await swarm.until(lambda: not peer.is_running, "it has left", 60)
+
+
 @pytest.mark.parametrize("by_addresses", [False, True])
 def test_who_is_updated_first_waits_for_the_others_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_addresses: bool
@@ -37,10 +45,7 @@ def test_who_is_updated_first_waits_for_the_others_and_says_so(
 
     async def scene(swarm: Swarm) -> None:
         founder, member, other = await begun(swarm, run, "abc")
-        await swarm.until(lambda: member.step() >= 20, "they train together", 120)
-        await swarm.until(lambda: whole_checkpoint_of(member), "a checkpoint", 60)
-        swarm.leave(member)
-        await swarm.until(lambda: not member.is_running, "it has left", 60)
+        await has_left(swarm, member)
         monkeypatch.setattr(run_source, "PROTOCOL_VERSION", AT)  # of whoever asks from now on
         given = (swarm.address(founder),) if by_addresses else ()
         seen = len(member.events())
@@ -69,9 +74,7 @@ def test_a_founder_that_is_updated_first_founds_nothing_beside_the_others(
 
     async def scene(swarm: Swarm) -> None:
         founder, member = await begun(swarm, run, "ab")
-        await swarm.until(lambda: founder.step() >= 20, "they train together", 120)
-        swarm.leave(founder)
-        await swarm.until(lambda: not founder.is_running, "it has left", 60)
+        await has_left(swarm, founder, with_checkpoint=False)
         monkeypatch.setattr(run_source, "PROTOCOL_VERSION", AT)
         swarm.start(founder)
         await swarm.until(lambda: not founder.is_running, "it ends", 60)
@@ -94,11 +97,8 @@ def test_those_that_are_updated_go_on_without_one_that_is_not(
 
     async def scene(swarm: Swarm) -> None:
         forgotten, *updated = await begun(swarm, run, "abc")
-        await swarm.until(lambda: updated[1].step() >= 20, "they train together", 120)
         for peer in updated:
-            await swarm.until(lambda at=peer: whole_checkpoint_of(at), "a checkpoint", 60)  # type: ignore[misc]
-            swarm.leave(peer)
-            await swarm.until(lambda at=peer: not at.is_running, "it has left", 60)  # type: ignore[misc]
+            await has_left(swarm, peer)
 
         def protocol_of(reply: bytes) -> int:
             is_old = decode(reply, Welcome).peers[0].peer_id == forgotten.peer_id
@@ -127,10 +127,7 @@ def test_who_left_last_may_go_on_apart_from_those_of_another_version(
 
     async def scene(swarm: Swarm) -> None:
         founder, member = await begun(swarm, run, "ab")
-        await swarm.until(lambda: member.step() >= 20, "they train together", 120)
-        await swarm.until(lambda: whole_checkpoint_of(member), "a checkpoint", 60)
-        swarm.leave(member)
-        await swarm.until(lambda: not member.is_running, "it has left", 60)
+        await has_left(swarm, member)
         monkeypatch.setattr(run_source, "PROTOCOL_VERSION", AT)
         swarm.start(member, initial_peers=(), apart=True)
         await swarm.until(lambda: member.takes_part, "it goes on", 60)

@@ -17,7 +17,7 @@ from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.transcript.checking import Checker, NotTrue
-from p2p_dtfm.core.transcript.entries import FORMAT, Began, Committed, Entry, TookOver, line_of
+from p2p_dtfm.core.transcript.entries import Began, Committed, Entry, TookOver, format_of, line_of
 from p2p_dtfm.core.transcript.joining import joined
 from p2p_dtfm.daemon.proof.from_disk import sample_of
 from p2p_dtfm.daemon.proof.sample_again import Judged, WorkSample, works_of
@@ -407,7 +407,8 @@ def test_data_are_taken_from_whichever_member_has_them(honest: Run, tmp_path: Pa
 def test_transcripts_of_two_runs_are_not_put_not_put_together(honest: Run, tmp_path: Path) -> None:
     spec = checked(honest.entries).spec
     assert spec is not None
-    other = Began(FORMAT, spec.model_copy(update={"name": "another"}).canonical_bytes())
+    another = spec.model_copy(update={"name": "another"})
+    other = Began(format_of(another), another.canonical_bytes())
     path = write_entries(tmp_path / FILE_NAME, [other])
     with pytest.raises(UserError, match="not all of one run"):
         ended([honest.home, path])

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from p2p_dtfm.core.audit.claim_book import OPENING_BYTES
-from p2p_dtfm.core.audit.work import signed_claim
+from p2p_dtfm.core.audit.work import OPENING_BYTES, signed_claim
 from p2p_dtfm.core.messages.audit_messages import Claimed
 from p2p_dtfm.daemon.trainer.audited.audits import Audits
 from p2p_dtfm.testbed.lies import in_words

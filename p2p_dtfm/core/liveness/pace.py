@@ -34,6 +34,9 @@ FIRST_FACTOR = 2
 nobody knows yet what else its machines do."""
 AGAIN_FACTOR = 3
 """A disputed work may take whoever computes it again this many times as long as by its timings."""
+SLOWER_JUDGES = 32
+"""For layers that it does not hold a peer is waited for at most this many times as long as most
+would be: no plan shows what it says of those."""
 GRADIENTS_ON_THEIR_WAY = 2
 """Of the last step, and of the one before where lines are slow."""
 MEASURED_STEPS = 8
@@ -76,6 +79,8 @@ class Pace:
         self._measured_ns: deque[int] = deque(maxlen=MEASURED_STEPS)
         self._fetch_bytes_per_s = fetch_bytes_per_s(view)
         self._given_bytes_per_s = given_bytes_per_s(view)
+        self._usual_ns: dict[tuple[int, ...], int] = {}
+        """There and back through these layers, as most say of themselves."""
         self._told: dict[tuple[str, int, int, tuple[str, ...]], Patience] = {}
         """Until a step is over: it is asked for all the time while somebody is waited for."""
 
@@ -141,8 +146,13 @@ class Pace:
         return step == spec.total_steps or step % spec.evaluation.every_steps == 0
 
     def _piece_ns(self, peer_id: str) -> int:
-        """A microbatch there and back through all of the peer's layers."""
-        return self._there_and_back_ns(peer_id, self._layers(peer_id))
+        """A microbatch there and back through all of the peer's layers; or through another stage's,
+        where it may be computing a work of that again."""
+        own_ns, plan = self._there_and_back_ns(peer_id, self._layers(peer_id)), self._view.plan
+        if not self._spec.audit.rate or not isinstance(plan, Plan):
+            return own_ns
+        stages = {tuple(it.layers) for pipeline in plan.pipelines for it in pipeline.stages}
+        return max([own_ns, *(self._as_judge_ns(peer_id, layers) for layers in stages)])
 
     def _there_and_back_ns(self, peer_id: str, layers: Iterable[int]) -> int:
         record, workload = self._records.get(peer_id), self._view.snapshot.workload
@@ -151,6 +161,14 @@ class Pace:
         timings = [timing_of(record.device, workload, layer) for layer in layers]
         return sum(timing.forward_ns + timing.backward_ns for timing in timings)
 
+    def _as_judge_ns(self, peer_id: str, layers: tuple[int, ...]) -> int:
+        """For one microbatch of another one's work."""
+        if layers not in self._usual_ns:
+            each_ns = sorted(self._there_and_back_ns(it, layers) for it in self._records)
+            self._usual_ns[layers] = each_ns[(len(each_ns) - 1) // 2]
+        own_ns = self._there_and_back_ns(peer_id, layers)
+        return min(own_ns, SLOWER_JUDGES * self._usual_ns[layers])
+
     def _again_ns(self, peer_id: str, maker: str) -> int:
         """For another one's whole work."""
         plan, once_ns = self._view.plan, 0
@@ -158,7 +176,7 @@ class Pace:
             return 0
         for number, position in plan.places_of(maker):
             pipeline = plan.pipelines[number]
-            each_ns = self._there_and_back_ns(peer_id, pipeline.stages[position].layers)
+            each_ns = self._as_judge_ns(peer_id, tuple(pipeline.stages[position].layers))
             once_ns += pipeline.microbatch_count * each_ns
         return AGAIN_FACTOR * once_ns
 

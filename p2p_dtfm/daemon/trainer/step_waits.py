@@ -59,12 +59,23 @@ class StepWaits:
     def borrowers(self) -> Mapping[str, int]:
         """Who computes works again of which it has not got the layers, and how many."""
         view = self._state.view
+        if holders := self._unheard_holders():
+            return dict.fromkeys(holders, len(holders) - 1)
         return self._steps.audits.borrowers(view.id) if view is not None else {}
 
     def disputes(self) -> Mapping[str, tuple[str, ...]]:
         """Who computes whose works again because they are disputed."""
         view = self._state.view
+        if holders := self._unheard_holders():
+            return {it: tuple(other for other in holders if other != it) for it in holders}
         return self._steps.audits.disputes(view.id) if view is not None else {}
+
+    def _unheard_holders(self) -> tuple[str, ...]:
+        """A spare hears no claims: for all that it knows each computes the works of all others."""
+        view, me = self._state.view, self._tools.me
+        if view is None or not isinstance(view.plan, Plan) or not self._tools.spec.audit.rate:
+            return ()
+        return () if view.plan.places_of(me) else tuple(view.plan.stage_holders())
 
     def has_given(self, peer_id: str, lack: Lack) -> bool:
         """What `peer_id` says it lacks of this peer has been sent, and it has accepted all that."""

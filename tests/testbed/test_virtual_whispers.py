@@ -36,6 +36,9 @@ DRAWN_SOON = LIES + 2
 SOON_S = 5.0
 """Before anybody is accused."""
 UNLIKE = "has said one thing to some"
+SENT_OTHERS = "has sent most of the others other gradients"
+"""Where few are told that it is false the others find what its maker has done, which is out for that
+before its colluder is for its words."""
 
 
 def played(
@@ -62,19 +65,24 @@ def played(
 
 
 @pytest.mark.parametrize(
-    ("part", "rate", "steps"),
+    ("part", "rate", "steps", "reason"),
     [
-        (HALF_OF_ALL, 1.0, FEW),
-        pytest.param(0.1, 1.0, STEPS, marks=NIGHTLY),
-        pytest.param(0.1, 0.5, STEPS, marks=NIGHTLY),
+        (HALF_OF_ALL, 1.0, FEW, UNLIKE),
+        pytest.param(0.1, 1.0, STEPS, SENT_OTHERS, marks=NIGHTLY),
+        pytest.param(0.1, 0.5, STEPS, SENT_OTHERS, marks=NIGHTLY),
     ],
 )
 def test_who_is_told_alone_that_a_false_work_is_false_keeps_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: float, rate: float, steps: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    part: float,
+    rate: float,
+    steps: int,
+    reason: str,
 ) -> None:
     monkeypatch.setitem(putting.STRENGTHS, "whispered-doubt", part)
     one = played(tmp_path, "whispered-doubt", EIGHT, "gh", rate, steps)
-    assert any(UNLIKE in report for report in one.lying.reports)
+    assert any(reason in report for report in one.lying.reports)
 
 
 @pytest.mark.parametrize(

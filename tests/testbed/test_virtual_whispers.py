@@ -37,7 +37,7 @@ SOON_S = 5.0
 """Before anybody is accused."""
 UNLIKE = "has said one thing to some"
 SENT_OTHERS = "has sent most of the others other gradients"
-"""Where few are told that it is false the others find what its maker has done, which is out for that
+"""Where few are told that it is false the others find what its maker has done: that one is out
 before its colluder is for its words."""
 
 

@@ -14,7 +14,14 @@ from p2p_dtfm.daemon.state_transfer.checkpoints import checkpoints as checkpoint
 from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.train.model.checkpoint import list_checkpoints
-from tests.daemon.test_saved_states import LINEAGE, NO_BLOBS, SPEC, _FromAnother, _states
+from tests.daemon.test_saved_states import (
+    LINEAGE,
+    NO_BLOBS,
+    SPEC,
+    _FromAnother,
+    _states,
+    until_whole,
+)
 
 EVERY = set(range(workload_of(SPEC).layer_count))
 
@@ -47,9 +54,7 @@ def test_a_file_that_did_not_come_is_asked_for_again(
         checkpoints.committed(step, {}, LINEAGE)
         await checkpoints.save(step, _states(step, {0}), LINEAGE)
         checkpoints.remote_files("other", told[0])
-        async with asyncio.timeout(10):
-            while checkpoints.whole_step != step:
-                await asyncio.sleep(0.01)
+        await until_whole(checkpoints, step)
         async with asyncio.timeout(10):
             while checkpoints._completing is None or not checkpoints._completing.done():
                 await asyncio.sleep(0.01)
@@ -107,9 +112,7 @@ def test_a_step_that_is_taken_again_is_completed_again(tmp_path: Path) -> None:
         await checkpoints.save(step, _states(step, {0}), LINEAGE)
         assert checkpoints.whole_step is None, "one layer of it is here"
         checkpoints.remote_files("other", told[0])
-        async with asyncio.timeout(10):
-            while checkpoints.whole_step != step:
-                await asyncio.sleep(0.01)
+        await until_whole(checkpoints, step)
         await checkpoints.close()
         await other.close()
 

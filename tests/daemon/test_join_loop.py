@@ -297,6 +297,14 @@ def test_who_came_back_to_members_that_then_died_goes_on_alone() -> None:
     assert newcomer.resumed and newcomer.agreement.founded and newcomer.membership.founds
 
 
+async def waits_until_it_is_let_in(newcomer: Newcomer) -> None:
+    """It looks again and again, says why, and founds nothing."""
+    while newcomer.acquaintances.looked < 6:
+        await asyncio.sleep(0.001)
+    assert newcomer.acquaintances.said and not newcomer.agreement.founded
+    newcomer.agreement.view = "let in"
+
+
 def test_whose_members_are_of_another_version_by_now_waits_for_them() -> None:
     """It went on alone beside them: as far as it saw nobody answered."""
     newcomer = Newcomer(run="tiny")
@@ -305,10 +313,7 @@ def test_whose_members_are_of_another_version_by_now_waits_for_them() -> None:
 
     async def for_a_while() -> None:
         loop = asyncio.create_task(newcomer.join())
-        while newcomer.acquaintances.looked < 6:
-            await asyncio.sleep(0.001)
-        assert newcomer.acquaintances.said and not newcomer.agreement.founded
-        newcomer.agreement.view = "let in"
+        await waits_until_it_is_let_in(newcomer)
         await loop
 
     play(for_a_while)
@@ -323,10 +328,7 @@ def test_who_waits_before_it_founds_and_hears_of_another_version_founds_nothing(
         founding = asyncio.create_task(newcomer.found())
         await asyncio.sleep(0.01)
         newcomer.acquaintances.turned = OtherProtocol("began", 99)
-        while newcomer.acquaintances.looked < 6:
-            await asyncio.sleep(0.001)
-        assert newcomer.acquaintances.said and not newcomer.agreement.founded
-        newcomer.agreement.view = "let in"
+        await waits_until_it_is_let_in(newcomer)
         await founding
 
     play(begins)

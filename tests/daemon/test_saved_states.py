@@ -337,9 +337,7 @@ def test_whose_disk_was_full_when_the_last_step_was_saved_gets_the_model_from_th
         assert not [line for line in caplog.messages if "stays incomplete" in line]
         written_to.is_full = False
         checkpoints.remote_files("other", told[0])
-        async with asyncio.timeout(10):
-            while checkpoints.whole_step != step:
-                await asyncio.sleep(0.01)
+        await until_whole(checkpoints, step)
         await checkpoints.close()
         await other.close()
 
@@ -407,9 +405,7 @@ def test_a_spare_takes_the_last_model_of_what_was_committed_whatever_a_member_sa
             spare.remote_files(sender, honest)
         files = {layer: bytes.fromhex(name) for layer, (name, _) in honest.files.items()}
         spare.committed(step, files, LINEAGE)
-        async with asyncio.timeout(10):
-            while spare.whole_step != step:
-                await asyncio.sleep(0.01)
+        await until_whole(spare, step)
         (found,) = list_checkpoints(mine)
         assert found.manifest.lineage == LINEAGE
         assert {file.digest for file in found.manifest.layers.values()} == {
@@ -456,6 +452,12 @@ class _Slow(_FromAnother):
         self.asked.set()
         await self.gives.wait()
         return await super().fetch(digest, peers, target, max_bytes)
+
+
+async def until_whole(checkpoints: Checkpoints, step: int) -> None:
+    async with asyncio.timeout(10):
+        while checkpoints.whole_step != step:
+            await asyncio.sleep(0.01)
 
 
 def _states(step: int, layers: set[int]) -> dict[int, LayerState]:

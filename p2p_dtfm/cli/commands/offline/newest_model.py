@@ -17,14 +17,13 @@ if TYPE_CHECKING:
 SHOWN_CHARACTERS = 16
 
 
-def newest_checkpoint(home: Path | None, run_digest: str = "") -> Path:
+def newest_checkpoint(home: Path | None) -> Path:
     """The newest checkpoint with all layers of the run that the daemon of this home is in, or would
-    take up; or of the one that is named. Raises `UserError`."""
+    take up. Raises `UserError`."""
     from p2p_dtfm.daemon.machine.home import Home, default_home, place_of_run
 
     root = Home(home or default_home()).root
-    run_digest = run_digest or run_here(root)
-    if not run_digest:
+    if not (run_digest := run_here(root)):
         return _written_last(root)
     here = _whole(place_of_run(root, run_digest))
     if (newest := _on_the_way(root, run_digest, here)) is not None:
@@ -88,7 +87,7 @@ def _written_last(root: Path) -> Path:
 def _runs(root: Path) -> list[Path]:
     """Those with checkpoints, the one that was written last first."""
     found = [run.parent for run in sorted(root.glob("runs/*/checkpoints"))]
-    return sorted(found, key=lambda run: _written_s(run), reverse=True)
+    return sorted(found, key=_written_s, reverse=True)
 
 
 def _written_s(run: Path) -> float:

@@ -90,7 +90,7 @@ class GuestList:
         before = [way.chain.holders for way in ways if way is not None]
         is_by_this = chain.holders in before
         is_guest = is_by_this or (came_before and self.refusal(peer_id) is None)
-        if (reason := self._taken_back(chain, is_guest)) is not None:
+        if (reason := self._taken_back(chain.holders, is_guest)) is not None:
             raise PeerFault(f"{NOT_INVITED}: {reason}", peer_id)
         if not (is_by_this or came_before) and now_s > chain.expires_s + SKEW_S:
             late_s = now_s - chain.expires_s
@@ -112,7 +112,7 @@ class GuestList:
         if is_in and not self._is_of_use(peer_id, holders):  # signatures cost more
             return False
         chain = open_shown(shown, self.founder, self._run_digest, peer_id, self._verify)
-        if self._taken_back(chain, is_guest=False) is not None:
+        if self._taken_back(chain.holders, is_guest=False) is not None:
             return False
         if is_in:
             self._remember_other(peer_id, _GuestWay(shown, chain))
@@ -164,9 +164,9 @@ class GuestList:
         def how_bad(holders: tuple[str, ...]) -> tuple[bool, int]:
             return not set(holders[1:-1:2]).isdisjoint(first[1:-1:2]), len(holders)
 
-        if holders == first or self._word_against_any(holders, is_guest=True) is not None:
+        if holders == first or self._taken_back(holders, is_guest=True) is not None:
             return False
-        is_held = held is not None and self._taken_back(held.chain, is_guest=True) is None
+        is_held = held is not None and self._taken_back(held.chain.holders, is_guest=True) is None
         return held is None or not is_held or how_bad(holders) < how_bad(held.chain.holders)
 
     def _oldest(self, known: Iterable[str]) -> str:
@@ -187,7 +187,7 @@ class GuestList:
     def refusal(self, peer_id: str) -> str | None:
         """Why a peer is out that may have been in; None if nothing is known against it."""
         if chains := self.chains_of(peer_id):
-            reasons = [self._taken_back(chain, is_guest=True) for chain in chains]
+            reasons = [self._taken_back(chain.holders, is_guest=True) for chain in chains]
             return None if None in reasons else reasons[0]
         return self._word_against(peer_id, {self.founder}, is_guest=True)
 
@@ -310,12 +310,9 @@ class GuestList:
 
     def closed_to_new(self, chain: Chain) -> str | None:
         """Why nobody new comes in below it, though who has it may stay."""
-        return self._taken_back(chain, is_guest=False)
+        return self._taken_back(chain.holders, is_guest=False)
 
-    def _taken_back(self, chain: Chain, is_guest: bool) -> str | None:
-        return self._word_against_any(chain.holders, is_guest)
-
-    def _word_against_any(self, holders: tuple[str, ...], is_guest: bool) -> str | None:
+    def _taken_back(self, holders: tuple[str, ...], is_guest: bool) -> str | None:
         """Whichever peer stands above a holder in its chain may take back what it was given."""
         above = {self.founder}
         for place, holder in enumerate(holders):

@@ -536,6 +536,29 @@ def test_a_view_that_is_given_up_while_its_members_are_reminded_is_waited_for_no
     assert newcomer.agreement.view == "let in elsewhere"
 
 
+def test_a_dead_member_that_is_reminded_holds_up_nobody_whose_view_is_given_up() -> None:
+    """It takes ten seconds not to answer: for so long it was told that layers are fetched, and
+    nobody else was asked."""
+    newcomer = Newcomer()
+    messenger = newcomer.messenger
+    newcomer.agreement.next_view = SimpleNamespace(member_ids=("dead", "me"))
+    newcomer.status.say(State.SYNCING, "5 of 6 layers to fetch")
+    messenger.known, messenger.living = ("dead", "member"), {"member"}
+    messenger.heard_s = {"member": now.monotonic_s()}
+    answer, waits = messenger.ask, asyncio.Event()
+
+    async def ask(peer_id: str, message: object) -> bytes:
+        if peer_id == "dead":
+            newcomer.agreement.next_view = None
+            await waits.wait()
+        return await answer(peer_id, message)
+
+    messenger.ask = ask  # type: ignore[method-assign]
+    play(newcomer.join)
+    assert newcomer.agreement.view == "together" and messenger.asked == ["member"]
+    assert newcomer.status.state is State.JOINING
+
+
 def test_other_newcomers_show_nothing_and_are_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

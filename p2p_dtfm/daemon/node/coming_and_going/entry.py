@@ -3,6 +3,8 @@ alone."""
 
 import asyncio
 import logging
+from collections.abc import Coroutine
+from typing import Any
 
 from p2p_dtfm.core.consensus.views.view_precedence import is_shown_by_most
 from p2p_dtfm.core.membership.fellows import FELLOWS_WAIT_NS
@@ -210,7 +212,20 @@ class Entry:
         me = self._membership.me.peer_id
         members = [peer_id for peer_id in view.member_ids if peer_id != me]
         if members and turn % REMIND_EVERY == 0:
-            await self._ask_to_be_let_in(members[turn // REMIND_EVERY % len(members)])
+            asked = members[turn // REMIND_EVERY % len(members)]
+            await self._while_agreed_on(view, self._ask_to_be_let_in(asked))
+
+    async def _while_agreed_on(self, view: View, asking: Coroutine[Any, Any, bool]) -> None:
+        """A dead member takes ten seconds not to answer. Where the view is given up meanwhile,
+        others are asked at once, and the status does not go on that layers are fetched."""
+        task = asyncio.ensure_future(asking)
+        try:
+            while not task.done() and self._membership.agreement.next_view is view:
+                await asyncio.wait({task}, timeout=TICK_S)
+            if task.done():
+                task.result()
+        finally:
+            task.cancel()
 
     def _possible_members(self) -> list[str]:
         """Who may be a member: those heard last come first. It may be nobody."""

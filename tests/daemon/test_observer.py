@@ -44,6 +44,7 @@ def agreement_of(spec: RunSpec) -> Agreement:
 def observed() -> Iterator[tuple[Status, Observer]]:
     status = Status()
     observer = Observer(status)
+    observer.begin()
     yield status, observer
     observer.close()
 
@@ -68,6 +69,13 @@ def test_a_warning_of_another_day_is_another_event(observed: tuple[Status, Obser
         log.handle(record)
     times = [event.time_s - first.created for event in observer.state().events]
     assert times == pytest.approx([90_000.0, 0.0], abs=0.01)
+
+
+def test_before_it_begins_nothing_is_heard() -> None:
+    """A daemon that ends before it begins, as with settings that cannot be, hears nothing more."""
+    observer = Observer(Status())
+    log.warning("something")
+    assert not observer.state().events
 
 
 def test_after_its_end_nothing_is_heard(observed: tuple[Status, Observer]) -> None:

@@ -1,11 +1,13 @@
 """Real daemons in virtual time: they train through a kill, and all follows from the seed."""
 
 import asyncio
+import gc
 import math
 import os
 import subprocess
 import sys
 import warnings
+import weakref
 from pathlib import Path
 
 import msgspec
@@ -34,6 +36,27 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reference(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return reference_of(run, tmp_path_factory.mktemp("reference"))
+
+
+@pytest.mark.parametrize("lived_s", [0.0, 1.0], ids=["killed at once", "killed later"])
+def test_nothing_of_a_world_is_left_once_it_has_ended(
+    lived_s: float, run: Path, tmp_path: Path
+) -> None:
+    """A daemon that was killed before its first turn went on hearing warnings of later worlds, and
+    kept its own: after 2,500 seeds a third of the time went into collections."""
+    worlds: list[weakref.ref[Swarm]] = []
+
+    async def scene(swarm: Swarm) -> None:
+        peer = swarm.peer("first", run=str(run), expect_peers=1)
+        swarm.start(peer)
+        worlds.append(weakref.ref(swarm))
+        if lived_s:
+            await asyncio.sleep(lived_s)
+        swarm.kill(peer)
+
+    play(1, tmp_path, scene)
+    gc.collect()
+    assert [world() for world in worlds] == [None]
 
 
 def test_two_go_on_without_the_third_and_it_comes_back(

@@ -88,6 +88,9 @@ class Observer:
         self._committed_s = now.monotonic_s()
         self._usual_rate: float | None = None
         self._warnings = _Warnings(self._events, self._shown)
+
+    def begin(self) -> None:
+        """Warnings of the log are events from now on, until `close`."""
         log.addHandler(self._warnings)
 
     def close(self) -> None:

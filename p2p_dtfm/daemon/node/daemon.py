@@ -81,6 +81,7 @@ class Daemon:
         local.home.acquire()
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(local.home.release)
+            local.observer.begin()
             stack.callback(local.observer.close)
             local.world.note_typed(local.home.root, settings)
             stack.push_async_callback(local.compute.end)

@@ -5,11 +5,11 @@
 
 `--rules built` plays what is built, by the very functions and constants of `p2p_dtfm.core`: waits
 for a place, rates of audits, and how far a run goes back. `first` is the design as it was first
-written; it falls, see docs/strangers.md. `amended` is the design with three amendments: a withheld
-opening has everybody audited for that step; a conviction raises the rate of audits for a while, so
-that its colluders are found at once, and less is undone for them; and waits for a place begin at
-400 steps. Of what is judged: `designed_economy`. `--keys-ahead` plays besides that so many keys are
-made known in the first steps, and used later.
+written; it falls, see docs/benchmarks/liars.md. `amended` is the design with three amendments: a
+withheld opening has everybody audited for that step; a conviction raises the rate of audits for a
+while, so that its colluders are found at once, and less is undone for them; and waits for a place
+begin at 400 steps. Of what is judged: `designed_economy`. `--keys-ahead` plays besides that so many
+keys are made known in the first steps, and used later.
 """
 
 import argparse

@@ -11,6 +11,10 @@ CHAOS = (ROOT / "docs" / "chaos.md").read_text()
 TABLE = CHAOS[CHAOS.index("| kind | what a liar does |") :]
 ROWS = re.findall(r"^\| (`[^|]*`) \|[^|]*\| ([^|]*) \|$", TABLE, re.MULTILINE)
 PROMISED = {kind: said for kinds, said in ROWS for kind in re.findall(r"`([\w-]+)`", kinds)}
+LIES = (ROOT / "docs" / "lies.md").read_text()
+PLAYED = LIES.partition("\n## Late by")[0]
+PLAYED_ROWS = re.findall(r"^\| `([\w-]+)` \|[^|]+\| ([^|]+) \|[^|]+\|$", PLAYED, re.MULTILINE)
+PAGES = {"chaos.md": PROMISED, "lies.md": dict(PLAYED_ROWS)}
 
 
 def names_in(text: str) -> set[str]:
@@ -19,11 +23,13 @@ def names_in(text: str) -> set[str]:
 
 def test_each_kind_has_a_row_and_each_row_is_one() -> None:
     assert PROMISED.keys() == KINDS.keys()
+    assert sorted(kind for kind, _ in PLAYED_ROWS) == sorted(KINDS), "once each"
 
 
+@pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_promised_of_a_kind_is_what_it_is_judged_by(kind: str) -> None:
-    promise, said = KINDS[kind].promise, PROMISED[kind].replace("likewise", "one of the two")
+def test_what_is_promised_of_a_kind_is_what_it_is_judged_by(kind: str, page: str) -> None:
+    promise, said = KINDS[kind].promise, PAGES[page][kind].replace("likewise", "one of the two")
     assert said.startswith("barred") == promise.barred
     may_cost_another = re.search("honest one|one of the two|costs one of them|one is out", said)
     assert bool(may_cost_another) >= promise.costs_another
@@ -38,5 +44,4 @@ def test_strengths_and_pipelines_are_those_of_the_program() -> None:
     told = re.search(r"has all layers; for (.*?) six have memory", CHAOS, re.DOTALL)
     in_pipelines = {name for name, kind in KINDS.items() if kind.pipelines}
     assert told is not None and names_in(told[1]) == in_pipelines
-    strangers = (ROOT / "docs" / "strangers.md").read_text()
-    assert f"in {len(KINDS)} ways" in strangers
+    assert f"in {len(KINDS)} ways" in LIES

@@ -71,7 +71,7 @@ BUILT_STRATEGIES = (
     Strategy("new keys confess", wrong_share=0.0, confesses_after=0, confesses_new=True),
 )
 KEYS_AHEAD = Strategy("keys made known ahead", wrong_share=0.0, confesses_after=-1)
-"""Played where it is asked for: nothing that is built holds it off (decision 56)."""
+"""Played where it is asked for: nothing that is built holds it off (decision 73)."""
 KNOWN_AT_STEP = 10
 BACK_AFTER_STEPS = 10
 """Who goes without a verdict is let in again after ten seconds."""

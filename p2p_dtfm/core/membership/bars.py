@@ -2,6 +2,7 @@
 
 A verdict of more than half of all stage-holders bars a key, for so many steps that no daemon's
 restart and no new life ends it. Whoever is only in doubt is not barred: it may be the honest one.
+Decision 73 says why, `docs/decisions/0073-bars-and-new-keys.md`.
 """
 
 from collections.abc import Collection, Iterable, Mapping

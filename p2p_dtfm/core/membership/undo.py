@@ -4,7 +4,7 @@ Only a verdict that bars does that, once: neither doubt nor accusation. What lie
 the proof came later than `undo_steps` stays: these are so many that a liar in each of them would
 have been found before. Where more is audited than the run's rate fewer do: while somebody is new,
 and after a verdict. So ever new keys, and colluders that are found one after the other, cost a
-tenth of what the first one does.
+tenth of what the first one does. Decision 74 says why, `docs/decisions/0074-undo.md`.
 """
 
 from collections import Counter

@@ -3,7 +3,7 @@ epoch that is over still counts.
 
 Kept for that are checkpoints, as each member has them on its disk: whole ones, fetched from one
 another and compared with what all holders have said of their states. A pure function of the
-contributions.
+contributions. Decision 74 says why, `docs/decisions/0074-undo.md`.
 """
 
 from collections.abc import Collection, Iterable, Iterator

@@ -1,6 +1,6 @@
 """A stage's parameters of the open step, for members that judge a work of it and do not hold its
 layers: all of its holders have claimed digests of them, so whoever gives the bytes gives the right
-ones (`core.audit.judging`)."""
+ones (`core.audit.judging`, decision 72)."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence

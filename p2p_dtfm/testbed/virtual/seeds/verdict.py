@@ -1,4 +1,4 @@
-"""What must hold for those who do not lie, whatever the others say (decision 56).
+"""What must hold for those who do not lie, whatever the others say (decision 72).
 
 Promised is, where a stage has three that can compute its work again and less than half lie: what is
 drawn and given to an honest auditor does not commit if it is wrong, its maker is barred, nobody

@@ -2,7 +2,7 @@
 
 As it comes a card adds up some sums in the order in which its threads happen to end (attention's
 backward, for one), so the same work has other last bits each time. PyTorch has kernels that do not,
-for about a tenth more time.
+for about a tenth more time (decision 78).
 """
 
 import contextlib

@@ -56,9 +56,10 @@ def introduction() -> str:
     system = f"{platform.system()}, Python {platform.python_version()}"
     lines = (
         "You have a wheel from a friend, a line that the friend has sent, and an empty home. This",
-        "page shows what you type, when, and what is then on the screen. What else you can do is in",
-        "[volunteer.md](volunteer.md), and how to undo it all, [too](volunteer.md#leave). What",
-        "error messages mean is in [troubleshooting.md](troubleshooting.md).",
+        "page shows what you type, when, and what is then on the screen.",
+        "[volunteer.md](volunteer.md) says what else you can do, and",
+        "[how to undo it all](volunteer.md#leave). [troubleshooting.md](troubleshooting.md) explains",
+        "error messages.",
         "",
         "`tests/packaging/test_a_stranger.py` types all of it every night. It wrote this page on",
         f"{datetime.date.today().isoformat()}, on a machine with {cores} processor cores and",

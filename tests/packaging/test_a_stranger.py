@@ -55,10 +55,15 @@ def introduction() -> str:
     cores, gib = psutil.cpu_count(), psutil.virtual_memory().total / (1 << 30)
     system = f"{platform.system()}, Python {platform.python_version()}"
     lines = (
-        "A wheel from a friend, a line that the friend has pasted, an empty home: what was typed,",
-        "when, and what was to be seen. `tests/packaging/test_a_stranger.py` types it every",
-        f"night, and wrote this page on {datetime.date.today().isoformat()}, on a machine with",
-        f"{cores} processor cores and {gib:.0f} GiB of memory ({system}, load average",
+        "You have a wheel from a friend, a line that the friend has sent, and an empty home. This",
+        "page shows what you type, when, and what is then on the screen.",
+        "[volunteer.md](volunteer.md) says what else you can do, and",
+        "[how to undo it all](volunteer.md#leave). [troubleshooting.md](troubleshooting.md)",
+        "explains error messages.",
+        "",
+        "`tests/packaging/test_a_stranger.py` types all of it every night. It wrote this page on",
+        f"{datetime.date.today().isoformat()}, on a machine with {cores} processor cores and",
+        f"{gib:.0f} GiB of memory ({system}, load average",
         f"{os.getloadavg()[0]:.1f} when it began). The friend's daemon ran there, too,",
         "so each had half of its cores.",
         f"What the wheel needs, torch above all, {needed}",

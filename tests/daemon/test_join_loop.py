@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from p2p_dtfm.core.membership.familiar_peers import FamiliarPeers
-from p2p_dtfm.core.messages.agreement_messages import Standing
+from p2p_dtfm.core.messages.agreement_messages import JoinRequest, Standing
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import UserError
@@ -29,6 +29,9 @@ VIEW = ViewId(3, "ab" * 32)
 STANDING = Standing(SENDER, Certificate(VIEW, "", (SENDER,), ()), True, 9, "")
 
 
+WISH: Any = "please"
+
+
 class FakeAgreement:
     """Has a view once somebody living was asked `asked_for_view` times."""
 
@@ -42,8 +45,9 @@ class FakeAgreement:
         self.others_have_a_view = False
         self.missing_fellows = ()
 
-    def wants_view(self) -> str:
-        return "please"
+    def wants_view(self) -> JoinRequest:
+        assert self.view is None, "only a newcomer does"
+        return WISH
 
     def found(self, now_ns: int) -> list[Any]:
         self.founded = True
@@ -559,6 +563,23 @@ def test_a_dead_member_that_is_reminded_holds_up_nobody_whose_view_is_given_up()
     assert newcomer.status.state is State.JOINING
 
 
+def test_who_is_let_in_as_it_reminds_asks_no_more_than_what_it_was_about_to() -> None:
+    """It asked a turn later, and was no newcomer any more: its daemon ended (seed 502881)."""
+    newcomer = Newcomer()
+    agreed = newcomer.agreement.next_view = SimpleNamespace(member_ids=("first", "me"))
+    newcomer.messenger.trains = {"first"}
+
+    def is_let_in() -> None:
+        newcomer.agreement.next_view, newcomer.agreement.view = None, "together"
+
+    async def remind() -> None:
+        asyncio.get_running_loop().call_soon(is_let_in)
+        await newcomer._say_that_it_waits(agreed, entry.REMIND_EVERY)  # type: ignore[arg-type]
+
+    play(remind)
+    assert newcomer.agreement.view == "together" and len(newcomer.messenger.asked) <= 1
+
+
 def test_other_newcomers_show_nothing_and_are_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -592,8 +613,8 @@ def test_who_lets_others_in_speaks_against_who_says_that_the_run_has_ended(
     monkeypatch.setattr(entry, "shows_end", lambda *_: True)
 
     async def scene() -> None:
-        assert not await newcomer._ask_to_be_let_in("liar") and newcomer._complete is not None
-        assert await newcomer._ask_to_be_let_in("member") and newcomer._complete is None
+        assert not await newcomer._ask_to_be_let_in("liar", WISH) and newcomer._complete is not None
+        assert await newcomer._ask_to_be_let_in("member", WISH) and newcomer._complete is None
 
     play(scene)
 

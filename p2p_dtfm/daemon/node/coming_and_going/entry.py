@@ -8,6 +8,7 @@ from typing import Any
 
 from p2p_dtfm.core.consensus.views.view_precedence import is_shown_by_most
 from p2p_dtfm.core.membership.fellows import FELLOWS_WAIT_NS
+from p2p_dtfm.core.messages.agreement_messages import JoinRequest
 from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.facts.in_words import counted
@@ -162,7 +163,7 @@ class Entry:
                     turn += 1
                     what = self._barred or f"asks {member} to be let in at the next view"
                     self._local.status.say(State.JOINING, what)
-                    if await self._ask_to_be_let_in(member):
+                    if await self._ask_to_be_let_in(member, agreement.wants_view()):
                         if member not in self._refusals:
                             pause_s, self._alone_since_s = LOOK_AGAIN_S, None
                     else:
@@ -212,8 +213,9 @@ class Entry:
         me = self._membership.me.peer_id
         members = [peer_id for peer_id in view.member_ids if peer_id != me]
         if members and turn % REMIND_EVERY == 0:
-            asked = members[turn // REMIND_EVERY % len(members)]
-            await self._while_agreed_on(view, self._ask_to_be_let_in(asked))
+            member = members[turn // REMIND_EVERY % len(members)]
+            wish = self._membership.agreement.wants_view()  # while this peer is still a newcomer
+            await self._while_agreed_on(view, self._ask_to_be_let_in(member, wish))
 
     async def _while_agreed_on(self, view: View, asking: Coroutine[Any, Any, bool]) -> None:
         """A dead member takes ten seconds not to answer. Where the view is given up meanwhile,
@@ -306,12 +308,12 @@ class Entry:
         if agreement.view is None and not agreement.attempting and agreement.next_view is None:
             membership.actions.do(agreement.found(now.monotonic_ns()))
 
-    async def _ask_to_be_let_in(self, member: str) -> bool:
+    async def _ask_to_be_let_in(self, member: str, wish: JoinRequest) -> bool:
         """Whether it answered, and may do so; else it is of no use now. Of who refuses that is not
         known at once: it may have started this very moment."""
         agreement = self._membership.agreement
         try:
-            reply = await self._network.messenger.ask(member, agreement.wants_view())
+            reply = await self._network.messenger.ask(member, wish)
             known = decode(reply, KnownPeers)
             self._learn_known(known)
             if agreement.familiar.holds(member):

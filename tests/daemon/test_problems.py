@@ -74,7 +74,7 @@ def test_who_waits_for_something_of_its_own_does_not_blame_its_neighbours() -> N
 def test_a_failure_is_said_at_once() -> None:
     failing = replace(WELL, state=State.WAITING, is_failing=True, lost=("…aaaaaa",))
     (what,) = texts(failing)
-    assert what.startswith("…aaaaaa fell silent")
+    assert what.startswith("…aaaaaa fell silent, stands still or went on with others")
     assert not texts(replace(failing, lost=())), "a step is repeated, by itself and at once"
 
 

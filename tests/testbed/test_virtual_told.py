@@ -57,6 +57,19 @@ def times(name: str, factor: float) -> Change:
     return lambda word: status(**{name: word.status[name] * factor})(word)
 
 
+class Suspecting(Word):
+    """It holds all others for lost."""
+
+    @property
+    def suspected(self) -> tuple[str, ...]:
+        return tuple(others(self))
+
+
+def silent(word: Word) -> Word:
+    told = wrong("b fell silent, stands still or went on with others", NO_STEPS)(word)
+    return Suspecting(**vars(told))
+
+
 FALSE: dict[str, tuple[Change, str]] = {
     "state, outside": (status(state="joining"), "says that it is joining"),
     "state, spare": (status(state="spare"), "says that it is spare"),
@@ -174,6 +187,24 @@ def test_each_falsehood_is_found_and_nothing_that_is_so(tmp_path: Path) -> None:
 
     play(1, tmp_path / "world", scene)
     assert not missed
+
+
+def test_who_is_heard_and_goes_on_is_not_missing(tmp_path: Path) -> None:
+    run = make_run(tmp_path, STEPS)
+
+    async def scene(swarm: Swarm) -> None:
+        told = await two_that_train(swarm, run)
+
+        def is_found() -> bool:
+            told.look(swarm.now_s)
+            word = told._word_of(swarm.peers[0])
+            assert word is not None
+            return any("which goes on" in it.text for it in told._falsehoods(silent(word)))
+
+        assert not is_found(), "it has just begun: what it was before may be told still"
+        await swarm.until(is_found, "it is known to all", 30)
+
+    play(1, tmp_path / "world", scene)
 
 
 def test_what_the_world_has_carried_and_computed_bounds_what_was_given(tmp_path: Path) -> None:

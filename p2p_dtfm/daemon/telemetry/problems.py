@@ -133,8 +133,8 @@ def _audits(sight: Sight) -> Iterator[Problem]:
 
 def _failing(sight: Sight) -> Problem:
     return Problem(
-        f"{_listed(sight.lost)} fell silent: the step is stopped until the members agree on how "
-        "to go on",
+        f"{_listed(sight.lost)} fell silent, stands still or went on with others: the step is "
+        "stopped until the members agree on how to go on",
         "nothing, if that computer was switched off: the others go on without it",
         NO_STEPS,
     )

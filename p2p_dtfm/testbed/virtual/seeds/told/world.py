@@ -72,6 +72,12 @@ class Word:
         return plan if isinstance(plan, Plan) else None
 
     @property
+    def suspected(self) -> tuple[str, ...]:
+        """Whom it holds for lost."""
+        it = self.participant
+        return it.membership.agreement.suspected if it is not None else ()
+
+    @property
     def is_frozen(self) -> bool:
         return self.agreement is not None and self.agreement.view is not None and self.is_stopped
 

@@ -12,11 +12,14 @@ from p2p_dtfm.daemon.telemetry.problems import (
     UNHEARD_S,
 )
 from p2p_dtfm.daemon.telemetry.status import State
+from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.told.world import Falsehood, Truth, Word
 
 BOUND_S = 4.0
 QUIET_S = 0.4
 """Who fell silent was not heard for so long at least; or its line broke, and nothing came since."""
+GOES_ON_S = 2.0
+"""Steps of these runs take less."""
 CAME_BACK_S = 20.0
 """Of who did fall silent, and lives again since, the others may still say so."""
 OVER_S = 20.0
@@ -49,18 +52,28 @@ def _no_steps(word: Word, world: Truth, what: str) -> Iterator[Falsehood]:
         told = f"says {what}, and committed one {word.now_s - steps[-1]:.1f} s ago"
         yield Falsehood("no steps", told, 0.0)
     if "fell silent" in what:
-        yield from _fell_silent(word, world, what)
+        yield from _missing(word, world, what)
 
 
-def _fell_silent(word: Word, world: Truth, what: str) -> Iterator[Falsehood]:
-    """Each that is named is gone, or somebody has not heard it for a while."""
-    assert word.participant is not None
-    for peer_id in word.participant.membership.agreement.suspected:
+def _missing(word: Word, world: Truth, what: str) -> Iterator[Falsehood]:
+    """Each that is named is gone, somebody has not heard it for a while, or it takes no steps of
+    this view."""
+    for peer_id in word.suspected:
         listeners = [it for it in word.status["members"] if it != peer_id]
         quiet_s = max((word.now_s - world.arrived_s(peer_id, it) for it in listeners), default=0.0)
-        if quiet_s < QUIET_S and world.awake_for_s(peer_id) > CAME_BACK_S:
-            told = f"says {what}, and all hear {world.name(peer_id)}"
+        is_there = quiet_s < QUIET_S and world.awake_for_s(peer_id) > CAME_BACK_S
+        if is_there and _goes_on(word, world.by_id[peer_id]):
+            told = f"says {what}, and all hear {world.name(peer_id)}, which goes on"
             yield Falsehood(f"silent {peer_id}", told, BOUND_S)
+
+
+def _goes_on(word: Word, other: Peer) -> bool:
+    """It has just committed a step of the view that this one is in."""
+    events, view = other.events(), word.view
+    views = [it for it in events if it["event"] == "view"]
+    steps = [it["at_s"] for it in events if it["event"] == "step"]
+    is_with_it = bool(views) and view is not None and views[-1]["snapshot"] == view.id.snapshot
+    return is_with_it and bool(steps) and word.now_s - steps[-1] < GOES_ON_S
 
 
 def _of_disks(word: Word, world: Truth, name: str, what: str) -> Iterator[Falsehood]:

@@ -194,6 +194,7 @@ def test_who_works_is_not_held_to_be_stuck(monkeypatch: pytest.MonkeyPatch) -> N
     peer = SimpleNamespace(
         name="b", peer_id="id b", is_running=True, awake_since_s=100.0, told_step=lambda: 1
     )
+    peer.disk = SimpleNamespace(is_full=False)
     swarm: Any = SimpleNamespace(peers=[peer], now_s=105.0)
     suspicions = Suspicions(swarm)
     process: Any = SimpleNamespace(name="a.0")
@@ -206,6 +207,9 @@ def test_who_works_is_not_held_to_be_stuck(monkeypatch: pytest.MonkeyPatch) -> N
             assert stalls.tick() == found and not suspicions.problem, "it is dead, or sleeps"
             peer.awake_since_s = 100.0
             assert stalls.join() == found and not suspicions.problem, "it has waited half as long"
+            peer.disk.is_full = True
+            assert stalls.tick() == found and not suspicions.problem, "it cannot keep its data"
+            peer.disk.is_full = False
             assert stalls.tick() == found
             assert "a.0 says of b that it is waited for" in suspicions.problem
     finally:

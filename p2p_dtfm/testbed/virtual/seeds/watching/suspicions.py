@@ -15,7 +15,8 @@ from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 SETTLED_S = 10.0
 """Who began, woke or came back later may be meant as it was before. Nor is anybody meant before the
-run's first step: who is given none of the data, as their founder has died, cannot begin it."""
+run's first step: who is given none of the data, as their founder has died, cannot begin it. Nor can
+a peer go on that lacks data and has a full disk."""
 
 
 class Suspicions:
@@ -47,6 +48,7 @@ class Suspicions:
         now_s, process = self._swarm.now_s, PROCESS.get()
         peer = next((it for it in self._swarm.peers if it.peer_id == peer_id), None)
         works = peer is not None and now_s - peer.awake_since_s >= SETTLED_S
+        works &= peer is not None and not peer.disk.is_full
         works &= any(it.told_step() for it in self._swarm.peers if it.is_running)
         if works and not self.problem and peer is not None and process is not None:
             said = f"{now_s:.2f} s: {process.name} says of {peer.name} that it {reason}"

@@ -85,6 +85,9 @@ def test_who_cannot_come_back_to_the_others_leaves_all_the_same(tmp_path: Path) 
         swarm.resume(sleeper)
         is_told = lambda: "cannot be noted in the home" in sleeper.standing()  # noqa: E731
         await swarm.until(is_told, "it hears of that", 60)
+        assert sleeper.daemon is not None and sleeper.daemon.status_api is not None
+        told = sleeper.daemon.status_api.status_json()
+        assert not told["members"] and told["view"] is None, "as on its page (seed 503743)"
         swarm.end(sleeper)
         await swarm.until(lambda: not sleeper.is_running, "it leaves", 20)
 

@@ -52,6 +52,11 @@ class AgreementReadings:
         return self._state.frozen
 
     @property
+    def is_outside(self) -> bool:
+        """The others went on without this peer: it is in no view until its next life."""
+        return self._state.joining.is_outside
+
+    @property
     def recovery_evidence(self) -> RecoveryEvidence:
         return self._state.recovery_evidence
 

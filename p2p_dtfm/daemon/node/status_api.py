@@ -100,7 +100,7 @@ class StatusApi:
     async def invite(self, parameters: Mapping[str, str]) -> dict[str, Any]:
         """A line for others to join with, or why there is none. A founder that waits for others in
         no view yet is who they are to come to."""
-        participant, view = self.participant, self._view
+        participant, view = self.participant, self._last_view
         if participant is None or (view is None and self._local.settings.initial_peers):
             return refusal_answer(_IN_NO_VIEW)
         network, me = self._network, self._network.me.peer_id
@@ -117,7 +117,7 @@ class StatusApi:
             return refusal_answer(error)
 
     async def revoke(self, parameters: Mapping[str, str]) -> dict[str, Any]:
-        view, names = self._view, self._local.observer.seen.names
+        view, names = self._last_view, self._local.observer.seen.names
         members = view.member_ids if view is not None else ()
         try:
             return revoke(self._network.guest_book, parameters.get("who", ""), members, names.of)
@@ -125,9 +125,18 @@ class StatusApi:
             return refusal_answer(error)
 
     @property
-    def _view(self) -> View | None:
+    def _last_view(self) -> View | None:
+        """In which this peer is, or was before the others went on without it."""
         participant = self.participant
         return participant.membership.agreement.view if participant is not None else None
+
+    @property
+    def _view(self) -> View | None:
+        """In which this peer is."""
+        participant = self.participant
+        if participant is None or participant.membership.agreement.is_outside:
+            return None
+        return self._last_view
 
     def status_json(self) -> dict[str, Any]:
         """What `p2p-dtfm status --json` prints."""

@@ -75,7 +75,7 @@ def _with_roles(
     terms: StepTerms,
     convicted: Collection[str],
 ) -> tuple[Bar, ...]:
-    """The bars, with the roles of an audit added to them.
+    """The bars, with roles added for those that have none (`core.audit.roles`).
 
     `stayed`: contributions of members of the view in force. `convicted`: peers that are convicted
     now.

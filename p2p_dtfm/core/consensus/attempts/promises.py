@@ -13,8 +13,8 @@ ATTEMPTS_LIMIT = 4
 class SaidReady:
     """The newest attempts in which this peer has said Ready since its view took over.
 
-    Somebody's Ready may get lost on the way to this peer alone. It then goes on from an attempt on
-    which the others may all agree.
+    Somebody's Ready may get lost on the way to this peer alone. This peer then goes on to another
+    attempt, while the others may all have agreed on the first one.
     """
 
     def __init__(self) -> None:

@@ -77,8 +77,8 @@ def _are_dispensable(silent: set[Member], attempt: Attempt) -> bool:
 def _is_said_already(attempt: Attempt, silent: Collection[Member]) -> bool:
     """Whether, in a swarm of many, this peer has accused all of them already, and in vain.
 
-    Not all watch all there. Others that would have to accuse them, too, may be gone since they were
-    heard.
+    There not every peer watches every other. Peers that would have to accuse them, too, may be gone
+    since they were heard.
     """
     if attempt.wide is None:
         return False

@@ -68,7 +68,7 @@ class Told:
 
 @dataclass
 class Wide:
-    """`news` only grows; for each that is told, `told` says how far in it they are."""
+    """`news` only grows; `told` keeps how far in it each receiver has been told."""
 
     hasty: bool = True
     """No attempt has failed before: the knowledge is frozen as soon as nobody is waited for.

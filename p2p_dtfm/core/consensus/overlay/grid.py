@@ -18,10 +18,9 @@ from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot, ViewId
 
 NEAR_SHARE = 4
-"""A peer joins a row only by a round trip of at most such a part of the longest one that anybody
-has measured."""
+"""A peer joins a row only by a round trip of at most the longest measured one, divided by this."""
 SMALL_SHARE = 4
-"""Rows that have less than such a part of the usual size are put together into new ones."""
+"""Rows smaller than the usual size, divided by this, are put together into new ones."""
 HOSTS = 4
 
 

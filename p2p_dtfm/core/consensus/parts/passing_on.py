@@ -20,9 +20,9 @@ PASSED_ON_AFTER_NS = SECOND_NS
 """A peer must say for so long that it lacks a Prepared, which may just be on its way to it. As much
 time passes before it is told again."""
 NAMED_STEPS = 16
-"""For this many steps after a maker's Prepared was named last, those of the next steps are passed
-on at once. A peer that names it no more may get it from its maker again; and in a large view each
-neighbour would tell it to the end of the view."""
+"""For this many steps after a peer last named a maker, it is told that maker's next Prepared at
+once. A peer that names the maker no more may get them from it again. In a large view each neighbour
+would otherwise tell it to the end of the view."""
 _Step = tuple[ViewId, int]
 _Pair = tuple[str, str]
 """The peer that lacks a Prepared, and the maker of that Prepared."""

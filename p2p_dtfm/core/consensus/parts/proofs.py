@@ -65,9 +65,9 @@ class Proofs:
         A member that has gone on to another attempt would be in a view that the others have left,
         and some would not know theirs. What they gather would never be the same.
 
-        It does not go back on the word of one whose own Ready it lacked. A peer that keeps its
-        Ready from the others, and then shows it, would hold them up again and again. If that Ready
-        got lost on its way, some of the others show the certificate as well.
+        This peer does not go back on the word of a sender whose own Ready it lacked. Such a sender
+        could keep its Ready from the others, show it then, and so hold them up again and again. If
+        that Ready got lost on its way, some of the others show the certificate as well.
         """
         state, said_ready = self._state, self._state.promises.said_ready
         for certificate in certificates:

@@ -169,7 +169,8 @@ class Suspicion:
         steps; but one that never says a word in planned views would keep newcomers out for good."""
         state, unheard = self._state, attempt.waits_for & attempt.members
         again = set[Member]()
-        if not state.is_newcomer and 2 * len(unheard) < len(attempt.members):  # or it is our line
+        # where half or more are unheard, this peer's own line may be at fault
+        if not state.is_newcomer and 2 * len(unheard) < len(attempt.members):
             again = state.doubts.accusers.says_nothing(unheard)
         if not again:
             return self._gathering.held_up(attempt, (), reason, now_ns, False)

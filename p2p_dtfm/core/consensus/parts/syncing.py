@@ -78,8 +78,8 @@ class Syncing:
         return Verdict([answer], "it has not taken over yet: this peer's Active has got lost")
 
     def resend(self, now_ns: int) -> Actions:
-        """Say again what may have got lost: Synced, and to a newcomer who is in the view
-        already."""
+        """Say Synced again, which may have got lost, and ask for what others have said. A newcomer
+        may have missed who is active in the view already."""
         state, agreed = self._state, self._state.agreed
         is_due = now_ns - agreed.synced_sent_ns >= state.timing.resend_ns
         if agreed.view is None or not agreed.self_synced or not is_due:
@@ -118,7 +118,7 @@ class Syncing:
 
     def refuse_unsynced(self, now_ns: int, haste: int) -> None:
         """Refuse newcomers that did not get their states in time, and doubt members that hold the
-        view up again. With `haste` all have only such a part of their time."""
+        view up again. `haste` divides the time that they have."""
         state = self._state
         due = self._takes_too_long(now_ns, 1, haste)
         newcomers = self._unsynced_newcomers if due else self._stuck_newcomers(now_ns, haste)
@@ -191,7 +191,7 @@ class Syncing:
     def _takes_too_long(self, now_ns: int, patience: int, haste: int = 1) -> bool:
         """Whether the agreed view has taken `patience` times as long as it may. It may take
         `sync_ns`, what the states of large models need over the links that there are, and the steps
-        between which they are offered. With `haste` it may take such a part of that."""
+        between which they are offered. `haste` divides all of that."""
         state, view = self._state, self._state.next_view
         waited_ns, sync_ns = (now_ns - state.agreed.agreed_ns) * haste, state.timing.sync_ns
         if view is None or waited_ns < patience * sync_ns:

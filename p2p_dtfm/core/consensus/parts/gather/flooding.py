@@ -74,7 +74,7 @@ class Flooding:
         return actions
 
     def resend(self, attempt: Attempt, now_ns: int) -> Actions:
-        """Send everything to those that know something else, and to the others that this peer knows
+        """Send everything to those that know something else; tell the others that this peer knows
         the same."""
         me = self._state.me
         attempt.clock.sent_ns = now_ns

@@ -295,8 +295,7 @@ class GatherReception:
         return self.believe_absent(attempt, now_ns)
 
     def believe_absent(self, attempt: Attempt, now_ns: int) -> bool:
-        """This peer gives up nobody on one peer's word before it has waited half as long as it
-        would by itself."""
+        """Nobody is absent on one peer's word before this peer has waited half the time itself."""
         waited_ns, members = now_ns - attempt.clock.began_ns, attempt.members
 
         def has_waited(member: Member) -> bool:

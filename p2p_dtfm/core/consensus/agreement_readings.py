@@ -188,8 +188,8 @@ class AgreementReadings:
     def proof_of_end(self) -> Standing | None:
         """Proof that all steps of the run are committed; None if they are not.
 
-        It is None, too, if nobody here has some layers of the last state: a peer that comes may
-        have these layers, or what they can be made from again.
+        It is also None if nobody here has some layers of the last state. A peer that comes may have
+        these layers, or what they can be made from again.
         """
         if not self._state.is_complete or self._state.present.lost is not None:
             return None

@@ -192,7 +192,7 @@ class AgreementState:
 
     @property
     def active(self) -> dict[Member, Active]:
-        """Who has said that it is active in the present view."""
+        """Members that have said that they are active in the present view."""
         return self.present.active_members.get(self.view_id, {})
 
     @property

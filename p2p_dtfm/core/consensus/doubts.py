@@ -1,4 +1,5 @@
-"""Whom a peer holds for lost, or at fault, and what it keeps of that from attempt to attempt."""
+"""Which peers this one holds for lost, or at fault, and what it keeps of that from attempt to
+attempt."""
 
 from dataclasses import dataclass, field
 

@@ -17,7 +17,7 @@ class LostLayers:
 
     since_ns: int
     had_all: frozenset[str]
-    """Who was in the newest view of this peer that had all of them."""
+    """The members of the newest view of this peer that had all layers."""
 
 
 @dataclass
@@ -73,6 +73,6 @@ class Present:
         return self.lost is not None and now_ns - self.lost.since_ns >= patience_ns
 
     def agrees_to_loss(self, timing: AgreementTiming, now_ns: int) -> bool:
-        """Whether this peer agrees to go back: it has found so itself, or has waited for half that
-        time."""
+        """Whether this peer agrees to go back to an older state: it has asked for that, or has
+        waited for half of `lost_layers_ns`."""
         return self.accepts_loss or self.has_waited(timing.lost_layers_ns // 2, now_ns)

@@ -4,8 +4,8 @@ from p2p_dtfm.core.units import SECOND_NS
 
 ADMITTED_NS = 900 * SECOND_NS
 ADMITTED_LIMIT = 64
-"""Of more, whoever was admitted first gives way. In a flood each still has seconds, and may knock
-again."""
+"""When there are more, the one admitted first gives way. In a flood each still has seconds, and may
+knock again."""
 
 
 class Admissions:

@@ -1,4 +1,4 @@
-"""Whom this peer calls at addresses that it has only somebody's word for.
+"""Which peers this one calls at addresses that it has only somebody's word for.
 
 A peer that names a third party's address could make a swarm knock at that door. So a peer whose
 address is only claimed is called rarely, and at few addresses. No door is knocked at again and
@@ -31,8 +31,8 @@ DOORS_REMEMBERED = 4096
 BEHIND_A_DOOR = 2
 """Peers, or relays, that one door is said to lead to: one may have taken the place of another."""
 DOORS_OF_A_HOST = 5
-"""Doors of one host of the internet. Members behind one router that are more come to know each
-other in a view."""
+"""Doors of one host of the internet. Where more members are behind one router, the rest come to
+know each other in a view."""
 
 Door = tuple[str, int]
 """Host and port."""

@@ -16,7 +16,7 @@ from p2p_dtfm.core.gate.gate_table import FAR, Rate, Role, Row, row_of
 from p2p_dtfm.core.units import SECOND_NS
 
 SENDERS_LIMIT = 4096
-"""Of more senders, the one that was heard longest ago is forgotten first."""
+"""When there are more senders, the one heard longest ago is forgotten."""
 PATIENCE = 64
 """Refusals in a row, less one for each second, that a stranger or newcomer may collect."""
 MUTED_NS = 5 * SECOND_NS

@@ -20,7 +20,7 @@ class Role(StrEnum):
     CONTRIBUTOR = "contributor"
     """Must answer in the attempt under way."""
     MEMBER = "member"
-    """Of the view in force, or of the one that is agreed to follow it."""
+    """Is in the view in force, or in the one that is agreed to follow it."""
     FORMER = "former"
     """Was a member of a view that this peer was in."""
 
@@ -48,21 +48,22 @@ FAR = frozenset({Role.STRANGER, Role.NEWCOMER})
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Who may, how much, how often."""
+    """Who may say something, how much of it, and how often."""
 
     roles: frozenset[Role]
     size_bytes: int = MIB
     sender: Rate = Rate(20, 100)
-    """Of one stranger or newcomer."""
+    """The rate of one stranger or newcomer."""
     together: Rate = Rate(200, 600)
-    """Of all strangers together, and of all newcomers together."""
+    """The rate of all strangers together, and that of all newcomers together."""
     near: Rate = NEAR_RATE
-    """Of one member, contributor or former member."""
+    """The rate of one member, contributor or former member."""
     at_once: int = 16
     """How many are served at once for one stranger or newcomer; four times that for all of its
     class."""
     outside: frozenset[Role] | None = None
-    """Who may while this peer is in no view, and so cannot know who is a member; None: `roles`."""
+    """The roles that may while this peer is in no view, and so cannot know who is a member; None:
+    `roles`."""
     stranger_bytes: int | None = None
     """What a stranger may send, where that is less."""
     is_paid_later: bool = False

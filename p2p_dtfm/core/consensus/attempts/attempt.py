@@ -188,8 +188,8 @@ class Attempt:
 
     @property
     def silent(self) -> set[Member]:
-        """Who is held for absent and has not answered after all. Who has answered does not count
-        any more: others may never have held it for absent."""
+        """Members held for absent that have not answered after all. One that has answered does not
+        count any more: others may never have held it for absent."""
         return (self.evidence.absent & self.universe) - set(self.opened)
 
     @property
@@ -225,7 +225,7 @@ class Attempt:
 
     @property
     def waits_for(self) -> set[Member]:
-        """Whose contribution is still waited for."""
+        """Those whose contribution is still waited for."""
         watchers = self.wide.watchers if self.wide is not None else None
         absent, charges = self.evidence.absent, self.charges
         return unanswered(self.universe, self.known, absent, charges, watchers)

@@ -1,4 +1,4 @@
-"""Who of the contributors can be in one view together, a function of what they say."""
+"""Which contributors can be in one view together: a function of what they say."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping

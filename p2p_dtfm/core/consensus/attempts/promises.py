@@ -24,7 +24,7 @@ class SaidReady:
     def add(self, attempt: Attempt, ready: Ready) -> None:
         self.last = ready
         self._attempts[ready.view] = attempt
-        attempt.set_aside.parked.clear()  # nobody else can be named any more
+        attempt.set_aside.parked.clear()  # nobody parked can be named any more
         while len(self._attempts) > ATTEMPTS_LIMIT:
             del self._attempts[next(iter(self._attempts))]
 

@@ -1,4 +1,4 @@
-"""Who keeps an attempt from ending."""
+"""Finds those that keep an attempt from ending."""
 
 from collections.abc import Collection
 

@@ -1,4 +1,5 @@
-"""Who is active in which view: believed only of views that this peer has agreed to itself."""
+"""Which members are active in which view: a peer believes it only of views to which it has agreed
+itself."""
 
 import operator
 
@@ -85,8 +86,8 @@ class Activity:
         return given_up if given_up.outcome.has_said_ready(message.sender) else None
 
     def _of_another_view(self, message: Active, now_ns: int) -> Verdict | None:
-        """What an Active does of a view that this peer waits for; None: it does not wait for that
-        view any more."""
+        """What comes of an Active for a view that this peer waits for; None: it does not wait for
+        that view any more."""
         state, attempt = self._state, self._state.attempt
         state.joining.view_heard_ns = now_ns
         missed = self._proofs.hear_of_agreement(message.sender, [message.certificate], now_ns)

@@ -1,4 +1,4 @@
-"""Where peers of two views meet: who goes over to whom, and on what proof."""
+"""Where peers of two views meet: which of them go over to the other view, and on what proof."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ from p2p_dtfm.core.units import SECOND_NS
 
 FIRM_MEMBERS = 3
 """A view that trains and has at least this many members never yields to another swarm of the run
-with which it has nothing in common: one member's acquaintance does not outweigh the others."""
+with which it has nothing in common. One member's acquaintance does not outweigh the others."""
 PROVES_NOTHING = "it proves nothing of that view"
 FOREIGN_TOLD_NS = 600 * SECOND_NS
 TOLD_AT_ONCE = 16
@@ -172,7 +172,7 @@ class Meeting:
     ) -> bool:
         """Whether to go over to a view that has nothing in common with this peer's; `sides`: theirs
         and its own. This peer knows somebody there. Where its user told it to go, it goes, unless
-        they come."""
+        they were told to come here."""
         if self._state.ends_here:
             return False
         theirs, mine = sides
@@ -275,7 +275,7 @@ class Meeting:
                 return refused("it is the view that this peer waits for")
             if not _had_agreed(message.sender, waiting):
                 return refused("its sender has not agreed on the view that this peer waits for")
-            # nobody took it over: its members went another way, or that life of theirs has ended
+            # nobody took it over: the members went another way, or the sender's life then has ended
             agreed.view = None
         if not state.joining.wants_view or state.record is None or agreed.view is not None:
             return refused("it asks for no view now")
@@ -297,7 +297,7 @@ class Meeting:
         """Whether this newcomer is in an attempt that members have left, and of which nobody tells
         it any more.
 
-        It is so by the word of most members, or of some of many. Where the others are lost, one
+        The word of most members shows it, or that of some of many. Where the others are lost, one
         member may be left alone; but a liar may be alone, too. So the word of a few counts only as
         rarely as a newcomer may give up a view for nothing.
         """

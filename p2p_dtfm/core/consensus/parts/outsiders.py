@@ -1,4 +1,4 @@
-"""What is said to peers outside the view, and becoming one of them."""
+"""What this peer says to peers outside the view, and how it becomes one of them."""
 
 from p2p_dtfm.core.consensus.actions import Actions, Left, Rejoin, SendMessage, StopStep
 from p2p_dtfm.core.consensus.agreement_state import MEMBERS_LIMIT, AgreementState
@@ -105,8 +105,8 @@ class Outsiders:
     ) -> Actions:
         """The others are elsewhere: this peer is in no view any more.
 
-        A peer that wants to leave goes at once. With `may_be_needed`, one that has states asks to
-        be let in first, since the others may need them, and then leaves as anybody does.
+        A peer that wants to leave goes at once. With `may_be_needed` it does not if it has states,
+        since the others may need them. It then asks to be let in, and leaves as anybody does.
         """
         state = self._state
         state.joining.is_outside = True

@@ -61,8 +61,8 @@ class Takeover:
         return self.take_over(view, now_ns)
 
     def _end_planned(self, now_ns: int) -> None:
-        """After the last step there is none with which a planned view could be taken over: whoever
-        waits for one is told, when it asks again, that the run is complete."""
+        """After the last step no other one can take over a planned view. Whoever waits for such a
+        view is told, when it asks again, that the run is complete."""
         state = self._state
         if state.next_view is not None:
             state.agreed.drop()

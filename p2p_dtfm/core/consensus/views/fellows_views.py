@@ -1,7 +1,7 @@
 """Where fellows have gone without this peer, and whether to go there as well, in place of making a
 view with those that are left.
 
-Less than half of a view that have gone are no reason to leave it: the others may be there, and only
+That less than half of a view have gone is no reason to leave it: the others may be there, and only
 slow. An attempt shows who is there. The view that would come of it is then compared with theirs, as
 two views are that meet. If it would yield as soon as it is made, it need not be made: it would only
 commit anew what the others have committed.

@@ -1,8 +1,8 @@
 """Views that a peer can vouch for itself: a claim about any other one needs proof.
 
-It knows those to which it said Ready in this life, those that it was in (in earlier lives too) or
-that its own came from, and those whose Ready set more than half of the members of a view that it
-knows have signed.
+It knows the views to which it said Ready in this life, those that it was in (in earlier lives too),
+and those that its own came from. It also knows a view whose Ready set is signed by more than half
+of the members of a view that it knows.
 """
 
 from collections.abc import Iterable
@@ -58,8 +58,8 @@ class KnownViews:
         self._trains: dict[ViewId, None] = {}
         """Views that this peer has seen a plan of: nobody was in them without one."""
         self._proven: dict[int, tuple[PresentView, KnownView, frozenset[Member]]] = {}
-        """By the identity of what contributors say of their views, which many share: that, the view
-        as this peer knows it, and the members whose word fits."""
+        """By the identity of what a contributor says of its view, which many share: that object,
+        the view as this peer knows it, and the members whose word fits."""
         self.of_fellows = FellowsViews()
         self._trim()
 
@@ -141,7 +141,7 @@ class KnownViews:
 
     def leaves(self, common: KnownView | None) -> None:
         """This peer goes over to a part of the swarm that has had nothing in common with its own
-        since `common`: views after that are no ancestors of the view that it will be in."""
+        since `common`. Views after that are no ancestors of the view that it will be in."""
         self._has_left_all |= common is None
         for view in [view for view in self._history if common is None or view > common.view]:
             del self._history[view]

@@ -1,8 +1,8 @@
 """Which of two views counts, where parts of a split swarm meet.
 
-What counts first is who stands behind a view: the members of the last view that both sides had in
-common, each by its signature, or by those that it left behind (`voices`). Only between equals does
-length decide, as the last commit proves it.
+What counts first is who stands behind a view. These are members of the last view that both sides
+had in common, each by its signature, or by those that it left behind (`voices`). Only between
+equals does length decide, as the last commit proves it.
 """
 
 from collections.abc import Collection, Mapping
@@ -55,8 +55,8 @@ class Side:
 def outranks(one: Side, other: Side) -> bool:
     """Whether `one` counts more than `other`.
 
-    A side that trains comes before one that cannot, then the one with more support, then the one
-    that has taken back more of what liars did, then the longer lineage, then the higher view id.
+    The first of these in which they differ decides: a side that trains, more support, more often
+    taken back what liars did, the longer lineage, the higher view id.
     """
     if one.has_plan != other.has_plan:
         return one.has_plan

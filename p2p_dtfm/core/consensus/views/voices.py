@@ -51,10 +51,10 @@ class Farewells:
 
 
 def voices_of(standing: Standing, said: Collection[str], verify: Verify) -> dict[str, int]:
-    """Who counts for the view, each with the number of the view that it signed last: `said`, which
-    have signed the standing's own, and those that are gone.
+    """The peers that count for the view, each with the number of the view that it signed last.
+    These are `said`, which have signed the standing's own view, and peers that are gone.
 
-    One that is gone counts where more than half of those that it was last with stand behind the
+    A peer that is gone counts where more than half of those that it was last with stand behind the
     view, be it by such a voice themselves.
     """
     found = dict.fromkeys(said, standing.view.number)

@@ -41,7 +41,7 @@ def is_near(state: AgreementState, peer_id: str) -> bool:
 
 def refusal_of_far(state: AgreementState, message: Gather | Spread) -> str:
     """Why this peer takes no part in the attempt, whatever the message holds; empty: nothing is
-    against it. It agrees with `entry_verdict`, by what costs nothing to look at."""
+    against it. It decides as `entry_verdict` does, by what costs nothing to look at."""
     view, attempt = state.view, state.attempt
     assert view is not None
     if is_under_way(state, message):

@@ -210,8 +210,8 @@ class SpreadReception:
             self._state.attempts.spread_makers = frozenset()
 
     def _along_the_overlay(self, message: Spread) -> tuple[Attempt, Wide] | None:
-        """The attempt under way, if the message is of it. From now on that goes along the overlay,
-        since others know of many more."""
+        """The attempt under way, if the message is of it. From now on the attempt goes along the
+        overlay, since others know of many more."""
         attempt = self._state.attempt
         if attempt is None or not is_under_way(self._state, message):
             return None

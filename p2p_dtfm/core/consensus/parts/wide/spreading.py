@@ -58,7 +58,7 @@ class Spreading:
     # this peer's own part -------------------------------------------------------------------------
 
     def is_wide(self, number: int) -> bool:
-        """Whether an attempt that begins is wide: by how many there are, or as others have said."""
+        """Whether a new attempt is wide: there are many, or others spread it along the overlay."""
         state, newcomers = self._state, self._state.others.newcomers
         count = len(state.members) or 1 + newcomers.count
         heard = state.attempts.spread_number == number
@@ -404,7 +404,7 @@ class Spreading:
 
 
 def _lacking(attempt: Attempt) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Whose contribution this peer lacks, or whose Ready."""
+    """Those whose contribution this peer lacks, and those whose Ready it lacks."""
     if attempt.snapshot is None:
         return tuple(sorted(member.peer_id for member in attempt.waits_for)), ()
     due = attempt.snapshot.contributors if attempt.plan is not None else ()
@@ -412,8 +412,8 @@ def _lacking(attempt: Attempt) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _with_reason(told: Actions, attempt: Attempt) -> Actions:
-    """These messages, the first with the outline by which this peer takes part. A peer whose own
-    outline comes alone is taken for the one that stopped the steps (`possible_openers`). Others
+    """The messages `told`, the first with the outline by which this peer takes part. A peer whose
+    own outline comes alone is taken for the one that stopped the steps (`possible_openers`). Others
     bring what that outline names."""
     if attempt.planned or attempt.only_newcomers or not told:
         return told

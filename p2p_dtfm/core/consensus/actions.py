@@ -12,7 +12,7 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.units import SECOND_NS
 
 BATCH_NS = SECOND_NS // 50
-"""What is to be passed on along the overlay waits so long for more of it."""
+"""How long news for the overlay waits, so that more of it travels in the same message."""
 
 
 @dataclass(frozen=True)
@@ -22,18 +22,19 @@ class AgreementTiming:
     join_window_ns: int = SECOND_NS // 2
     """Newcomers that ask within this time of one another are let in together."""
     resend_ns: int = SECOND_NS
-    """Between repeats of unanswered messages."""
+    """Time between repeats of an unanswered message."""
     gather_ns: int = 6 * SECOND_NS
     """How long a Gather may stand still."""
     ready_ns: int = 120 * SECOND_NS
     """How long the Ready of others may take, planning included."""
     retry_ns: int = 3 * SECOND_NS
-    """From an attempt that was given up to the next one."""
+    """Time from an attempt that was given up to the next one."""
     backoff_ns: int = SECOND_NS
-    """Before another attempt after two failed ones; doubles, with jitter, up to the limit."""
+    """Wait before another attempt after two failed ones. It doubles each time, with jitter, up to
+    `backoff_limit_ns`."""
     backoff_limit_ns: int = 30 * SECOND_NS
     meet_ns: int = 5 * SECOND_NS
-    """Between two times that peers outside the view are told of it."""
+    """Time between two rounds in which a member tells peers outside the view of it."""
     sleep_ns: int = 5 * SECOND_NS
     """A longer time between two ticks means that this peer was asleep."""
     lost_layers_ns: int = 60 * SECOND_NS
@@ -47,15 +48,15 @@ class AgreementTiming:
     orphan_ns: int = 0
     """A newcomer that hears of no view for so long makes one with other newcomers; 0: never."""
     wide_above: int = 64
-    """In a view of more members each speaks with its neighbours of the overlay, not with all."""
+    """In a view of more members than this, each speaks with its neighbours of the overlay only."""
 
 
 WIDE_ABOVE = 16
-"""Of daemons, from the 17th member on, each speaks with its neighbours of the overlay only: that
-each speaks with all takes more of a small machine than it has."""
+"""In daemons, from the 17th member on, each speaks with its neighbours of the overlay only.
+Speaking with all takes more of a small machine than it has."""
 LAN = AgreementTiming(resend_ns=SECOND_NS // 2, retry_ns=2 * SECOND_NS, wide_above=WIDE_ABOVE)
 WAN = AgreementTiming(wide_above=WIDE_ABOVE)
-"""Deadlines are alike: a busy machine is slow on any network."""
+"""The deadlines of `LAN` and `WAN` are alike: a busy machine is slow on any network."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class SendMessage:
 
 @dataclass(frozen=True)
 class PassOnSoon:
-    """Call `pass_on` after so long: what has come meanwhile goes on together."""
+    """Call `pass_on` after `after_ns`: what has come by then goes on together."""
 
     after_ns: int
 
@@ -80,17 +81,20 @@ class ComputePlan:
 
 @dataclass(frozen=True)
 class StopStep:
-    """A failure: compute and say nothing more for the present view, keep all that it made.
+    """A failure: compute and say nothing more for the present view, and keep all that it made.
 
-    States stay, and the reduced gradients of this step and of the one before, as far as no state
-    here has taken them, until a later step commits in the next view.
+    The caller keeps its states. It also keeps the reduced gradients of this step and of the one
+    before, as far as no state here has taken them. It keeps both until a later step commits in the
+    next view.
     """
 
 
 @dataclass(frozen=True)
 class TakeSides:
-    """Others are accused in the attempt under way (`Agreement.doubted`): say at once, by
-    `hold_up`, which of those this peer would soon have accused as well."""
+    """In the attempt under way other peers accuse each other (`Agreement.doubted`).
+
+    Say at once, by `hold_up`, which of them this peer would soon have accused as well.
+    """
 
 
 @dataclass(frozen=True)
@@ -108,9 +112,9 @@ class ViewAgreed:
 class TakeOver:
     """From `step` on, steps happen in `view`, and commit in `ledger` (None without a plan).
 
-    `restart` says what becomes of this peer's states in an unplanned view; None in a planned one,
-    and in one without a plan, where all states stay as they are. `replay` says what is kept of the
-    step under way; without one `step` begins anew.
+    `restart` says what becomes of this peer's states in an unplanned view. It is None in a planned
+    view, and in a view without a plan, where all states stay as they are. `replay` says what is
+    kept of the step under way; if it is None, `step` begins anew.
     """
 
     view: View
@@ -123,9 +127,11 @@ class TakeOver:
 
 @dataclass(frozen=True)
 class WentBack:
-    """What was committed from `to_step` on is taken back, and done again without `peers`, who are
-    barred for false work. `is_far_enough`: nothing that they may have done since `undo_steps`
-    before the proof stays."""
+    """The run takes back what was committed from `to_step` on, and does it again without `peers`,
+    which are barred for false work.
+
+    `is_far_enough`: nothing stays that they may have done since `undo_steps` before the proof.
+    """
 
     from_step: int
     to_step: int
@@ -140,7 +146,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Rejoin:
-    """The others went on without this peer, or their lineage counts: it is in no view any more.
+    """This peer is in no view any more: the others went on without it, or their lineage counts.
 
     Call `begin_life` with a higher life, and ask to join again.
     """
@@ -149,9 +155,9 @@ class Rejoin:
     gives_up_steps: bool = False
     """This peer's side of a split swarm has trained, and the other side's lineage counts."""
     pause_ns: int = 0
-    """Wait so long before asking."""
+    """How long to wait before asking."""
     is_needed: bool = False
-    """It has states for which the others may want: it comes back even to leave."""
+    """This peer has states that the others may need: it comes back even if it wants to leave."""
 
 
 @dataclass(frozen=True)
@@ -163,9 +169,10 @@ class Report:
 
 @dataclass(frozen=True)
 class Disagreed:
-    """Most others have planned this snapshot differently: keep it, so that somebody can find out.
+    """Most others have planned this snapshot differently: keep it, so that somebody can find out
+    why.
 
-    `reason` says so in words for the user. What becomes of this peer is in other actions.
+    `reason` says so in words for the user. Other actions say what becomes of this peer.
     """
 
     reason: str
@@ -190,7 +197,8 @@ Actions = list[Action]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What comes of a message: what to do, and why that or nothing."""
+    """What comes of a message: what to do about it, and the reason for that or for doing
+    nothing."""
 
     actions: Actions
     reason: str
@@ -206,5 +214,5 @@ class Heard:
 
 
 def refused(reason: str) -> Verdict:
-    """Nothing is done about the message, and why."""
+    """Do nothing about the message, for this reason."""
     return Verdict([], reason)

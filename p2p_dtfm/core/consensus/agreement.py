@@ -9,7 +9,7 @@ whose result comes back as an input.
     Synced   each member of the agreed view has the state that its place needs, or follows it
     takeover a planned view: after the first step whose every Prepared says that all are synced.
              An unplanned one: at once, from the step that its contributions lead to
-    Active   said by who takes over; no step commits before all members have said it
+    Active   each member says it when it takes over; no step commits before all have said it
 
 A view change is planned (even numbers) while steps go on, unplanned (odd numbers) after a failure
 or where no steps happen. Entering an unplanned Gather freezes the step under way: from then on
@@ -69,7 +69,7 @@ class Agreement(AgreementReadings):
         self._state = AgreementState(me, settings, history)
         self._machines = machines_of(self._state)
         self.last_heard: Heard | None = None
-        """What became of the last message that is no Heartbeat, which come all the time."""
+        """What became of the last message other than a Heartbeat: Heartbeats come all the time."""
 
     # what this peer is and has --------------------------------------------------------------------
 
@@ -82,11 +82,11 @@ class Agreement(AgreementReadings):
         return self.wants_view()
 
     def recall_bars(self, bars: tuple[Bar, ...]) -> None:
-        """From this peer's disk, of an earlier start."""
+        """Take over the bars that an earlier start left on this peer's disk."""
         self._state.others.bars = united((*self._state.others.bars, *bars))
 
     def recall_signatures(self, kept: tuple[Signatures, ...]) -> None:
-        """The same of what members of earlier views have signed."""
+        """Take over signatures of members of earlier views, as this peer has kept them."""
         self._state.others.reminders.recall(kept)
 
     def set_record(self, record: PeerRecord, signed: Signed) -> None:
@@ -105,11 +105,11 @@ class Agreement(AgreementReadings):
         self.set_saved(saved)
 
     def set_saved(self, saved: tuple[SavedState, ...]) -> None:
-        """What is on disk now, and could be started from."""
+        """The states on disk that the run could be started from now."""
         self.recovery_evidence.saved = saved
 
     def set_cuts(self, cuts: tuple[SavedState, ...]) -> None:
-        """What this peer has of cuts now."""
+        """This peer's copies of cuts, as they are now."""
         self.recovery_evidence.cuts = cuts
 
     def know(self, peer_id: str) -> None:
@@ -135,7 +135,8 @@ class Agreement(AgreementReadings):
         return self.tick(now_ns)
 
     def repeat_step(self, reason: str, now_ns: int) -> Actions:
-        """Something of the step under way is lost, though nobody need be: a new view repeats it."""
+        """Something of the step under way is lost, though perhaps no peer is: a new view repeats
+        the step."""
         return self._machines.opening.repeat_step(reason, now_ns)
 
     # what happens ---------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ class Agreement(AgreementReadings):
         except PeerFault as fault:
             if not actions:
                 raise
-            # what hearing from it has begun must be carried out all the same
+            # hearing from the sender may have begun something: that must be carried out
             return Verdict(actions, str(fault))
         return Verdict(actions + found.actions, found.reason)
 
@@ -204,7 +205,7 @@ class Agreement(AgreementReadings):
         return actions
 
     def pass_on(self, now_ns: int) -> Actions:
-        """What `PassOnSoon` has asked for."""
+        """Pass on what waits, as `PassOnSoon` has asked."""
         machines = self._machines
         if self._state.joining.is_outside:
             return machines.telling.pass_on()
@@ -217,24 +218,24 @@ class Agreement(AgreementReadings):
     # evidence -------------------------------------------------------------------------------------
 
     def suspect(self, peer_id: str, reason: str, now_ns: int) -> Actions:
-        """Evidence that this peer cannot reach `peer_id`; hearing from it takes it back."""
+        """Evidence that this peer cannot reach `peer_id`. Hearing from `peer_id` takes it back."""
         return self._machines.suspicion.suspect(peer_id, reason, now_ns)
 
     def hold_up(self, reasons: Mapping[str, str], now_ns: int) -> Actions:
-        """Evidence, by peer, that members do not do their part of the step: it stays until the
-        takeover, however many attempts that takes, and though they answer."""
+        """Evidence, by peer id, that members do not do their part of the step. It stays until the
+        takeover, however many attempts that takes, and even if those members answer."""
         return self._machines.suspicion.hold_up(reasons, now_ns)
 
     def turn_away(self, peer_id: str, now_ns: int) -> None:
-        """A newcomer that waits to be let in may not be any more."""
+        """Refuse a newcomer that waits to be let in."""
         self._state.others.newcomers.refuse(peer_id, now_ns)
 
     def distrust(self, peer_id: str, reason: str, now_ns: int) -> Actions:
-        """`peer_id` sends what no correct peer sends, and being heard from is no excuse.
+        """`peer_id` sends what no correct peer sends. Hearing from it does not clear it.
 
-        It is told in an attempt under way, and with the next one; the caller opens that a little
-        later, with `suspect`: others, who were sent the same, have then found it out as well, and
-        it is not one word against another.
+        This peer says so in the unplanned attempt under way, or else in the next attempt. The
+        caller opens that one a little later, with `suspect`. By then others that were sent the same
+        have found it out as well, so it is not one word against another.
         """
         return self._machines.suspicion.distrust(peer_id, reason, now_ns)
 
@@ -265,25 +266,25 @@ class Agreement(AgreementReadings):
         return actions + self._machines.passing_on.committed()
 
     def skip_to(self, step: int, lineage: str) -> None:
-        """Without a stage: more than half of those with one prepare `step` of this view, from this
-        lineage, so all before it committed."""
+        """For a peer without a stage: more than half of the stage-holders prepare `step` of this
+        view, from this lineage, so all steps before it have committed."""
         self._machines.takeover.skip_to(step, lineage)
 
     def reduced(self, step: int, layers: set[int]) -> None:
         """The reduced gradients of `step` for `layers` are here, as a holder or as a follower.
 
-        The caller keeps them until `applied`, or until a later step has committed, and those of a
-        step that fails in several views as `rollable_steps` says. Those of a step that is committed
-        already, with which a guardian catches up, are of no use to anybody.
+        The caller keeps them until `applied`, or until a later step has committed. It keeps those
+        of a step that fails in several views as `rollable_steps` says. Gradients of a committed
+        step, with which a guardian catches up, are of no use to anybody.
         """
         self._machines.takeover.reduced(step, layers)
 
     def applied(self, step: int, layers: Collection[int]) -> None:
-        """The states of these have taken a committed step."""
+        """The states of these layers have taken the committed `step`."""
         self.recovery_evidence.applied(step, layers)
 
     def computed(self, step: int, progress: StageProgress | None) -> None:
-        """So far this peer has come with the microbatches of `step`; None: it keeps nothing.
+        """How far this peer has come with the microbatches of `step`; None: it keeps nothing.
 
         The caller keeps all that `progress` says until the step commits or a takeover gives it up.
         """

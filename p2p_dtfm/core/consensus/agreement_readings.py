@@ -34,12 +34,12 @@ class AgreementReadings:
 
     @property
     def next_view(self) -> View | None:
-        """An agreed planned one that waits for its takeover."""
+        """The agreed planned view that waits for its takeover."""
         return self._state.next_view
 
     @property
     def watched(self) -> frozenset[str]:
-        """Who is to be heard from all the time, and to hear from this peer."""
+        """Peers that this peer must hear from all the time, and that must hear from it."""
         return self._state.watched
 
     @property
@@ -62,7 +62,7 @@ class AgreementReadings:
 
     @property
     def familiar(self) -> FamiliarPeers:
-        """Whom this peer follows, where there is no view that it was in itself."""
+        """The peers that this peer follows where it was in no view itself."""
         return self._state.others.familiar
 
     @property
@@ -84,7 +84,8 @@ class AgreementReadings:
 
     @property
     def needy(self) -> tuple[str, ...]:
-        """Who is to join with the next view, and has not said that it has its states."""
+        """Newcomers that are to join with the next view, and have not said that they have their
+        states."""
         return self._machines.syncing.needy
 
     def outlook(self, now_ns: int) -> Outlook:
@@ -93,7 +94,7 @@ class AgreementReadings:
 
     @property
     def known_peers(self) -> tuple[str, ...]:
-        """All that were heard of, the familiar ones at the end."""
+        """All peers that this peer has heard of, the familiar ones at the end."""
         return self.familiar.all
 
     @property
@@ -107,8 +108,8 @@ class AgreementReadings:
 
     @property
     def doubted(self) -> frozenset[str]:
-        """Who accuses, or is accused by, another one than this peer in the unplanned attempt under
-        way: either may be the one at fault."""
+        """Both ends of each accusation that another peer makes in the unplanned attempt under way,
+        without this peer: either end may be the one at fault."""
         attempt = self._state.attempt
         if attempt is None or attempt.planned:
             return frozenset()
@@ -124,7 +125,7 @@ class AgreementReadings:
 
     @property
     def suspected(self) -> tuple[str, ...]:
-        """Members that are held for lost, for this peer's user."""
+        """Members that this peer holds for lost, or that somebody accuses: for this peer's user."""
         lost, attempt = set(self._state.doubts.suspects), self._state.attempt
         if attempt is not None:
             lost |= attempt.evidence.absent
@@ -138,12 +139,14 @@ class AgreementReadings:
 
     @property
     def bars(self) -> tuple[Bar, ...]:
-        """Who was convicted of false work, as far as this peer knows: kept on disk as well."""
+        """Bars of peers that were convicted of false work, as far as this peer knows: to be kept on
+        disk, too."""
         return self._state.others.bars
 
     @property
     def signatures(self) -> tuple[Signatures, ...]:
-        """By which members of these views can be reminded that they were in them: likewise."""
+        """Signatures that remind members of earlier views that they were in them: to be kept on
+        disk, too."""
         state = self._state
         return state.others.reminders.with_present(state.view, state.active)
 
@@ -160,8 +163,8 @@ class AgreementReadings:
 
     @property
     def agreed_contributors(self) -> Collection[str]:
-        """Peer ids of those with whom this peer agrees on the next view at this moment: some may
-        know it already."""
+        """Peer ids of those with whom this peer is agreeing on the next view: some may know it
+        already."""
         attempt = self._state.attempt
         return attempt.outcome.contributor_ids if attempt is not None else ()
 
@@ -182,21 +185,25 @@ class AgreementReadings:
 
     @property
     def missing_fellows(self) -> tuple[str, ...]:
-        """Of those with whom a newcomer was in a view last, who does not wait to be let in."""
+        """Fellows of the newest view that a newcomer was in which do not wait to be let in."""
         waiting = self._state.others.newcomers.waiting
         return missing_fellows(self.history, self.me.peer_id, waiting)
 
     @property
     def proof_of_end(self) -> Standing | None:
-        """That all steps of the run are committed; None if they are not, or nobody here has some
-        layers of the last state: who comes may have them, or what they can be made of again."""
+        """Proof that all steps of the run are committed; None if they are not.
+
+        It is also None if nobody here has some layers of the last state. A peer that comes may have
+        these layers, or what they can be made from again.
+        """
         if not self._state.is_complete or self._state.present.lost is not None:
             return None
         return self._state.present.end or self.standing
 
     @property
     def step_to_come(self) -> int:
-        """As whoever asks is told it; the run's last one where its state is lost."""
+        """The next step, as whoever asks is told it. It is the run's last one where the last state
+        is lost."""
         is_lost = self._state.is_complete and self._state.present.lost is not None
         return self._state.step - 1 if is_lost else self._state.step
 

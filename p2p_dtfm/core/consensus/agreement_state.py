@@ -53,13 +53,13 @@ class RunConstants:
     sign: Sign
     verify: Verify
     terms: StepTerms
-    """What of a step's numbers nobody needs to be believed."""
+    """Those numbers of a step for which nobody needs to be believed."""
     timing: AgreementTiming = field(default_factory=AgreementTiming)
 
 
 @dataclass
 class Joining:
-    """Of a peer that is in no view, or in none any more."""
+    """What a peer holds that is in no view, or in none any more."""
 
     is_outside: bool = False
     """The others went on without it: it hears nothing until its next life."""
@@ -77,23 +77,25 @@ class Attempts:
     """An unplanned view change is under way: no step commits."""
     failures: int = 0
     passed_by: set[Member] = field(default_factory=set)
-    """Who has had this peer begin anew since a step has committed: they had passed the number."""
+    """Members that had passed the number of an attempt of this peer, so that it began anew. Emptied
+    when a step commits."""
     reopen_ns: int | None = None
     quiet_until_ns: int = 0
     replan_reason: str = ""
     replan_number: int = 0
     spread_number: int = 0
-    """Of the attempt that was heard of along the overlay."""
+    """Number of the attempt that this peer has heard of along the overlay."""
     spread_giver: str = ""
-    """By whom, while that is read."""
+    """Sender of the Spread that is being read; empty at other times."""
     spread_makers: frozenset[str] = frozenset()
-    """Whose contributions that brings, also those that cannot be opened yet."""
+    """Makers of the contributions in that Spread, also of those that cannot be opened yet."""
     givers: dict[bytes, str] = field(default_factory=dict)
-    """By signature of a contribution to that attempt: who was the first to give it."""
+    """By signature of a contribution to the attempt `spread_number`: the peer that gave it
+    first."""
     early: list[tuple[Spread, int]] = field(default_factory=list)
-    """Of an attempt in which this peer may not take part so far."""
+    """Spreads, with their bytes, of attempts in which this peer may not take part so far."""
     disagreements: int = 0
-    """In a row: plans of this peer that no other peer made."""
+    """How many times in a row most others have planned differently from this peer."""
 
 
 @dataclass
@@ -101,7 +103,7 @@ class Others:
     """What is known of other peers and their views."""
 
     familiar: FamiliarPeers
-    """Whom this peer follows, where there is no view that it was in itself."""
+    """The peers that this peer follows where it was in no view itself."""
     views: KnownViews
     opened_records: OpenedRecords
     reminders: Reminders = field(default_factory=Reminders)
@@ -116,8 +118,11 @@ class Others:
 
 
 class AgreementState:
-    """All of it, for the machines that work on it; each part has the fields that belong together.
-    Properties are for what is read everywhere; only the parts are assigned to."""
+    """All that a peer remembers of the agreement, for the machines that work on it.
+
+    Each part has the fields that belong together. Properties are for what is read everywhere; only
+    the parts are assigned to.
+    """
 
     def __init__(self, me: Member, settings: RunConstants, history: tuple[KnownView, ...]) -> None:
         self.settings = settings
@@ -160,39 +165,39 @@ class AgreementState:
 
     @property
     def is_newcomer(self) -> bool:
-        """It is in no view."""
+        """Whether this peer is in no view."""
         return self.present.view is None
 
     @property
     def view_id(self) -> ViewId:
-        """Of the present view; a newcomer's is the one before all."""
+        """Id of the present view; a newcomer has the id that comes before all."""
         return self.present.view.id if self.present.view is not None else GENESIS
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Of the present view; a newcomer has no fellows."""
+        """Members of the present view; a newcomer has none."""
         return self.present.view.members if self.present.view is not None else ()
 
     @property
     def plan(self) -> Plan | None:
-        """Of the present view, if it trains."""
+        """Plan of the present view, if it trains."""
         plan = self.present.view.plan if self.present.view is not None else None
         return plan if isinstance(plan, Plan) else None
 
     @property
     def view_in_force(self) -> View | None:
-        """The present view, while no failure is dealt with."""
+        """The present view, while this peer is in it and no failure is dealt with."""
         view = self.present.view
         return view if view is not None and not self.frozen and self.me in view.members else None
 
     @property
     def active(self) -> dict[Member, Active]:
-        """Who has said that it is active in the present view."""
+        """Members that have said that they are active in the present view."""
         return self.present.active_members.get(self.view_id, {})
 
     @property
     def next_view(self) -> View | None:
-        """An agreed planned one that waits for its takeover."""
+        """The agreed planned view that waits for its takeover."""
         return self.agreed.view
 
     @property
@@ -218,13 +223,14 @@ class AgreementState:
         return self.step > self.settings.terms.total_steps
 
     def grid_of(self, view: View) -> Grid:
-        """Of its members: they all know the same records."""
+        """The overlay of the view's members. They all know the same records, so all have the same
+        grid."""
         return grid_of_view(view.snapshot, view.id)
 
     @property
     def watched(self) -> frozenset[str]:
-        """Who is to be heard from all the time: fellows of this view and the next one; of many
-        only the neighbours, on the overlay and by the plan."""
+        """Peers that this peer must hear from all the time: its fellows of this view and the next
+        one. In a view of many these are only its neighbours, on the overlay and by the plan."""
         found: set[str] = set()
         for view in (self.view, self.next_view):
             if view is None or self.me not in view.members:
@@ -238,7 +244,7 @@ class AgreementState:
 
     @property
     def present_record_names(self) -> frozenset[bytes]:
-        """What outlines name the records by that all members of the present view have."""
+        """The names that outlines use for records which all members of the present view have."""
         view, present = self.present.view, self.present
         if view is None:
             return frozenset()
@@ -247,7 +253,7 @@ class AgreementState:
         return present.record_names
 
     def others_of(self, view: View) -> tuple[str, ...]:
-        """Who has agreed to a view with this peer."""
+        """Peer ids of the others that have agreed to the view."""
         names = (member.peer_id for member in view.snapshot.contributors)
         return tuple(sorted(peer_id for peer_id in names if peer_id != self.me.peer_id))
 
@@ -258,14 +264,15 @@ class AgreementState:
 
     @property
     def awaits_new_plan(self) -> bool:
-        """Whether the plan is one for the time being, and all members are there to plan anew."""
+        """Whether the plan is provisional, or has stand-ins, and all members are active to plan
+        anew."""
         plan, ledger = self.plan, self.ledger
         is_stopgap = plan is not None and (bool(plan.stand_ins) or plan.provisional)
         return is_stopgap and ledger is not None and ledger.may_commit
 
     @property
     def ends_here(self) -> bool:
-        """Whether the view has trained to the end: no planned one can succeed it."""
+        """Whether the view has trained to the end, so that no planned view can succeed it."""
         return self.plan is not None and self.is_complete
 
     # small changes --------------------------------------------------------------------------------
@@ -275,7 +282,7 @@ class AgreementState:
         return self.others.opened_records.open(signed)
 
     def open_newcomer(self, signed: Signed) -> PeerRecord:
-        """A record of who may be in no view at all. Raises `PeerFault`."""
+        """Open a record of a peer that may be in no view at all. Raises `PeerFault`."""
         return self.others.opened_records.open_newcomer(signed, len(self.members))
 
     def present_view(self) -> PresentView | None:
@@ -285,21 +292,23 @@ class AgreementState:
         return PresentView(self.view_id, self.members, self.plan)
 
     def is_wide(self, view: View) -> bool:
-        """Whether it has so many members that each speaks with its neighbours only."""
+        """Whether the view has so many members that each speaks with its neighbours only."""
         return len(view.members) > self.timing.wide_above
 
     def named_newcomers(self, planned: bool) -> tuple[Member, ...]:
-        """After a failure steps wait, and newcomers are let in by the next planned view."""
+        """Newcomers that this peer names in an attempt. After a failure it names none: steps wait,
+        and the next planned view lets newcomers in."""
         waits = self.plan is not None and not planned
         limit = most_waiting(len(self.members)) if self.view is not None else FOUNDING_LIMIT
         return () if waits else tuple(self.others.newcomers.members)[:limit]
 
     def distrust_members(self, found: Collection[Member]) -> None:
-        """Until a view takes over: being heard from is no excuse."""
+        """Distrust these members until a view takes over, even if they are heard from."""
         self.doubts.distrusted |= set(found) & set(self.members)
 
     def give_up(self, now_ns: int) -> None:
-        """For good: rounds of a number that were said once must not begin anew."""
+        """Give up the attempt for good: rounds that were said once of a number must not begin
+        anew."""
         if self.attempt is not None:
             self.passes(self.attempt, now_ns)
         self.attempts.quiet_until_ns = now_ns + self.timing.retry_ns
@@ -311,8 +320,8 @@ class AgreementState:
         self.attempts.under_way = None
 
     def ends(self, attempt: Attempt, now_ns: int) -> None:
-        """It is over: whose accusations were idle is kept, who was in doubt, and who tried to get
-        in."""
+        """An attempt is over: keep whose accusations were idle, who was in doubt, and who tried to
+        get in."""
         if attempt.planned:
             self.tried_to_get_in(attempt.universe, now_ns)
             self.doubts.accusers.answers(attempt.heard)
@@ -326,18 +335,20 @@ class AgreementState:
         self.agreed.waits(view, now_ns)
 
     def tried_to_get_in(self, members: Iterable[Member], now_ns: int) -> None:
-        """With an attempt that is over, or has ended with a view."""
+        """Note which newcomers tried to get in with an attempt that is over, or has ended with a
+        view."""
         newcomers = set(members) - set(self.members)
         self.others.newcomers.tried({member.peer_id for member in newcomers}, now_ns)
 
     def stop_attempt(self, now_ns: int) -> None:
-        """Given up, and a newcomer has nothing that could stay frozen."""
+        """Give up the attempt; a newcomer has nothing that could stay frozen."""
         self.give_up(now_ns)
         if self.is_newcomer:
             self.attempts.frozen = False
 
     def doubt_newcomers(self, members: Iterable[Member], now_ns: int) -> None:
-        """Newcomers that must not be in the next attempt, should this one fail."""
+        """Doubt the newcomers among `members`: they must not be in the next attempt, if this one
+        fails."""
         if self.is_newcomer:
             return
         newcomers = set(members) - set(self.members)
@@ -348,11 +359,12 @@ class AgreementState:
     def doubt_links(
         self, heard: Mapping[Member, Contribution], links: Collection[Accusation], now_ns: int
     ) -> None:
-        """The same for newcomers with a link in doubt."""
+        """Doubt, in the same way, newcomers with a link in doubt."""
         self.doubt_newcomers(ends_in_doubt(heard, links, set(self.members)), now_ns)
 
     def wake_up(self, now_ns: int) -> None:
-        """After a sleep deadlines move, as this peer has not listened; not what has begun since."""
+        """After a sleep move the deadlines, since this peer has not listened; what has begun since
+        stays."""
         gap_ns = now_ns - (now_ns if self.last_tick_ns is None else self.last_tick_ns)
         self.last_tick_ns = now_ns
         if gap_ns <= self.timing.sleep_ns:

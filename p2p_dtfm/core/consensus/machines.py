@@ -24,7 +24,7 @@ from p2p_dtfm.core.consensus.parts.wide.tidings_reception import TidingsReceptio
 
 @dataclass(frozen=True)
 class Machines:
-    """Each works on the same state; a later one calls earlier ones only."""
+    """Each works on the same state, and calls only machines that `machines_of` makes before it."""
 
     outsiders: Outsiders
     syncing: Syncing

@@ -10,7 +10,8 @@ from p2p_dtfm.core.recovery.view import View
 
 @dataclass
 class AgreedNextView:
-    """Who of its members has what it needs there, and whether the view is still wanted."""
+    """Which members of the next view have what they need there, and whether the view is still
+    wanted."""
 
     view: View | None = None
     agreed_ns: int = 0
@@ -20,16 +21,17 @@ class AgreedNextView:
     vouched: ViewId | None = None
     """This peer's Prepared of the step under way says that all are synced: the view must stay."""
     is_doomed: bool = False
-    """It goes as soon as it is not vouched for."""
+    """The view is dropped as soon as this peer does not vouch for it."""
     dropped: View | None = None
-    """The one that went: others may have taken it over."""
+    """The view that this peer has dropped: others may have taken it over."""
     call_off: str = ""
-    """Why it went: the others wait for it, and learn by the next attempt that they need not."""
+    """Why this peer dropped the view. The others wait for it, and learn by the next attempt that
+    they need not."""
     given: StatesGiven = field(default_factory=StatesGiven)
-    """What who is to join has got of its states."""
+    """How much the newcomers of the view have got of their states."""
 
     def waits(self, view: View, now_ns: int) -> None:
-        """All have said Ready to it."""
+        """All have said Ready to the view."""
         self.view, self.agreed_ns = view, now_ns
         self.synced, self.self_synced = set(), False
         needs = {peer_id: view.state_bytes_of(peer_id) for peer_id in view.member_ids}
@@ -43,18 +45,18 @@ class AgreedNextView:
         self.synced, self.self_synced, self.is_doomed = set(), False, False
 
     def drop(self) -> None:
-        """It is not taken over by this peer, unless others show that they have."""
+        """This peer does not take over the view any more, unless others show that they have."""
         self.dropped, self.view = self.view, None
         self.is_doomed = self.self_synced = False
 
     def doom(self, reason: str) -> None:
-        """It goes at once, or after the step for which this peer has vouched."""
+        """Drop the view at once, or after the step for which this peer has vouched."""
         self.is_doomed = True
         self.call_off = reason
         if self.vouched is None:
             self.drop()
 
     def slept(self, moved_ns: Callable[[int], int]) -> None:
-        """This peer did not listen: who is to sync has as much time as before."""
+        """This peer was asleep and did not listen: whoever must sync has as much time as before."""
         self.agreed_ns = moved_ns(self.agreed_ns)
         self.given.slept(moved_ns)

@@ -1,7 +1,7 @@
 """Records that were opened lately: members send the same ones again and again.
 
-Bounded by what they take once opened, which is more than their bytes: a link with a short name
-takes ten of these, and twenty times as many here.
+They are bounded by the memory that they take once opened, which is more than their bytes. A link
+with a short name has ten bytes, and takes twenty times as many here.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,20 +12,21 @@ from p2p_dtfm.core.protocol.signed import Signed
 
 OPENED_LIMIT = 4096
 OPENED_LIMIT_BYTES = 64 << 20
-"""Of a swarm in which all have a link to each of 64 others a record takes some 25 KiB."""
+"""In a swarm in which all have a link to each of 64 others, a record takes some 25 KiB."""
 OPENED_LINK_BYTES = 320
 NEWCOMER_RECORD_BYTES = 8 * 1024
 LINK_BYTES = 128
-"""How large a newcomer's record may be: some more for each member, to which it may have a link."""
+"""A newcomer's record may have `NEWCOMER_RECORD_BYTES`, and `LINK_BYTES` more for each member, to
+which it may have a link."""
 NEWCOMER_LINKS = 64
-"""Links to other newcomers that it may have beside those to members."""
+"""Links to other newcomers that a newcomer's record may have, beside those to members."""
 FEW_MEMBERS = 64
-"""Of a view that a peer knows nothing of there may be so many; where there are more, links are
-brief."""
+"""A peer that knows nothing of a view assumes that it may have this many members. Where there are
+more, links are brief."""
 
 
 class OpenedRecords:
-    """By what was signed."""
+    """Opened records, by what was signed."""
 
     def __init__(self, opener: Callable[[Signed], PeerRecord]) -> None:
         self._opener = opener
@@ -40,11 +41,11 @@ class OpenedRecords:
         return self._held_bytes
 
     def find(self, signed: Signed) -> PeerRecord | None:
-        """One that was opened before."""
+        """A record that was opened before."""
         return self._opened.get(signed)
 
     def open(self, signed: Signed) -> PeerRecord:
-        """Raises `PeerFault`."""
+        """The record; it is opened unless that was done lately. Raises `PeerFault`."""
         record = self._opened.get(signed)
         if record is None:
             record = self._opener(signed)
@@ -52,7 +53,8 @@ class OpenedRecords:
         return record
 
     def open_newcomer(self, signed: Signed, member_count: int) -> PeerRecord:
-        """The same, of somebody who may be nobody's fellow. Raises `PeerFault`."""
+        """The same, for a peer that may be nobody's fellow: its record is bounded. Raises
+        `PeerFault`."""
         members = max(member_count, FEW_MEMBERS)
         require_size(signed, members)
         record = self._opened.get(signed)
@@ -63,7 +65,7 @@ class OpenedRecords:
         return record
 
     def keep_only(self, peer_ids: Iterable[str]) -> None:
-        """Of these peers."""
+        """Forget the records of all but these peers."""
         kept = frozenset(peer_ids)
         self._opened = {it: record for it, record in self._opened.items() if it.peer_id in kept}
         self._held_bytes = sum(opened_bytes(*item) for item in self._opened.items())
@@ -77,7 +79,7 @@ class OpenedRecords:
 
 
 def opened_bytes(signed: Signed, record: PeerRecord) -> int:
-    """About what both take."""
+    """About how much memory both take."""
     return 2048 + 2 * len(signed.payload) + OPENED_LINK_BYTES * len(record.links)
 
 
@@ -89,6 +91,6 @@ def require_size(signed: Signed, member_count: int) -> None:
 
 
 def require_few_links(record: PeerRecord, member_count: int) -> None:
-    """Raises `PeerFault` for one with links to more than there can be."""
+    """Raises `PeerFault` for a newcomer's record with links to more peers than there can be."""
     if len(record.links) > member_count + NEWCOMER_LINKS:
         raise PeerFault(f"a newcomer's record with {len(record.links)} links", record.peer_id)

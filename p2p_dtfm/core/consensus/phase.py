@@ -16,7 +16,7 @@ from p2p_dtfm.core.recovery.view import View
 
 
 class Phase(StrEnum):
-    """Those of newcomers are of peers that are in no view."""
+    """Phases of newcomers are those of peers that are in no view."""
 
     OUTSIDE = "outside"
     NEWCOMER = "newcomer"

@@ -1,10 +1,11 @@
-"""Newcomers that a member has let in as far as the hall: they get what they need to join."""
+"""Newcomers that a member has admitted: they get what they need to join."""
 
 from p2p_dtfm.core.units import SECOND_NS
 
 ADMITTED_NS = 900 * SECOND_NS
 ADMITTED_LIMIT = 64
-"""Whoever was admitted first gives way: in a flood each still has seconds, and may knock again."""
+"""When there are more, the one admitted first gives way. In a flood each still has seconds, and may
+knock again."""
 
 
 class Admissions:
@@ -14,7 +15,7 @@ class Admissions:
         self._since_ns: dict[str, int] = {}
 
     def admit(self, peer_id: str, now_ns: int) -> None:
-        """It knocks: from now on it counts as a newcomer."""
+        """The peer knocks: from now on it counts as a newcomer."""
         self._since_ns.setdefault(peer_id, now_ns)
         while len(self._since_ns) > ADMITTED_LIMIT:
             del self._since_ns[next(iter(self._since_ns))]

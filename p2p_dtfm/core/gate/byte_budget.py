@@ -4,9 +4,11 @@ import collections
 
 
 class ByteBudget:
-    """At most `of_one` bytes for each sender and `in_all` together; the first frame of somebody who
-    has none in flight is let through, or one larger than the budget would never come, and whoever
-    fills the budget would hold up all others."""
+    """At most `of_one` bytes for each sender and `in_all` together.
+
+    The first frame of a sender that has none in flight is let through. Otherwise a frame larger
+    than the budget would never come, and whoever fills the budget would hold up all others.
+    """
 
     def __init__(self, of_one: int, in_all: int) -> None:
         assert 0 < of_one <= in_all
@@ -21,12 +23,12 @@ class ByteBudget:
         return self._total
 
     def held(self, sender: str) -> int:
-        """Of these, bytes of one sender."""
+        """Bytes in flight of one sender."""
         return self._held[sender]
 
     def take(self, sender: str, size_bytes: int, goes_first: bool = True) -> bool:
-        """Whether there is room; if so it is taken. `goes_first`: else a first frame waits for room
-        as well, unless nobody has any in flight."""
+        """Take room for a frame; False if there is none. Without `goes_first` a sender's first
+        frame waits for room as well, unless nobody has any in flight."""
         mine = self._held[sender]
         is_first = not mine if goes_first else not self._total
         fits_one = not mine or mine + size_bytes <= self.of_one

@@ -1,7 +1,8 @@
-"""Whom this peer calls at addresses that it has only somebody's word for.
+"""Which peers this one calls at addresses that it has only somebody's word for.
 
-Who names a third party's address could make a swarm knock at its door. So one that is only claimed
-is called rarely, at few addresses, and no door is knocked at again and again, whoever names it.
+A peer that names a third party's address could make a swarm knock at that door. So a peer whose
+address is only claimed is called rarely, and at few addresses. No door is knocked at again and
+again, whoever names it.
 """
 
 import collections
@@ -12,25 +13,26 @@ from p2p_dtfm.core.units import SECOND_NS
 
 ADDRESSES_OF_ONE = 2
 CLAIMS_EVERY_NS = 5 * SECOND_NS
-"""Between two peers of whose address there is nothing but a claim."""
+"""Time between calls to two peers of whose address there is nothing but a claim."""
 DOOR_KNOCKS = 2
 HOST_CLAIMS = 2
 HOST_NAMED = 8
 HOST_THERE = 64
 NAMED_KNOCKS = 6
-"""At one door, by who looks for a member: it may be about to start again."""
+"""Knocks at one door, by a peer that looks for a member: it may be about to start again."""
 REMEMBERED_NS = 600 * SECOND_NS
 SEEN_BURST = 48
 SEEN_EVERY_NS = 2 * SECOND_NS
 """A peer that calls from a host may be called back there: this often for each host."""
 LOOKS_BURST = 24
 LOOK_EVERY_NS = 2 * SECOND_NS
-"""Between two nodes of the directory that are called wherever libp2p was told that they are."""
+"""Time between calls to two nodes of the directory, at any address that libp2p was told."""
 DOORS_REMEMBERED = 4096
 BEHIND_A_DOOR = 2
-"""Peers, or relays, that one is said to lead to: one may have taken the place of another."""
+"""Peers, or relays, that one door is said to lead to: one may have taken the place of another."""
 DOORS_OF_A_HOST = 5
-"""Of the internet. Members behind one router beyond these come to know each other in a view."""
+"""Doors of one host of the internet. Where more members are behind one router, the rest come to
+know each other in a view."""
 
 Door = tuple[str, int]
 """Host and port."""
@@ -55,7 +57,7 @@ class Dialling:
         """Peers that were not called for want of a proof."""
 
     def choose(self, doors: Sequence[Door], seen_host: str | None, now_ns: int) -> list[Door]:
-        """The doors to knock at now; none: not yet. `seen_host` is where the peer's own connection
+        """The doors to knock at now; empty: not yet. `seen_host` is where the peer's own connection
         comes from, or came from lately."""
         seen = [door for door in dict.fromkeys(doors) if door[0] == seen_host]
         chosen = self.call_back(seen[:ADDRESSES_OF_ONE], now_ns)
@@ -66,7 +68,7 @@ class Dialling:
         return chosen
 
     def call_back(self, doors: Sequence[Door], now_ns: int) -> list[Door]:
-        """Those of a peer's doors at the host that it calls from that are knocked at now."""
+        """The doors to knock at now, of those that a peer has at the host from which it calls."""
         open_doors = [door for door in dict.fromkeys(doors) if self._may_knock(door, now_ns)]
         if not open_doors or not self._may_call_back(open_doors[0][0], now_ns):
             return []
@@ -88,8 +90,9 @@ class Dialling:
         return self._knock(chosen, now_ns)
 
     def look_up(self, doors: Sequence[Door], was_there: bool, now_ns: int) -> list[Door]:
-        """The doors of a peer that the directory names, when this peer looks for somebody.
-        `was_there`: it brought its presence to a node that this peer believes."""
+        """The doors to knock at now of a peer that the directory names, when this peer looks for
+        somebody. `was_there`: the named peer brought its presence to a node that this peer
+        believes."""
         chosen: list[Door] = []
         for door in dict.fromkeys(doors):
             fits = len(chosen) < ADDRESSES_OF_ONE and self._may_knock(door, now_ns, NAMED_KNOCKS)
@@ -99,7 +102,7 @@ class Dialling:
         return self._knock(chosen, now_ns)
 
     def may_look(self, now_ns: int) -> bool:
-        """Whether one more peer may be called whose addresses others keep."""
+        """Whether one more peer may be called, at addresses that others keep."""
         regained = (now_ns - self._looked_ns) // LOOK_EVERY_NS
         if regained > 0:
             self._looks = min(LOOKS_BURST, self._looks + regained)
@@ -109,8 +112,8 @@ class Dialling:
         return may
 
     def give_back(self, doors: Sequence[Door]) -> None:
-        """Nobody's door was knocked at after all, or whoever stands behind it knocked at this very
-        moment, too: so it counts for nothing."""
+        """These knocks count for nothing. Either none was made after all, or whoever stands behind
+        the door knocked here at this very moment, too."""
         for door in doors:
             _take_back(self._doors, door)
             _take_back(self._claims, door[0])
@@ -144,7 +147,8 @@ class Dialling:
 
 
 class NamedDoors:
-    """Where members are, as somebody says whom this peer has asked: it may have invented them."""
+    """Doors where members are, by the word of a peer that this one has asked: it may have invented
+    them."""
 
     def __init__(self, limit: int = DOORS_REMEMBERED) -> None:
         self._limit = limit
@@ -155,8 +159,8 @@ class NamedDoors:
         return len(self._behind)
 
     def admits(self, door: Door, behind: str, is_public: bool) -> bool:
-        """Whether this peer may knock there for one more. `behind`: the peer, or the relay that
-        passes on to it."""
+        """Whether this peer may knock at the door for one more peer. `behind`: that peer, or the
+        relay that passes on to it."""
         known = self._behind.get(door, ())
         if behind in known:
             return True

@@ -1,7 +1,7 @@
 """The gate before every handler: a pure machine over `core.gate.gate_table`.
 
 Each sender has a bucket of tokens for each kind; strangers as a class, and newcomers as a class,
-have one more. A refusal takes further tokens of its sender; a stranger or newcomer that is refused
+have one more. A refusal takes a further token of its sender. A stranger or newcomer that is refused
 again and again is muted for growing times. All that is kept is bounded.
 """
 
@@ -16,7 +16,7 @@ from p2p_dtfm.core.gate.gate_table import FAR, Rate, Role, Row, row_of
 from p2p_dtfm.core.units import SECOND_NS
 
 SENDERS_LIMIT = 4096
-"""Whoever was heard longest ago is forgotten first."""
+"""When there are more senders, the one heard longest ago is forgotten."""
 PATIENCE = 64
 """Refusals in a row, less one for each second, that a stranger or newcomer may collect."""
 MUTED_NS = 5 * SECOND_NS
@@ -53,18 +53,18 @@ class _Bucket:
     at_ns: int
 
     def take(self, rate: Rate, now_ns: int) -> bool:
-        """Whether there was a token."""
+        """Take a token; False if there is none."""
         has = self.has(rate, now_ns)
         self.parts -= _UNIT * has
         return has
 
     def has(self, rate: Rate, now_ns: int) -> bool:
-        """Whether there is one."""
+        """Whether there is a token."""
         self._regain(rate, now_ns)
         return self.parts >= _UNIT
 
     def spend(self, rate: Rate, amount: int, now_ns: int) -> None:
-        """What has been done is paid for, if need be later."""
+        """Pay for what has been done: a bucket that has too little owes the rest."""
         self._regain(rate, now_ns)
         self.parts -= amount * _UNIT
 
@@ -127,8 +127,8 @@ class Gate:
         stays: bool = False,
         pays: str = "",
     ) -> Admitted | GateRefusal:
-        """Whether `sender` may say this now. With `stays` it counts as being served until `left`
-        is called with the role that it was admitted in. `pays`: of what kind it must owe nothing
+        """Whether `sender` may say this now. With `stays` it counts as being served until `left` is
+        called with the role that it was admitted in. `pays`: a kind of which it must owe nothing
         (`spend`)."""
         role = self._role_of(sender)
         row = row_of(kind, self._is_open(), self._is_closed())
@@ -148,8 +148,8 @@ class Gate:
     def glance(
         self, sender: str, kind: str, size_bytes: int, now_ns: int, pays: str = ""
     ) -> GateRefusal | None:
-        """Why `sender` may not say this now, before it is read: what is let in pays for itself
-        once it is, and what is not pays here."""
+        """Why `sender` may not say this now, before it is read; None: it may. What is let in pays
+        for itself once it is read. A refusal is paid for here."""
         role = self._role_of(sender)
         row = row_of(kind, self._is_open(), self._is_closed())
         held = self._sender(sender)
@@ -164,9 +164,11 @@ class Gate:
             held.serving[kind] -= 1
 
     def spend(self, sender: str, kind: str, amount: int, now_ns: int) -> None:
-        """What handling something has cost: what its sender, or all such strangers or newcomers
-        together, cannot pay for is owed, and until it has come back nothing more is admitted that
-        `pays` for this kind."""
+        """Charge a sender with what handling something has cost.
+
+        What it, or all such strangers or newcomers together, cannot pay for is owed. Until that has
+        come back, nothing more is admitted that `pays` for this kind.
+        """
         if amount <= 0:
             return
         role = self._role_of(sender)
@@ -200,7 +202,8 @@ class Gate:
         now_ns: int,
         pay: Callable[[_Bucket, Rate, int], bool] = _Bucket.take,
     ) -> Reason | None:
-        """`pay`: takes a token, or only looks whether there is one."""
+        """Why to refuse; None: there is no reason. `pay`: takes a token, or only looks whether
+        there is one."""
         if (reason := self._out_of_place(held, role, row, size_bytes, now_ns)) is not None:
             return reason
         rate = _rate_of(row, role)
@@ -267,7 +270,7 @@ class Gate:
 
 
 def _rate_of(row: Row, role: Role) -> Rate:
-    """Of one sender."""
+    """The rate of one sender."""
     return row.sender if role in FAR else row.near
 
 

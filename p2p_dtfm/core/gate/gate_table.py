@@ -20,7 +20,7 @@ class Role(StrEnum):
     CONTRIBUTOR = "contributor"
     """Must answer in the attempt under way."""
     MEMBER = "member"
-    """Of the view in force, or of the one that is agreed to follow it."""
+    """Is in the view in force, or in the one that is agreed to follow it."""
     FORMER = "former"
     """Was a member of a view that this peer was in."""
 
@@ -38,37 +38,40 @@ NEAR = frozenset({Role.MEMBER, Role.CONTRIBUTOR, Role.FORMER})
 KNOWN = NEAR | {Role.NEWCOMER}
 EVERYBODY = frozenset(Role)
 NEAR_RATE = Rate(2_000, 8_000)
-"""Of each kind and sender."""
+"""The rate for each kind and each such sender."""
 NEAR_OPENING_RATE = Rate(2_000, 32_768)
-"""A quarter of a processor's time or less. A view of 1,024 is agreed on with some ten thousand
-signatures, from ten neighbours; what one has looked at costs nothing the next time."""
+"""Takes a quarter of a processor's time or less. A view of 1,024 is agreed on with some ten
+thousand signatures, from ten neighbours. A signature that was looked at once costs nothing the next
+time."""
 FAR = frozenset({Role.STRANGER, Role.NEWCOMER})
-"""Share one budget for each kind, as a class: a thousand keys gain nothing."""
+"""Strangers share one budget for each kind, and so do newcomers: a thousand keys gain nothing."""
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Who may, how much, how often."""
+    """Who may say something, how much of it, and how often."""
 
     roles: frozenset[Role]
     size_bytes: int = MIB
     sender: Rate = Rate(20, 100)
-    """Of one stranger or newcomer."""
+    """The rate of one stranger or newcomer."""
     together: Rate = Rate(200, 600)
-    """Of all strangers together, and of all newcomers together."""
+    """The rate of all strangers together, and that of all newcomers together."""
     near: Rate = NEAR_RATE
-    """Of one member, contributor or former member."""
+    """The rate of one member, contributor or former member."""
     at_once: int = 16
-    """Being served for one stranger or newcomer; four times that for all of its class."""
+    """How many are served at once for one stranger or newcomer; four times that for all of its
+    class."""
     outside: frozenset[Role] | None = None
-    """Who may while this peer is in no view, and so cannot know who is a member; None: `roles`."""
+    """The roles that may while this peer is in no view, and so cannot know who is a member; None:
+    `roles`."""
     stranger_bytes: int | None = None
     """What a stranger may send, where that is less."""
     is_paid_later: bool = False
-    """What it has cost is known once it is done (`Gate.spend`): who owes of it gets no more."""
+    """The cost is known once it is done (`Gate.spend`): a sender that owes of it gets no more."""
 
 
 STANDING_BYTES = 320 * KIB
-"""Where a view of 1,024 members stands: what the largest of all swarms says to strangers."""
+"""Size of the Standing of a view of 1,024 members: the largest that any swarm says to strangers."""
 _STRANGERS_GATHER = 64 * KIB
 _AGREEMENT = Row(KNOWN, outside=EVERYBODY)
 _FOLLOWING = Row(NEAR)
@@ -125,9 +128,9 @@ TABLE: dict[str, Row] = {
     "blob": Row(EVERYBODY, KIB, Rate(50, 200), Rate(200, 400), at_once=8),
     "echo": Row(EVERYBODY, KIB, Rate(5, 24), Rate(100, 300)),
     "directory": Row(EVERYBODY, MIB, Rate(10, 100), Rate(60, 600)),
-    # of what is found there: each KiB that is answered. Who looks for a run of a thousand reads 600
+    # each KiB of what is answered there: a peer that looks for a run of a thousand reads 600
     "directory answer": Row(EVERYBODY, MIB, Rate(32, 1024), Rate(512, 16384), is_paid_later=True),
-    # of what is to be stored: each value whose signature has to be looked at
+    # each value that is to be stored there, and whose signature has to be looked at
     "directory value": Row(EVERYBODY, 8 * KIB, Rate(2, 16), Rate(60, 600), near=Rate(20, 200)),
     "whereabouts": Row(EVERYBODY, 2 * KIB + 64, Rate(2, 24), Rate(20, 100), at_once=4),
     "reachability": Row(EVERYBODY, KIB, Rate(1, 4), Rate(4, 16), near=Rate(1, 8), at_once=2),

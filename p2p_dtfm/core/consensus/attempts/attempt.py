@@ -51,14 +51,14 @@ class Attempt:
     set_aside: SetAside = field(default_factory=SetAside)
     evidence: Evidence = field(default_factory=Evidence)
     digests: dict[Member, tuple[int, str]] = field(default_factory=dict)
-    """Of each, its round and what it knows then."""
+    """Of each member: its newest round, and the digest of what it knew then."""
     passed_on: PassedOn = field(default_factory=PassedOn)
     outcome: Outcome = field(default_factory=Outcome)
     _cache: dict[str, tuple[object, object]] = field(default_factory=dict)
 
     @property
     def wide(self) -> Wide | None:
-        """In a swarm of many: what is passed on along the overlay."""
+        """What is passed on along the overlay; None in a small swarm."""
         return self.passed_on.wide
 
     @property
@@ -68,12 +68,12 @@ class Attempt:
 
     @property
     def plan(self) -> Plan | NoPlan | None:
-        """Of the snapshot; None while it is computed."""
+        """The plan of the snapshot; None while it is computed."""
         return self.outcome.plan
 
     @property
     def ready(self) -> dict[Member, Ready]:
-        """Who has said Ready, to whatever view."""
+        """What each member has said as its Ready, to whatever view."""
         return self.outcome.ready
 
     @property
@@ -87,7 +87,7 @@ class Attempt:
 
     @property
     def own_digest(self) -> str:
-        """What this peer has said last that it knows."""
+        """Digest of what this peer has last said that it knows."""
         return self.digests[self.me][1]
 
     def next_round(self) -> None:
@@ -101,7 +101,7 @@ class Attempt:
             self._cache["has_members"] = (None, None)
         self.opened[contribution.member] = contribution
         self.known[contribution.member] = signed
-        if keeps:  # it names nobody who is not named already
+        if keeps:  # the contribution names nobody who is not named already
             sizes = len(self.opened), len(self.set_aside.contradicted)
             self._cache["universe"] = (sizes, self._cache["universe"][1])
             members = self._cache.get("members")
@@ -123,7 +123,8 @@ class Attempt:
         return held[1].issuperset(part.joiners) or self._names_more(part, sizes)
 
     def _names_more(self, part: Contribution, sizes: tuple[int, int]) -> bool:
-        """Newcomers of whom no other life is named: there is nothing else to look at."""
+        """Whether all that the contribution adds is newcomers of whom no other life is named. If so
+        they are added to those that must answer."""
         new, named_ids = set(part.joiners) - self.universe, self.awaited_ids
         new_ids = {member.peer_id for member in new}
         is_plain = len(new_ids) == len(new) and named_ids.isdisjoint(new_ids)
@@ -135,22 +136,25 @@ class Attempt:
         return True
 
     def park(self, signed: Signed, contribution: Contribution) -> None:
-        """Keep it until somebody names its contributor."""
+        """Keep a contribution until somebody names its contributor."""
         self.set_aside.park(signed, contribution, is_wide=self.wide is not None)
 
     def learn_absent(self, by: Member, silent: Iterable[Member]) -> None:
-        """`by` has not heard them before the deadline. In a planned attempt, in which steps go on,
-        nobody gives up a member for that; who says so, be it a newcomer, makes it up."""
+        """`by` says that it has not heard the `silent` before the deadline.
+
+        Steps go on in a planned attempt, so nobody gives up a member for silence there. Whoever
+        calls one silent, be it a newcomer, makes it up.
+        """
         spared = self.members if self.planned else set()
         for member in self.universe & set(silent) - spared:
             self.evidence.called_absent.setdefault(member, set()).add(by)
 
     def believe_absent(self, has_waited: Callable[[Member], bool]) -> bool:
-        """Who is silent by the word of most of those heard, or of one where this peer has waited
-        too; True if that is news."""
+        """Hold those for absent that most of those heard call silent, and those that one calls
+        silent and this peer has waited for, too. True if that is news."""
         if not self.evidence.called_absent:
             return False
-        heard = self.universe & set(self.opened)  # of one in two lives the newer word
+        heard = self.universe & set(self.opened)  # of a peer with two lives the newer one
         news = {
             member
             for member, by in self.evidence.called_absent.items()
@@ -167,10 +171,12 @@ class Attempt:
 
     @property
     def digest(self) -> str:
-        """Of what a view would follow from; while somebody is waited for, of all that is known.
+        """Digest of what a view would follow from; while somebody is waited for, of all that is
+        known.
 
-        What those say who are left out does not count, once nobody else is waited for: they would
-        keep the rest from knowing the same by saying it late, to one after another.
+        Once nobody else is waited for, the word of those that are left out does not count.
+        Otherwise they could say something late, to one member after another, and keep the rest from
+        knowing the same.
         """
         named = self.universe
         if not self.is_waiting:
@@ -182,7 +188,8 @@ class Attempt:
 
     @property
     def silent(self) -> set[Member]:
-        """Who is held for absent, and has not answered after all: others know nothing of that."""
+        """Members held for absent that have not answered after all. One that has answered does not
+        count any more: others may never have held it for absent."""
         return (self.evidence.absent & self.universe) - set(self.opened)
 
     @property
@@ -198,7 +205,7 @@ class Attempt:
 
     @property
     def heard(self) -> dict[Member, Contribution]:
-        """What those have contributed that must."""
+        """The contributions of those that must answer."""
         return {member: self.opened[member] for member in self.universe & self.opened.keys()}
 
     @property
@@ -213,26 +220,26 @@ class Attempt:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Whom to send to."""
+        """Peer ids of all others that must answer: this peer sends to them."""
         return tuple(sorted(m.peer_id for m in self.universe if m.peer_id != self.me.peer_id))
 
     @property
     def waits_for(self) -> set[Member]:
-        """Whose contribution is still waited for."""
+        """Those whose contribution is still waited for."""
         watchers = self.wide.watchers if self.wide is not None else None
         absent, charges = self.evidence.absent, self.charges
         return unanswered(self.universe, self.known, absent, charges, watchers)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there is anybody of these; told at once where it is many."""
+        """Whether this peer waits for any contribution; told at once where it waits for many."""
         excused = len(self.evidence.absent) + len(self.charges)
         is_far = self.wide is not None and len(self.universe) - len(self.known) > excused
         return is_far or bool(self.waits_for)
 
     @property
     def members(self) -> set[Member]:
-        """Of the views that contributors are in."""
+        """All members of the views that contributors are in."""
         held = self._cache.get("members")
         if held is None or held[0] != len(self.opened):
             views = {p.present.view: p.present for p in self.opened.values() if p.present}
@@ -291,8 +298,11 @@ class Attempt:
 
     @property
     def has_lost_members(self) -> bool:
-        """Members have opened it, and none of them is left: newcomers may be where they were not,
-        and do not go on by themselves while there are any."""
+        """Whether members have taken part, and none of them is a participant any more.
+
+        The newcomers may only be cut off from them, and do not go on by themselves while there are
+        members.
+        """
         left = any(self.opened[member].present is not None for member in self.participants)
         return not left and not self.only_newcomers
 
@@ -309,7 +319,8 @@ class Attempt:
         return tuple(sorted((asked | set(self.opened)) & self.universe - set(self.participants)))
 
     def gather(self) -> Gather:
-        """That this peer knows what it knows, for those that have the contributions."""
+        """A Gather without contributions, for those that have them: it says what this peer knows by
+        its digest."""
         return Gather(
             sender=self.me,
             number=self.number,
@@ -329,16 +340,16 @@ class Attempt:
 
     @property
     def sources(self) -> set[ViewId]:
-        """The views that those come from whom the snapshot counts."""
+        """The views that the contributors of the snapshot come from."""
         return {part.present.view for part in self.counted if part.present is not None}
 
     @property
     def counted(self) -> list[Contribution]:
-        """Those that the snapshot counts."""
+        """The contributions that the snapshot counts."""
         assert self.snapshot is not None
         return [self.opened[member] for member in self.snapshot.contributors]
 
 
 def _nothing(member: Member) -> Signed:
-    """Counts in place of what a member has said in two ways."""
+    """Counts in place of two contributions that one member has signed."""
     return Signed(member.peer_id, "", b"", b"")

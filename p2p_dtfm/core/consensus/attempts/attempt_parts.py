@@ -12,17 +12,18 @@ from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 
 CHARGES_TOLD = 2048
-"""In one message; others hear twice as many (`message_bounds.CHARGES_LIMIT`). Of sixty-four
-members each half may accuse the other."""
+"""How many accusations this peer tells in one message; receivers accept twice as many
+(`message_bounds.CHARGES_LIMIT`). Of sixty-four members each half may accuse the other."""
 PARKED_LIMIT = 64
-"""Contributions of peers that nobody has named yet; in a swarm of many as many as one member may
-name (`WAITING_WIDE_LIMIT`), since a storm may come before the word of those that name it."""
+"""How many contributions a peer keeps whose makers nobody has named yet. In a swarm of many these
+are as many as one member may name (`WAITING_WIDE_LIMIT`): a storm of newcomers may come before the
+word of those that name them."""
 PARKED_LIMIT_BYTES = 4 << 20
-"""Together, as they came: opened they take eight times as much."""
+"""Bytes of all of these together, as they came: opened they take eight times as much."""
 ROUNDS_LIMIT = 64
 """Rounds of Gather that may each start the deadline anew."""
 DEADLINES_LIMIT = 8
-"""So many deadlines after its beginning no news starts the deadline of a Gather anew."""
+"""After this many deadlines from its beginning no news starts the deadline of a Gather anew."""
 
 
 @dataclass
@@ -37,7 +38,7 @@ class AttemptClock:
 
     @classmethod
     def started(cls, now_ns: int) -> "AttemptClock":
-        """Of an attempt that begins now."""
+        """The clock of an attempt that begins now."""
         return cls(began_ns=now_ns, progress_ns=now_ns, sent_ns=now_ns)
 
     def gets_on(self, round_: int, gather_ns: int, now_ns: int) -> None:
@@ -46,7 +47,7 @@ class AttemptClock:
             self.progress_ns = now_ns
 
     def sleep(self, moved_ns: Callable[[int], int]) -> None:
-        """This peer did not listen: the others have as much time as before."""
+        """This peer was asleep and did not listen: the others have as much time as before."""
         self.began_ns = moved_ns(self.began_ns)
         self.progress_ns = moved_ns(self.progress_ns)
 
@@ -56,12 +57,13 @@ class SetAside:
     """Contributions that do not count."""
 
     contradicted: dict[Member, Signed] = field(default_factory=dict)
-    """Who has signed two contributions, and the second one: neither counts, and both are shown."""
+    """Members that have signed two contributions, and the second one. Neither counts, and both are
+    shown."""
     parked: dict[Member, tuple[Signed, Contribution]] = field(default_factory=dict)
-    """Of peers that no one who counts has named so far."""
+    """Contributions of peers that nobody whose word counts has named so far."""
 
     def park(self, signed: Signed, part: Contribution, is_wide: bool) -> None:
-        """As many as there is room for; of one peer the newest."""
+        """Keep the contribution if there is room; of one peer the newest is kept."""
         held = self.parked.get(part.member)
         if held is not None and held[0] is signed:
             return
@@ -78,12 +80,13 @@ class Evidence:
 
     absent: set[Member] = field(default_factory=set)
     called_absent: dict[Member, set[Member]] = field(default_factory=dict)
-    """By silent peer, whose word it is that it is silent."""
+    """By silent member: those that call it silent."""
     charges: dict[Accusation, Charge] = field(default_factory=dict)
 
     def told(self, me: Member, members: Collection[Member]) -> tuple[Charge, ...]:
-        """As many as others hear: this peer's own before those of members, and these before those
-        of newcomers, of whom many that accuse everybody would have nothing be heard."""
+        """As many charges as others accept: this peer's own before those of members, and these
+        before those of newcomers. Many newcomers that accuse everybody would otherwise crowd out
+        the rest."""
         order = sorted(self.charges)
         if len(order) > CHARGES_TOLD:
             order.sort(key=lambda it: (it.by != me, it.by not in members))
@@ -92,8 +95,8 @@ class Evidence:
     def absent_told(
         self, silent: Collection[Member], members: Collection[Member]
     ) -> tuple[Member, ...]:
-        """As many of the silent as others hear: members before newcomers, of whom many that there
-        are not would have nothing be heard."""
+        """As many of the silent as others accept, members before newcomers. Many newcomers that do
+        not exist would otherwise crowd out the members."""
         order = sorted(silent)
         if len(order) > ITEMS_LIMIT:
             order = sorted(sorted(order, key=lambda it: it not in members)[:ITEMS_LIMIT])
@@ -105,14 +108,14 @@ class PassedOn:
     """What others need to follow, and who has been sent it."""
 
     newcomers: dict[Member, Signed] = field(default_factory=dict)
-    """Records of who is named by contributors, for those who have not met them."""
+    """Records of the newcomers that contributors name, for those that have not met them."""
     certificates: dict[ViewId, Certificate] = field(default_factory=dict)
-    """Of views that contributors are in."""
+    """Certificates of the views that contributors are in."""
     told: set[str] = field(default_factory=set)
-    """Who was sent this peer's contribution."""
+    """Peers that were sent this peer's contribution."""
     said_all_of: int = 0
-    """Contributions that it had when it said last that it waits for nobody."""
+    """How many contributions this peer had when it last said that it waits for nobody."""
     mediated: set[Accusation] = field(default_factory=set)
-    """Whose ends were sent all that this peer knows."""
+    """Accusations whose ends were sent all that this peer knows."""
     wide: Wide | None = None
-    """In a swarm of many."""
+    """What is passed on along the overlay; None in a small swarm."""

@@ -1,4 +1,4 @@
-"""Who of the contributors can be in one view together, a function of what they say."""
+"""Which contributors can be in one view together: a function of what they say."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -44,7 +44,8 @@ def chosen_of(
     reached_step: Callable[[list[Contribution]], int],
     bounds: Callable[[Collection[Contribution]], FurthestStep] | None = None,
 ) -> Chosen:
-    """Without those that are barred, by what most have from before, and those that lie now."""
+    """Leave out those that are barred, by what most contributors have from before, and those that
+    lie now; choose from the rest."""
     known, step = agreed_bars(heard.values()), step_of_most(heard.values())
     epochs = agreed_epochs(heard.values())
     stayed = [it for it in voters(heard.values()) if it.present is not None]
@@ -74,7 +75,11 @@ def _with_roles(
     terms: StepTerms,
     convicted: Collection[str],
 ) -> tuple[Bar, ...]:
-    """`stayed`: of the members of the view in force; `convicted`: now."""
+    """The bars, with roles added for those that have none (`core.audit.roles`).
+
+    `stayed`: contributions of members of the view in force. `convicted`: peers that are convicted
+    now.
+    """
     quiet_from_step = quiet_from(bars, step, terms.follow_steps, terms.undo_steps)
     if convicted:
         stage_holders = _stage_holders(stayed).difference(convicted)
@@ -85,7 +90,7 @@ def _with_roles(
 
 
 def _stage_holders(stayed: Collection[Contribution]) -> frozenset[str]:
-    """Of the view in force, as more than half of its members say."""
+    """Stage-holders of the view in force, as more than half of its members say."""
     plans = (it.present.plan for it in stayed if it.present is not None)
     named = Counter(peer for plan in plans if plan is not None for peer in plan.stage_holders())
     return frozenset(peer for peer, count in named.items() if 2 * count > len(stayed))

@@ -88,7 +88,7 @@ def _held_layers(parts: list[Contribution]) -> tuple[HeldLayer, ...]:
 
 
 def _held_at_target(recovery: Recovery) -> tuple[HeldLayer, ...]:
-    """What they have where a view starts after a failure."""
+    """The layers that contributors have at the step where a view starts after a failure."""
     assert recovery.target is not None
     return tuple(
         HeldLayer(member.peer_id, layer, recovery.target.step)

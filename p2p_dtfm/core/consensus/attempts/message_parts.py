@@ -11,8 +11,8 @@ PART_LIMIT_BYTES = 512 * 1024
 def message_parts(
     items: Iterable[Item], size_of: Callable[[Item], int], first_bytes: int = 0
 ) -> list[list[Item]]:
-    """In order. Each part is within the limit unless one item alone exceeds it; `first_bytes` of
-    the first part are already taken. At least one part."""
+    """The items, in order, in one or more parts. Each part is within the limit unless one item
+    alone exceeds it; `first_bytes` of the first part are already taken."""
     parts: list[list[Item]] = [[]]
     size = first_bytes
     for item in items:

@@ -24,7 +24,7 @@ class Outcome:
 
     @property
     def view_id(self) -> ViewId | None:
-        """Of the snapshot."""
+        """The view id of the snapshot."""
         if self.snapshot is None:
             return None
         if self._view_id is None or self._view_id[0] is not self.snapshot:
@@ -42,7 +42,7 @@ class Outcome:
         return self._ids[1]
 
     def take_ready(self, certificate: Certificate, verify: Verify) -> None:
-        """Those that this peer lacks, or has for another view, as others have put them together."""
+        """Take from a certificate each Ready that this peer lacks, or has for another view."""
         assert self.snapshot is not None
         lacks = (m for m in self.snapshot.contributors if not self.has_said_ready(m))
         missing = {member.peer_id for member in lacks}
@@ -52,13 +52,14 @@ class Outcome:
                 self.ready[member] = ready_of(certificate, member, signature)
 
     def has_said_ready(self, member: Member) -> bool:
-        """To what this peer has agreed on, not to another view."""
+        """Whether the member has said Ready to the view of this snapshot, and not to another
+        one."""
         ready = self.ready.get(member)
         return ready is not None and ready.view == self.view_id
 
     @property
     def is_agreed(self) -> bool:
-        """Whether all have said Ready, to the same."""
+        """Whether all contributors have said Ready to the same view."""
         return self.snapshot is not None and all(
             map(self.has_said_ready, self.snapshot.contributors)
         )

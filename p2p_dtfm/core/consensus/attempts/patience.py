@@ -5,28 +5,36 @@ from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.liveness.lateness import Lateness
 
 DOUBLINGS_LIMIT = 2
-"""A liar that passes numbers over makes others wait four times as long for who is silent."""
+"""A liar that skips numbers makes others wait four times as long for a silent peer, and no
+longer."""
 READY_FACTOR = 3
-"""They plan on slower machines, perhaps, but not on that much slower ones."""
+"""Others may plan on slower machines than this peer's, but not on slower ones than by this
+factor."""
 
 
 def patience_ns(
     attempt: Attempt, timing: AgreementTiming, is_member: bool, lateness: Lateness, view_number: int
 ) -> int:
-    """Newcomers alone hold up nobody for long, nor do a few members of whom the rest is done; nor a
-    few of those that found a run. Who runs late itself waits for longer. `view_number`: of this
-    peer's view."""
+    """How long the attempt may go without progress. `view_number`: of this peer's view.
+
+    Newcomers alone hold up nobody for long. Nor do a few members once the rest is done, or a few of
+    those that found a run. A peer that runs late itself waits longer.
+    """
     in_time_ns = _in_time_ns(attempt, timing, is_member)
-    if is_member or attempt.only_newcomers:  # who joins knows no number to count from
+    if is_member or attempt.only_newcomers:  # a joiner has no number to count from
         in_time_ns <<= _doublings(attempt, view_number)
-    # a crowd is all that answer, also who is left out: nobody has to be judged for it
+    # the crowd is all that answer, also those left out: nobody has to be judged for that
     return lateness.stretched_ns(in_time_ns, len(attempt.heard))
 
 
 def _doublings(attempt: Attempt, view_number: int) -> int:
-    """Of many each attempt after a failed one has twice the time to gather: where all are slow, one
-    after another would end before its end, and be what they are slow with. By the number, which all
-    know, and not by what failed here: the least patient ends it for all."""
+    """How often the time to gather doubles: in a swarm of many, once for each attempt that failed
+    before.
+
+    Where all are slow, one attempt after another would otherwise end too early, and add to the load
+    that makes them slow. The number says how many have failed, since all know it. What failed at
+    this peer alone does not count: the least patient peer ends the attempt for all.
+    """
     if attempt.wide is None or attempt.snapshot is not None:
         return 0
     failed = (attempt.number - view_number - 1) // 2
@@ -38,7 +46,7 @@ def _in_time_ns(attempt: Attempt, timing: AgreementTiming, is_member: bool) -> i
         return _gather_ns(attempt, timing) if is_member else timing.gather_ns
     if is_member or attempt.only_newcomers:
         return _ready_ns(attempt, timing)
-    # members go first; but they may have gone on without it, and then nobody tells it
+    # members decide first; but they may have gone on without this newcomer, and nobody tells it
     return min(timing.ready_ns, _ready_ns(attempt, timing) + timing.gather_ns)
 
 
@@ -68,5 +76,6 @@ def _ready_ns(attempt: Attempt, timing: AgreementTiming) -> int:
 
 
 def _short_ns(timing: AgreementTiming) -> int:
-    """Steps may be waiting: for who has answered before, and now keeps all others."""
+    """Patience with those that have answered before and now keep all others waiting, steps perhaps
+    too."""
     return timing.gather_ns * 2 // 3

@@ -11,9 +11,11 @@ ATTEMPTS_LIMIT = 4
 
 
 class SaidReady:
-    """Attempts in which this peer has said Ready, since its view took over and as far as they are
-    worth keeping: the others may all agree on one that it goes on from, for want of somebody's
-    Ready that got lost on the way to it alone."""
+    """The newest attempts in which this peer has said Ready since its view took over.
+
+    Somebody's Ready may get lost on the way to this peer alone. This peer then goes on to another
+    attempt, while the others may all have agreed on the first one.
+    """
 
     def __init__(self) -> None:
         self.last: Ready | None = None
@@ -22,7 +24,7 @@ class SaidReady:
     def add(self, attempt: Attempt, ready: Ready) -> None:
         self.last = ready
         self._attempts[ready.view] = attempt
-        attempt.set_aside.parked.clear()  # nobody is named in it any more
+        attempt.set_aside.parked.clear()  # nobody parked can be named any more
         while len(self._attempts) > ATTEMPTS_LIMIT:
             del self._attempts[next(iter(self._attempts))]
 
@@ -30,7 +32,7 @@ class SaidReady:
         return self._attempts.get(view)
 
     def take_over(self) -> None:
-        """What was attempted before that is over."""
+        """A view takes over: what was attempted before is over."""
         self._attempts = {}
 
 
@@ -40,21 +42,21 @@ class Promises:
 
     said_ready: SaidReady = field(default_factory=SaidReady)
     highest_number: int = 0
-    """That was heard of."""
+    """The highest number that this peer has heard of."""
     readied_number: int = 0
     given_up_number: int = 0
 
     @property
     def passed_number(self) -> int:
-        """It is never entered again, nor any before it."""
+        """This peer never again enters an attempt with this number, or a lower one."""
         return max(self.readied_number, self.given_up_number)
 
     def hears_of(self, number: int) -> None:
-        """The next attempt of this peer has a higher one."""
+        """This peer hears of a number: its next attempt has a higher one."""
         self.highest_number = max(self.highest_number, number)
 
     def readies(self, number: int) -> None:
-        """This peer says Ready for it."""
+        """This peer says Ready for this number."""
         self.readied_number = max(self.readied_number, number)
 
     def gives_up(self, number: int) -> None:

@@ -22,7 +22,7 @@ class Answers(StrEnum):
 
 @dataclass(frozen=True)
 class ReadyVerdict:
-    """`members`: of whom it speaks. `reason` goes into the log."""
+    """`members`: those that the verdict is about. `reason` goes into the log."""
 
     answers: Answers
     reason: str
@@ -49,8 +49,9 @@ def ready_verdict(attempt: Attempt) -> ReadyVerdict:
 
 
 def _voters(attempt: Attempt) -> set[Member]:
-    """Whose word decides what most say: of a planned view its members' alone. Strangers that are to
-    be let in may be more, and would have all members take themselves for wrong, and leave."""
+    """Contributors whose word decides what most say: in a planned view its members alone. Strangers
+    that are to be let in may be more, and would make all members take themselves for wrong, and
+    leave."""
     assert attempt.snapshot is not None
     contributors = attempt.snapshot.contributors
     if not attempt.planned:
@@ -61,7 +62,8 @@ def _voters(attempt: Attempt) -> set[Member]:
 def _of_other_plans(
     attempt: Attempt, others: list[Ready], answers: list[Ready]
 ) -> ReadyVerdict | None:
-    """They planned the same snapshot differently. None: it is not clear yet who is wrong."""
+    """The verdict where others planned the same snapshot differently; None: it is not clear yet who
+    is wrong."""
     assert attempt.snapshot is not None and attempt.plan is not None
     voters = _voters(attempt)
     digests = Counter(item.plan_digest for item in others if item.sender in voters)

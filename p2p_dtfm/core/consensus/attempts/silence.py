@@ -1,4 +1,4 @@
-"""Who keeps an attempt from ending."""
+"""Finds those that keep an attempt from ending."""
 
 from collections.abc import Collection
 
@@ -8,11 +8,14 @@ from p2p_dtfm.core.protocol.snapshot import Member
 
 
 def silent_in(attempt: Attempt, is_member: bool) -> list[Member]:
-    """Who has not been heard of late, or says that it knows something else than most: that only a
-    member may say of others, as far as it has not said so yet."""
+    """Those that have not been heard lately. If there are none: the few that know something else
+    than most, or have not said Ready.
+
+    Only a member may say of others that they know something else, and it says so once.
+    """
     due = attempt.snapshot.contributors if attempt.snapshot else attempt.participants
     if attempt.wide is not None and attempt.snapshot is None:
-        # only neighbours say what they know; of all others it is known once they have contributed
+        # only neighbours say what they know; the others have answered once they have contributed
         return sorted(attempt.waits_for) or list(attempt.dissenting)
     silent = [member for member in due if member != attempt.me and _is_silent(attempt, member)]
     if silent:
@@ -24,8 +27,8 @@ def silent_in(attempt: Attempt, is_member: bool) -> list[Member]:
 
 
 def are_few(members: Collection[Member], attempt: Attempt, due_count: int) -> bool:
-    """So few that the others are right; or, in a planned attempt, newcomers alone: however many
-    come, they keep no member from its end."""
+    """Whether these are so few that the others are right. In a planned attempt newcomers alone
+    always are: however many come, they keep no member from its end."""
     newcomers_alone = attempt.planned and not attempt.members & set(members)
     return newcomers_alone or 2 * len(members) < due_count
 

@@ -12,7 +12,7 @@ from p2p_dtfm.core.recovery.view import View
 
 
 class Remedy(StrEnum):
-    """How an attempt goes on, or ends, that somebody keeps from its end."""
+    """How an attempt that somebody keeps from its end goes on, or ends."""
 
     GO_ON_WITHOUT = "goes on without who is silent"
     KEEP_OUT = "newcomers are accused, and kept out of the next one if this one fails"
@@ -31,11 +31,11 @@ class StallVerdict:
     reason: str
     members: tuple[Member, ...]
     blames_newcomers: bool = False
-    """They must not be in the next attempt."""
+    """The `members` are newcomers, which must not be in the next attempt."""
 
 
 def stall_verdict(attempt: Attempt, view: View | None) -> StallVerdict:
-    """Whom the attempt waits for, and whether it can do without; `view`: the present one."""
+    """Whom the attempt waits for, and whether it can do without them; `view`: the present one."""
     waits_for, is_gathering = attempt.waits_for, attempt.snapshot is None
     if is_gathering and _are_dispensable(waits_for, attempt):
         reason = f"goes on without {names_of(waits_for)}: silent during Gather({attempt.number})"
@@ -58,7 +58,7 @@ def _of_planned(
 ) -> StallVerdict:
     blamed = are_newcomers_links(silent, view)
     said = all(Accusation(attempt.me, member) in attempt.charges for member in silent)
-    may_accuse = blamed and attempt.snapshot is None and not said  # in vain, if it has before
+    may_accuse = blamed and attempt.snapshot is None and not said  # a second time is in vain
     remedy = Remedy.KEEP_OUT if may_accuse else Remedy.HELD_UP
     return StallVerdict(remedy, reason, silent, blamed)
 
@@ -69,18 +69,23 @@ def _of_newcomer(attempt: Attempt) -> Remedy:
 
 
 def _are_dispensable(silent: set[Member], attempt: Attempt) -> bool:
-    """In a planned attempt steps go on meanwhile: it is no reason to go on without a member."""
+    """Whether the attempt can go on without the silent. A planned one does not go on without a
+    member: steps go on meanwhile."""
     return bool(silent) and not (attempt.planned and silent & attempt.members)
 
 
 def _is_said_already(attempt: Attempt, silent: Collection[Member]) -> bool:
-    """In a swarm of many, where not all watch all: this peer has accused them, and that has not
-    helped. Some that are heard from may be gone since, and would have to accuse them, too."""
+    """Whether, in a swarm of many, this peer has accused all of them already, and in vain.
+
+    There not every peer watches every other. Peers that would have to accuse them, too, may be gone
+    since they were heard.
+    """
     if attempt.wide is None:
         return False
     return all(Accusation(attempt.me, member) in attempt.charges for member in silent)
 
 
 def are_newcomers_links(silent: Collection[Member], view: View | None) -> bool:
-    """Evidence that keeps a newcomer out, and cannot cost a member its place."""
+    """Whether only newcomers are silent. Such evidence keeps a newcomer out, and cannot cost a
+    member its place."""
     return bool(silent) and (view is None or not set(silent) & set(view.members))

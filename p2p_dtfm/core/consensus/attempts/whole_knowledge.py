@@ -10,13 +10,15 @@ from p2p_dtfm.core.protocol.signed import Signed
 MEDIATORS = 2
 RECORDS_LIMIT = 64
 RECORDS_LIMIT_BYTES = 192 * 1024
-"""Of newcomers, in one message, which may have others beside them."""
+"""Newcomers' records in one message, by number and bytes; it may hold other things beside them."""
 
 
 def ends_that_lack(attempt: Attempt) -> tuple[str, ...]:
-    """Where a link is cut, its ends lack each other's contribution, and a resend would bring it
-    half a second later: two of those that have both, and are in no doubt, tell both ends now, of
-    each link once."""
+    """Peer ids of both ends of each cut link: they lack each other's contribution.
+
+    A resend would bring it half a second later. So two peers that have both contributions, and are
+    in no doubt, tell both ends now, once for each link.
+    """
     mediated, ends = attempt.passed_on.mediated, set[str]()
     in_doubt = {end for link in attempt.charges for end in (link.by, link.of)}
     if attempt.me not in sorted(attempt.known.keys() - in_doubt)[:MEDIATORS]:
@@ -29,9 +31,12 @@ def ends_that_lack(attempt: Attempt) -> tuple[str, ...]:
 
 
 def late_knowledge(attempt: Attempt) -> list[Gather]:
-    """That this peer knows what it knows, for those that have the contributions; with those that
-    came after it has said that it waits for nobody, and second ones. By that word others may have
-    gone on, and who then knows something else has to show what."""
+    """What this peer knows, by its digest, for those that have the contributions.
+
+    Added are contributions that came after this peer said that it waits for nobody, and second ones
+    of the same member. Others may have gone on by that word. So a peer that then knows something
+    else has to show what.
+    """
     passed_on, known = attempt.passed_on, list(attempt.known.values())
     late = known[passed_on.said_all_of :] if passed_on.said_all_of else []
     late += attempt.set_aside.contradicted.values() if passed_on.said_all_of else ()
@@ -42,7 +47,8 @@ def late_knowledge(attempt: Attempt) -> list[Gather]:
 
 
 def whole_knowledge(attempt: Attempt, proofs: bool) -> list[Gather]:
-    """`proofs`: with what shows to others which views there are."""
+    """All that this peer knows. `proofs`: with the certificates that prove to others which views
+    there are."""
     newcomers, certificates = attempt.passed_on.newcomers, attempt.passed_on.certificates
     records, *more = _in_parts([newcomers[member] for member in sorted(newcomers)])
     first = msgspec.structs.replace(
@@ -64,8 +70,8 @@ def whole_knowledge(attempt: Attempt, proofs: bool) -> list[Gather]:
 
 
 def _in_parts(records: list[Signed]) -> list[list[Signed]]:
-    """Each member names others, and strangers choose whom they ask: together they are more than
-    one message may hold. At least one part."""
+    """Newcomers' records in parts, at least one. Each member names others, and strangers choose
+    whom they ask: together they are more than one message may hold."""
     parts: list[list[Signed]] = [[]]
     size = 0
     for signed in records:

@@ -1,4 +1,4 @@
-"""Of an attempt in a swarm of many: what is new to this peer, and how far it has been passed on."""
+"""What is new to this peer in an attempt of many, and how far this peer has passed it on."""
 
 from collections.abc import Callable, Collection, Mapping, ValuesView
 from dataclasses import dataclass, field
@@ -26,13 +26,13 @@ class CameFrom(Enum):
 
 
 Whence = Callable[[str], CameFrom]
-"""From where somebody's word comes; "" is this peer's own."""
+"""Tells where the word of a giver comes from; "" is this peer's own."""
 ASKED_AT_ONCE = 2
-"""Neighbours that are asked for what is missing, others each time."""
+"""How many neighbours are asked at once for what is missing, others each time."""
 
 
 def whence(grid: Grid, me: str) -> Whence:
-    """By where its giver stands in the grid."""
+    """Where news came from, by the place of its giver in the grid."""
 
     def came_from(giver: str) -> CameFrom:
         if giver not in grid.places or me not in grid.places:
@@ -51,14 +51,15 @@ class News:
 
 @dataclass
 class Told:
-    """How far the news have been passed on, and to whom."""
+    """How far the news has been passed on, and to whom."""
 
     row_at: int = 0
     across_at: int = 0
     across_to: frozenset[str] = frozenset()
     leaf_at: dict[str, int] = field(default_factory=dict)
     row_prepared: set[bytes] = field(default_factory=set)
-    """Names of those that its row has been sent, and the others across."""
+    """Names of the steps and Prepared that this peer's row has been sent; `across_prepared`: the
+    other rows."""
     across_prepared: set[bytes] = field(default_factory=set)
     digest_told: str = ""
     flushed_ns: int | None = None
@@ -67,25 +68,25 @@ class Told:
 
 @dataclass
 class Wide:
-    """`news` grows only; whoever is told has a place in it."""
+    """`news` only grows; `told` keeps how far in it each receiver has been told."""
 
     hasty: bool = True
-    """No attempt has failed before: it is frozen as soon as nobody is waited for. Else first all
-    neighbours must say that they know the same."""
+    """No attempt has failed before: the knowledge is frozen as soon as nobody is waited for.
+    Otherwise all neighbours must first say that they know the same."""
     grid: Grid | None = None
     watchers: dict[str, frozenset[str]] = field(default_factory=dict)
     neighbours: frozenset[str] = frozenset()
     makers: dict[str, Member] = field(default_factory=dict)
-    """Of contributions, by peer id."""
+    """Makers of contributions, by peer id."""
     news: list[News] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     told: Told = field(default_factory=Told)
     giver: str = ""
-    """Of the message that is being read."""
+    """Sender of the message that is being read."""
     repairs: int = 0
     leaves: tuple[object, list[str]] | None = None
     hosts: dict[Member, tuple[PeerRecord | None, tuple[str, ...]]] = field(default_factory=dict)
-    """Of who has no place, by the record that it has given."""
+    """Of each peer without a place: its record, and the hosts that follow from that."""
 
     def not_from_row(self) -> list[Item]:
         """What this peer's row has not been told."""
@@ -98,7 +99,8 @@ class Wide:
         ]
 
     def for_leaf(self, leaf: str) -> list[Item]:
-        """What one without a place has not been told, and has not given; it counts as told."""
+        """What a peer without a place has not been told and has not given; from now on it counts as
+        told."""
         begin, self.told.leaf_at[leaf] = self.told.leaf_at.get(leaf, 0), len(self.news)
         return [it.item for it in self.news[begin:] if it.giver != leaf]
 
@@ -110,10 +112,11 @@ class Wide:
         me: str,
         givers: Givers | None = None,
     ) -> None:
-        """All of a kind, in their order: those beyond the ones that were noted before are new.
+        """Note what is new of a kind. `items` are all of that kind in their order: those beyond the
+        ones that were noted before are new.
 
-        `givers`: by signature, who gave a contribution: it may count only later, by what another
-        one gives.
+        `givers`: by signature, who gave a contribution. It may come to count only later, by what
+        another peer gives.
         """
         before = self.counts.get(kind, 0)
         if len(items) == before:
@@ -136,5 +139,5 @@ def _maker(item: Item) -> str:
 
 
 def fullest(sets: Collection[list[Value]], limit: int) -> list[list[Value]]:
-    """So many of them, with the most in them."""
+    """As many of the lists as `limit` says, those with the most in them."""
     return list(sets) if len(sets) <= limit else sorted(sets, key=len, reverse=True)[:limit]

@@ -1,9 +1,9 @@
 """The overlay of a swarm of many: rows of peers that are near to one another.
 
-A peer tells one in each other row, and those tell their rows: all hear of it by one far and one
-near hop, each once. With as many rows as a row has peers the degree is twice the square root.
-Who is lost is stood for by the next one in its row. In `docs/decisions/0049-agreement-of-many.md`
-is why it is no random graph.
+A peer tells its own row and one peer in each other row, and those tell their rows. So news comes to
+each peer once, by one far and one near hop. With as many rows as a row has peers, the degree is
+twice the square root of their number. The next peer in a row stands in for one that is lost.
+`docs/decisions/0049-agreement-of-many.md` says why the overlay is no random graph.
 """
 
 import heapq
@@ -18,10 +18,9 @@ from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot, ViewId
 
 NEAR_SHARE = 4
-"""Of the longest round trip that anybody has measured: who is farther off than such a part of it is
-in no row with one."""
+"""A peer joins a row only by a round trip of at most the longest measured one, divided by this."""
 SMALL_SHARE = 4
-"""A row of less than such a part of the usual size joins another one."""
+"""Rows smaller than the usual size, divided by this, are put together into new ones."""
 HOSTS = 4
 
 
@@ -33,17 +32,17 @@ class Grid:
 
     @cached_property
     def places(self) -> dict[str, tuple[int, int]]:
-        """Of each peer: its row, and where it stands in that."""
+        """Of each peer: the number of its row, and its place in that row."""
         return {peer: (n, at) for n, row in enumerate(self.rows) for at, peer in enumerate(row)}
 
     @cached_property
     def in_order(self) -> list[str]:
-        """Of their names."""
+        """All peers, in the order of their names."""
         return sorted(self.places)
 
     @cached_property
     def links(self) -> MemberLinks:
-        """What records say of the ways to them."""
+        """What records say of the links to these peers."""
         return MemberLinks(self.places)
 
     def row_mates(self, peer_id: str, lost: Collection[str] = ()) -> tuple[str, ...]:
@@ -52,7 +51,8 @@ class Grid:
         return tuple(it for it in self.rows[row] if it != peer_id and it not in lost)
 
     def across(self, peer_id: str, lost: Collection[str] = ()) -> tuple[str, ...]:
-        """One in each other row, that passes on what this peer says; none where all are lost."""
+        """One peer in each other row, which passes on what `peer_id` says; none in a row whose
+        peers are all lost."""
         own, at = self.places[peer_id]
         found = []
         for number, row in enumerate(self.rows):
@@ -71,7 +71,7 @@ class Grid:
         return {peer: tuple(others) for peer, others in found.items()}
 
     def neighbours(self, peer_id: str) -> frozenset[str]:
-        """Whom it tells or hears directly: they watch one another."""
+        """Peers that `peer_id` tells or hears directly: neighbours watch one another."""
         if peer_id not in self.places:
             return frozenset()
         others = (*self.row_mates(peer_id), *self.across(peer_id), *self._towards[peer_id])
@@ -79,7 +79,7 @@ class Grid:
 
     @cached_property
     def watchers(self) -> dict[str, frozenset[str]]:
-        """The neighbours of each."""
+        """The neighbours of each peer."""
         return {peer: self.neighbours(peer) for peer in self.places}
 
     def are_row_mates(self, one: str, other: str) -> bool:
@@ -89,7 +89,7 @@ class Grid:
 
 @lru_cache(maxsize=8)
 def grid_in_order(peer_ids: tuple[str, ...], sizes: Sequence[int] = ()) -> Grid:
-    """Rows of these sizes, as far as they make sense; of the usual size else."""
+    """Rows of these sizes, or of the usual size where these do not fit the peers."""
     if any(size < 1 for size in sizes) or sum(sizes) != len(peer_ids):
         usual = usual_size(len(peer_ids))
         sizes = [min(usual, len(peer_ids) - at) for at in range(0, len(peer_ids), usual)]
@@ -101,20 +101,21 @@ def grid_in_order(peer_ids: tuple[str, ...], sizes: Sequence[int] = ()) -> Grid:
 
 
 def usual_size(count: int) -> int:
-    """Of a row: the square root."""
+    """The usual number of peers in a row: the square root of how many there are."""
     return isqrt(max(0, count - 1)) + 1
 
 
 @dataclass(frozen=True)
 class _Roll:
-    """The id of a view says which records its members have."""
+    """The records of a view's members. Rolls are compared by the view's id, which says what records
+    they are."""
 
     view: ViewId
     records: tuple[PeerRecord, ...] = field(compare=False)
 
 
 def grid_of_view(snapshot: Snapshot, view: ViewId) -> Grid:
-    """Of the members of a view."""
+    """The grid of a view's members."""
     return _grid_of(_Roll(view, snapshot.records))
 
 
@@ -124,7 +125,8 @@ def _grid_of(roll: _Roll) -> Grid:
 
 
 def near_grid(records: Iterable[PeerRecord]) -> Grid:
-    """Rows of peers that are near by what they measured. A pure function of the records."""
+    """Rows of peers that are near to one another, by what they measured. A pure function of the
+    records."""
     round_trips = _round_trips(records)
     size = usual_size(len(round_trips))
     longest_ns = max((ns for ways in round_trips.values() for ns in ways.values()), default=0)
@@ -139,7 +141,7 @@ def near_grid(records: Iterable[PeerRecord]) -> Grid:
 
 
 def _round_trips(records: Iterable[PeerRecord]) -> dict[str, dict[str, int]]:
-    """Both ways alike: the shorter one of the two that were measured."""
+    """Round trips, alike in both directions: the shorter one of the two that were measured."""
     records = list(records)
     found: dict[str, dict[str, int]] = {record.peer_id: {} for record in records}
     members = MemberLinks(found)
@@ -153,7 +155,8 @@ def _round_trips(records: Iterable[PeerRecord]) -> dict[str, dict[str, int]]:
 
 
 def _cut(near: list[str], size: int) -> list[list[str]]:
-    """A row of who is nearest; where few are left after it, these come along."""
+    """One row of the nearest peers. Where fewer than two rows are near, all of them: in one row, or
+    in two halves if they are more than one and a half rows."""
     if len(near) >= 2 * size:
         return [near[:size]]
     if 2 * len(near) <= 3 * size:
@@ -169,7 +172,8 @@ def _grown(
     size: int,
     limit_ns: int,
 ) -> list[str]:
-    """Always the one that is nearest to some peer of the row."""
+    """A row that begins with `first`: it always takes next the peer that is nearest to some peer of
+    it."""
     row, taken = [first], {first}
     heap = [(ns, peer) for peer, ns in round_trips[first].items() if peer in free]
     heapq.heapify(heap)
@@ -186,15 +190,15 @@ def _grown(
 
 
 def _without_small(rows: list[list[str]], size: int) -> list[list[str]]:
-    """What is left over here and there makes rows of its own."""
+    """The rows; peers of those that are too small make rows of their own."""
     kept = [row for row in rows if len(row) * SMALL_SHARE >= size]
     rest = [peer for row in rows if len(row) * SMALL_SHARE < size for peer in row]
     return [*kept, *(rest[at : at + size] for at in range(0, len(rest), size))]
 
 
 def hosts_of(peer_id: str, record: PeerRecord | None, grid: Grid) -> tuple[str, ...]:
-    """Who speaks with a peer that has no place in the grid: the nearest ones, and others that
-    follow from its name."""
+    """Peers of the grid that speak with a peer that has no place in it: the nearest ones, and
+    others that follow from its name."""
     places = grid.places
     links = grid.links.of(record) if record is not None else {}
     near = sorted((link.round_trip_ns, it) for it, link in links.items() if it in places)

@@ -1,10 +1,11 @@
-"""With whom a plan has a peer exchange tensors."""
+"""The peers with which a plan has a peer exchange tensors."""
 
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 
 
 def plan_neighbours(plan: Plan | NoPlan, peer_id: str) -> frozenset[str]:
-    """The stages before and after its own, and who holds the same layers in other pipelines."""
+    """The peers of the stages before and after its own, and those that hold the same layers in
+    other pipelines."""
     if not isinstance(plan, Plan):
         return frozenset()
     found: set[str] = set()

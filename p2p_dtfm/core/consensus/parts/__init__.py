@@ -1,5 +1,5 @@
 """The machines of the agreement: each has one idea, and works on the one `AgreementState`.
 
-None is above another as a class; each is handed those that it calls. Begin with `gather`;
+No machine inherits from another; each is handed those that it calls. Begin with `gather`;
 `core.consensus.table` says which message goes to which of them.
 """

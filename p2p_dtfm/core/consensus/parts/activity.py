@@ -1,4 +1,5 @@
-"""Who is active in which view: believed only of views that this peer has agreed to itself."""
+"""Which members are active in which view: a peer believes it only of views to which it has agreed
+itself."""
 
 import operator
 
@@ -17,7 +18,7 @@ from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.view import View
 
 VIEWS_LIMIT = 16
-"""Of so many views that this peer agreed to it remembers who has said Active."""
+"""Of this many views that it agreed to, a peer remembers who has said Active."""
 Sources = tuple[object, ...]
 NOT_AGREED_TO = "it is of a view to which this peer and its sender have not agreed"
 
@@ -41,7 +42,7 @@ class Activity:
         self._contributors: tuple[object, Sources, frozenset[Member]] | None = None
 
     def receive_as_member(self, message: Active, now_ns: int) -> Verdict:
-        """By who is in a view: of that one, or of one that it may have missed."""
+        """An Active comes to a member: of its own view, or of one that it may have missed."""
         state, view = self._state, self._state.view
         assert view is not None
         if not self._note(message):
@@ -56,7 +57,7 @@ class Activity:
         return found or self.missed(message.sender, message.view, message.certificate, now_ns)
 
     def receive_as_newcomer(self, message: Active, now_ns: int) -> Verdict:
-        """By who is in no view: of one that it has agreed to."""
+        """An Active comes to a peer in no view: of one that it has agreed to."""
         if not self._note(message):
             return refused(NOT_AGREED_TO)
         found = self._of_another_view(message, now_ns)
@@ -65,7 +66,7 @@ class Activity:
         given_up = self._awaited_in(message) if self._state.attempt is None else None
         if given_up is not None:
             reason = f"had given up view {message.view}, which waits for this peer"
-            # who wants to leave is counted in only for what it has
+            # a peer that wants to leave is in a view only for the states that it has
             is_needed = (
                 given_up.snapshot is not None and self._state.me in given_up.snapshot.members
             )
@@ -73,8 +74,11 @@ class Activity:
         return refused("it is of a view that this peer does not wait for")
 
     def _awaited_in(self, message: Active) -> Attempt | None:
-        """What it has given up, and the others agreed on after all. Who kept its own Ready from
-        this peer may say that at any time."""
+        """The attempt that this peer has given up, and on which the others agreed after all.
+
+        A sender that kept its own Ready from this peer is not believed: it could say so at any
+        time.
+        """
         said_ready = self._state.promises.said_ready
         last, given_up = said_ready.last, said_ready.find(message.view)
         if last is None or last.view != message.view or given_up is None:
@@ -82,14 +86,15 @@ class Activity:
         return given_up if given_up.outcome.has_said_ready(message.sender) else None
 
     def _of_another_view(self, message: Active, now_ns: int) -> Verdict | None:
-        """Of one that this peer waits for; None: of one that it does not wait for any more."""
+        """What comes of an Active for a view that this peer waits for; None: it does not wait for
+        that view any more."""
         state, attempt = self._state, self._state.attempt
         state.joining.view_heard_ns = now_ns
         missed = self._proofs.hear_of_agreement(message.sender, [message.certificate], now_ns)
         if missed:
             return Verdict(missed, "it shows that all have said Ready")
         if attempt is not None and attempt.outcome.view_id == message.view:
-            # it shows all Ready once this peer says again that it still gathers
+            # the sender shows all Ready once this peer says again that it still gathers
             return refused("this peer lacks somebody's Ready for it")
         for agreed in (state.next_view, state.agreed.dropped):
             if agreed is not None and agreed.id == message.view:
@@ -97,7 +102,8 @@ class Activity:
         return None
 
     def _note(self, message: Active) -> bool:
-        """Whether it is of a view to which this peer said Ready, by one that it names."""
+        """Note an Active, if this peer said Ready to its view, and its sender agreed to that; else
+        False."""
         state, said = self._state, self._state.present.active_members
         if message.sender not in self.contributors_of(message.view):
             return False
@@ -107,14 +113,14 @@ class Activity:
         return True
 
     def note_all(self, said: list[Active]) -> None:
-        """Of one view, by some who have agreed to it."""
+        """Note several Actives of one view, by some of those that have agreed to it."""
         first = said[0]
         if self._note(first):
             noted = self._state.present.active_members[first.view]
             noted |= {item.sender: item for item in said}
 
     def contributors_of(self, named: ViewId) -> frozenset[Member]:
-        """Who has agreed to a view; nobody, where this peer has not."""
+        """The members that have agreed to a view; nobody, where this peer has not."""
         state, attempt = self._state, self._state.attempt
         snapshot = attempt.snapshot if attempt is not None else None
         sources = (state.view, state.next_view, state.agreed.dropped, snapshot)
@@ -152,8 +158,8 @@ class Activity:
         return Verdict(self._takeover.take_over(agreed, now_ns), "others have taken it over")
 
     def _catch_up(self, agreed: View) -> bool:
-        """Be where a view that others have taken over starts, by the word of most of those that
-        commit the steps before."""
+        """Move to where a view starts that others have taken over, by the word of most of those
+        that commit the steps before; False if too few say where."""
         state = self._state
         recovery_evidence = state.recovery_evidence
         said = state.present.active_members.get(agreed.id, {})
@@ -170,7 +176,8 @@ class Activity:
         return False
 
     def _deciding(self, agreed: View) -> set[Member]:
-        """Whose word counts: who has a stage in the view before, else who was in it."""
+        """Members whose word counts: those with a stage in the view before, else those that were in
+        it."""
         state = self._state
         snapshot = agreed.snapshot
         others = set(snapshot.contributors) - {state.me}
@@ -183,9 +190,11 @@ class Activity:
     def missed(
         self, sender: Member, theirs: ViewId, proof: Certificate | None, now_ns: int
     ) -> Verdict:
-        """`sender` is in a later view than this peer, which counts this peer in: it said Ready.
-        That all have said it is to be shown: whoever has others stop the steps by a word of its own
-        would have them out for it."""
+        """`sender` is in a later view, which counts this peer in, since it said Ready to that.
+
+        The sender has to show that all have said Ready. Otherwise its word alone could have this
+        peer stop the steps, and lose its place for that.
+        """
         state, attempt = self._state, self._state.attempt
         if sender not in state.members or theirs.number <= state.view_id.number:
             return refused("it is of no later view by a member of the present one")

@@ -1,4 +1,4 @@
-"""Where peers of two views meet: who goes over to whom, and on what proof."""
+"""Where peers of two views meet: which of them go over to the other view, and on what proof."""
 
 from collections.abc import Sequence
 
@@ -33,14 +33,14 @@ from p2p_dtfm.core.units import SECOND_NS
 
 FIRM_MEMBERS = 3
 """A view that trains and has at least this many members never yields to another swarm of the run
-with which it has nothing in common: one member's acquaintance does not outweigh the others."""
+with which it has nothing in common. One member's acquaintance does not outweigh the others."""
 PROVES_NOTHING = "it proves nothing of that view"
 FOREIGN_TOLD_NS = 600 * SECOND_NS
 TOLD_AT_ONCE = 16
-"""So many peers outside the view are told of it at a time, in turns."""
+"""How many peers outside the view are told of it at a time, in turns."""
 TOLD_BY_ALL_EVERY = 64
-"""In a large view a peer outside is told by the members that would speak for it, and once in this
-many times by all: those may not know of it."""
+"""In a large view only the members that would speak for a peer outside tell it of the view. Once in
+this many times all do: those members may not know of that peer."""
 
 
 class Meeting:
@@ -58,12 +58,14 @@ class Meeting:
         self._outsiders = outsiders
         self._suspicion = suspicion
         self._show_end: tuple[int, set[Member]] = (0, set())
-        """Who has shown, in the attempt of this number, that the run is complete."""
+        """The number of an attempt, and who has shown in it that the run is complete."""
         self._left_for_few_ns: int | None = None
-        """When it left one, as a newcomer, since a few that gathered there had gone on."""
+        """When this peer, as a newcomer, last left an attempt since a few that gathered there had
+        gone on."""
 
     def receive_as_member(self, message: Standing, now_ns: int) -> Verdict:
-        """By who is in a view: where another one counts more, this peer goes over to it."""
+        """A Standing comes to a member: where the other view counts more, this peer goes over to
+        it."""
         state, view = self._state, self._state.view
         assert view is not None
         if message.view == view.id or state.me not in view.members:
@@ -76,7 +78,7 @@ class Meeting:
         return self._compare(view, message, now_ns)
 
     def _compare(self, view: View, message: Standing, now_ns: int) -> Verdict:
-        """With a view of which none of this peer's fellows speaks."""
+        """Compare this peer's view with one of which none of its fellows speaks."""
         views = self._state.others.views
         common = views.newest_common((message.view, *message.ancestors))
         if common is None:
@@ -86,7 +88,7 @@ class Meeting:
             return refused(PROVES_NOTHING)
         mine = own_side(self._outsiders.standing_of(view), common)
         if not (theirs.support or mine.support) and not self._knows_signer(message):
-            # nobody of that view is left in either: anybody may name it
+            # nobody of the common view is left in either: anybody may name it
             return self._tell_of_foreigners(message, now_ns)
         if self._goes_by(common, theirs, mine):
             views.leaves(common)
@@ -94,7 +96,8 @@ class Meeting:
         return self._stays(message, now_ns)
 
     def _compare_with_foreigners(self, view: View, message: Standing, now_ns: int) -> Verdict:
-        """With a view with which this peer knows of none in common."""
+        """Compare this peer's view with one that has nothing in common with it, as far as this peer
+        knows."""
         if (forgotten := self._reminded_of(message)) is not None:
             return self._compare_as_reminded(view, message, forgotten, now_ns)
         if not self._knows_signer(message):
@@ -112,7 +115,8 @@ class Meeting:
     def _compare_as_reminded(
         self, view: View, message: Standing, common: KnownView, now_ns: int
     ) -> Verdict:
-        """By a view in which this peer was before it lost its disk, and the others come from."""
+        """Compare the two views by `common`: this peer was in that view before it lost its disk,
+        and the others come from it."""
         theirs = self._side_of(message, common)
         if theirs is None:
             return refused(PROVES_NOTHING)
@@ -120,7 +124,7 @@ class Meeting:
         if theirs.support and self._goes_by(common, theirs, mine):
             self._state.others.views.goes_back(common)
             return self._goes_over(view, message)
-        self._state.others.views.recalls(common)  # so that they find that they are to go over
+        self._state.others.views.recalls(common)  # so the others find that they are to go over
         return self._stays(message, now_ns)
 
     def _reminded_of(self, message: Standing) -> KnownView | None:
@@ -134,8 +138,8 @@ class Meeting:
         return others.reminders.of(message.sender.peer_id, others.views)
 
     def _goes_by(self, common: KnownView, theirs: Side, mine: Side) -> bool:
-        """Who has trained to the end goes nowhere: it has all that there is to come to, whoever
-        trains on from before."""
+        """Whether to go over to the other side. A peer that has trained to the end goes nowhere:
+        whoever trains on from before can come to nothing that it lacks."""
         if self._state.ends_here:
             return False
         return outranks(theirs, mine) and not self._stays_where_told(common, theirs, mine)
@@ -157,8 +161,8 @@ class Meeting:
         return Verdict([*told, *answer], "the present view counts no less")
 
     def _knows_signer(self, message: Standing) -> bool:
-        """Whether somebody that it knows is a member of that view, and has signed so. No other
-        signature is looked at before that: there may be a thousand."""
+        """Whether a peer that this one knows is a member of that view, and has signed so. Before
+        that this peer looks at no other signature: there may be a thousand."""
         state = self._state
         names = [it.peer_id for it in message.members if state.others.familiar.holds(it.peer_id)]
         return bool(names and signers(message.certificate, state.settings.verify, names))
@@ -166,9 +170,9 @@ class Meeting:
     def _follows_foreigners(
         self, view: View, message: Standing, sides: tuple[Side, Side], now_ns: int
     ) -> bool:
-        """Whether to go over to a view with which this peer's has nothing in common, by their side
-        and its own: only to where somebody is whom it knows. Where its user told it to go, it
-        goes, unless they come."""
+        """Whether to go over to a view that has nothing in common with this peer's; `sides`: theirs
+        and its own. This peer knows somebody there. Where its user told it to go, it goes, unless
+        they were told to come here."""
         if self._state.ends_here:
             return False
         theirs, mine = sides
@@ -183,12 +187,14 @@ class Meeting:
         return not self._waits_for_layers(now_ns) and outranks(theirs, mine)
 
     def _waits_for_layers(self, now_ns: int) -> bool:
-        """That are lost: not for long enough to go back to an older state."""
+        """Whether this peer waits for lost layers, and not yet long enough to go back to an older
+        state."""
         present, patience_ns = self._state.present, self._state.timing.lost_layers_ns
         return present.lost is not None and not present.has_waited(patience_ns, now_ns)
 
     def _stays_where_told(self, common: KnownView, theirs: Side, mine: Side) -> bool:
-        """Its user sent it over from the others to somebody who was never among them."""
+        """Whether this peer's user sent it from the others to somebody that was never among
+        them."""
         given = self._state.others.familiar.given - common.peer_ids
         return bool(mine.signed & given) and not theirs.signed & given
 
@@ -220,9 +226,12 @@ class Meeting:
         return Verdict(self._outsiders.rejoin(reason, may_be_needed=they_wait), reason)
 
     def _go_on_without(self, message: Standing, reason: str, now_ns: int) -> Verdict:
-        """Unless the attempt shows that fewer are left here (`FellowsViews`). Silence does not show
-        that it has gone: where it holds no stage nothing waits for it, and it is heard from, as it
-        says again and again where it is."""
+        """Open an attempt without the sender. If it shows that fewer are left here, this peer goes
+        there, too (`FellowsViews`).
+
+        Silence does not show that the sender has gone. If it holds no stage nothing waits for it,
+        and it is heard, since it says again and again where it is.
+        """
         gone = f"it is in view {message.view}, without this peer"
         return Verdict(self._suspicion.hold_up({message.sender.peer_id: gone}, now_ns), reason)
 
@@ -234,14 +243,14 @@ class Meeting:
     def _side_of(self, message: Standing, common: KnownView | None) -> Side | None:
         settings, given = self._state.settings, self._state.others.familiar.given
         views = self._state.others.views
-        # what this peer has agreed on and never taken over shows nobody gone: newcomers were named
-        # there who may be more, and have never been with anybody
+        # a view that this peer agreed on and never took over shows nobody gone: newcomers in it
+        # may be more than members, and have never been with anybody
         known = (it for it in message.farewells if not views.has_gone_by(it.view))
         message = msgspec.structs.replace(message, farewells=tuple(known))
         return side_of(message, common, settings.workload.min_members, settings.verify, given)
 
     def _tell_of_foreigners(self, message: Standing, now_ns: int) -> Verdict:
-        """Now and then: by itself nothing brings the two together."""
+        """Tell the user now and then: by itself nothing brings the two swarms together."""
         others, reason = self._state.others, "the two views have nothing in common"
         told_ns = others.foreign_told_ns
         if told_ns is not None and now_ns - told_ns < FOREIGN_TOLD_NS:
@@ -266,7 +275,7 @@ class Meeting:
                 return refused("it is the view that this peer waits for")
             if not _had_agreed(message.sender, waiting):
                 return refused("its sender has not agreed on the view that this peer waits for")
-            # it was never taken over: they have gone another way, or that life of theirs has ended
+            # nobody took it over: the members went another way, or the sender's life then has ended
             agreed.view = None
         if not state.joining.wants_view or state.record is None or agreed.view is not None:
             return refused("it asks for no view now")
@@ -277,16 +286,21 @@ class Meeting:
         return Verdict(told, "there is a view: it asks to be let in")
 
     def _asks(self, record: Signed, member: Member, now_ns: int) -> Actions:
-        """To be let in: what it took part in keeps it from that no more."""
+        """Ask to be let in; the attempt in which this newcomer took part keeps it from that no
+        more."""
         if self._state.attempt is not None:
             self._state.stop_attempt(now_ns)
         request = self._outsiders.join_request(record)
         return self._outsiders.tell(member.peer_id, request, now_ns)
 
     def _is_left_behind(self, attempt: Attempt, message: Standing, now_ns: int) -> bool:
-        """In an attempt that members have left, of which nobody tells it any more. By the word of
-        most of them, or of some of many; who is left of others that are lost may be one alone, and
-        so may a liar: that counts as rarely as a newcomer may give up a view for nothing."""
+        """Whether this newcomer is in an attempt that members have left, and of which nobody tells
+        it any more.
+
+        The word of most members shows it, or that of some of many. Where the others are lost, one
+        member may be left alone; but a liar may be alone, too. So the word of a few counts only as
+        rarely as a newcomer may give up a view for nothing.
+        """
         went = gone_on(message, attempt.number, attempt.members)
         if is_shown_by_most(went, attempt.members):
             return True
@@ -299,8 +313,12 @@ class Meeting:
     def _hear_while_members_gather(
         self, attempt: Attempt, message: Standing, now_ns: int
     ) -> Verdict:
-        """As the last step commits members give a planned attempt up, and open no other: one that
-        gathered with this peer shows it that they have. After a failure they may have gone on."""
+        """A Standing comes while members gather with this newcomer.
+
+        As the last step commits, members give a planned attempt up and open no other; one that
+        gathered with this newcomer shows it that. After a failure members may have gone on without
+        it.
+        """
         state, terms = self._state, self._state.settings.terms
         if state.record is not None and self._is_left_behind(attempt, message, now_ns):
             why = "members have gone on without it"
@@ -317,8 +335,9 @@ class Meeting:
         return Verdict([report], "all steps are committed: no view would take over")
 
     def _is_shown_by_most(self, attempt: Attempt, sender: Member) -> bool:
-        """One alone can show it, with its own Prepared of the last step: who has a stage there the
-        newcomer does not know."""
+        """Whether most that gather have shown the end, `sender` now among them. One alone could
+        show it with its own Prepared of the last step: the newcomer does not know who has a stage
+        there."""
         number, said = self._show_end
         said = {*said, sender} if number == attempt.number else {sender}
         self._show_end = attempt.number, said
@@ -332,12 +351,13 @@ class Meeting:
         return message.sender in message.members and set(message.members) <= said
 
     def _hosted(self, view: View, outside: list[str]) -> list[str]:
-        """Of many members a few tell each: the proof of a view grows with them."""
+        """The peers outside that this member tells: of many members a few tell each, since the
+        proof of a view grows with them."""
         grid, me = self._state.grid_of(view), self._state.me.peer_id
         return [it for it in outside if me in hosts_of(it, None, grid)]
 
     def meet(self, now_ns: int) -> Actions:
-        """Peers outside the view are told of it now and then."""
+        """Tell peers outside the view of it now and then."""
         state, view = self._state, self._state.view_in_force
         if view is None or now_ns - state.present.met_ns < state.timing.meet_ns:
             return []
@@ -351,6 +371,6 @@ class Meeting:
 
 
 def _had_agreed(sender: Member, view: View) -> bool:
-    """In this life, or in one before."""
+    """Whether `sender` had agreed to the view, in this life or in one before."""
     agreed = view.snapshot.contributors
     return any(it.peer_id == sender.peer_id and it.life <= sender.life for it in agreed)

@@ -12,7 +12,7 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.units import SECOND_NS
 
 FIRST_STEP_NS = 30 * SECOND_NS
-"""So long newcomers wait for the first step of a view of many that has just begun."""
+"""How long newcomers wait for the first step of a view of many that has just begun."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class DueVerdict:
     reason: str
     planned: bool = False
     accepts_loss: bool = False
-    """This peer has waited long enough for who holds lost layers."""
+    """This peer has waited long enough for a peer that holds the lost layers."""
 
 
 def due_verdict(state: AgreementState, now_ns: int) -> DueVerdict:
-    """Of a member whose view is in force."""
+    """The verdict for a member whose view is in force."""
     view, timing = state.view, state.timing
     if view is None:
         return DueVerdict(False, "is in no view")
@@ -52,7 +52,7 @@ def due_verdict(state: AgreementState, now_ns: int) -> DueVerdict:
 
 
 def _why_not_now(state: AgreementState, now_ns: int) -> str:
-    """Whatever calls for another view; empty if nothing keeps it from being opened."""
+    """Why no attempt is opened now, whatever calls for one; empty if nothing is against it."""
     if state.attempt is not None or state.next_view is not None:
         return "the next view is being agreed on"
     if state.frozen:
@@ -65,27 +65,30 @@ def _why_not_now(state: AgreementState, now_ns: int) -> str:
 
 
 def _why_plan_anew(state: AgreementState) -> str:
-    """Nothing if the plan may stay, and nobody waits for another one in vain."""
+    """Why to plan anew; empty if the plan may stay, and nobody waits for another one in vain."""
     stopgap = "others stand in for a lost peer" if state.awaits_new_plan else ""
     return state.attempts.replan_reason or stopgap or state.agreed.call_off
 
 
 def _recovers(state: AgreementState, view: View, now_ns: int) -> bool:
-    """Everybody waits for the step that a failure has stopped: planning beside it would only hold
-    it up. Where it takes long, a better plan may be what it needs."""
+    """Whether everybody waits for the step that a failure has stopped: planning beside it would
+    only hold it up. Where the step takes long, a better plan may be what it needs."""
     is_after_failure = not view.snapshot.planned and isinstance(view.plan, Plan)
     waited_ns = now_ns - state.present.taken_over_ns
     return is_after_failure and not _has_committed(state) and waited_ns < state.timing.gather_ns
 
 
 def _has_committed(state: AgreementState) -> bool:
-    """Any step of the view."""
+    """Whether any step of the view has committed."""
     return state.step > state.present.said_active.step
 
 
 def _has_just_begun(state: AgreementState, view: View, now_ns: int) -> bool:
-    """Of many some ask a little too late: with a view for each of them, beside a first step that
-    has all to be connected, machines that are slow by then would get to none."""
+    """Whether a view of many has just begun, so that newcomers wait.
+
+    Some of many ask a little too late. A first step has to connect all. Slow machines would never
+    finish it beside a new view for each of those newcomers.
+    """
     if not state.is_wide(view) or not isinstance(view.plan, Plan):
         return False
     waited_ns = now_ns - state.present.taken_over_ns
@@ -141,8 +144,8 @@ class Opening:
         return self._gathering.open(False, "the attempt before did not end", now_ns)
 
     def open_without_lost(self, now_ns: int) -> Actions:
-        """Somebody was lost just before the view with it in it was taken over, and is not back; or
-        it keeps all from the next one."""
+        """Open an attempt without members that were lost just before their view was taken over, and
+        are not back, or that keep all from the next view."""
         state, view = self._state, self._state.view_in_force
         settled_ns = state.present.taken_over_ns + state.timing.resend_ns
         if view is None or now_ns < settled_ns:

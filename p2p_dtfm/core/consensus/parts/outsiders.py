@@ -1,4 +1,4 @@
-"""What is said to peers outside the view, and becoming one of them."""
+"""What this peer says to peers outside the view, and how it becomes one of them."""
 
 from p2p_dtfm.core.consensus.actions import Actions, Left, Rejoin, SendMessage, StopStep
 from p2p_dtfm.core.consensus.agreement_state import MEMBERS_LIMIT, AgreementState
@@ -18,18 +18,20 @@ from p2p_dtfm.core.recovery.view import View
 
 COMMIT_TOLD = 16
 COMMIT_TOLD_BYTES = 96 * 1024
-"""Of the Prepared of the last commit, to peers outside: each shows how far the view has come. So
-many fit beside the certificate of 1,024 (`core.gate.gate_table.STANDING_BYTES`)."""
+"""How many Prepared of the last commit peers outside are told: each shows how far the view has
+come. So many fit beside the certificate of 1,024 members
+(`core.gate.gate_table.STANDING_BYTES`)."""
 
 
 class Outsiders:
-    """Each is told where this peer stands, at most once in a resend interval."""
+    """Each outsider is told where this peer stands, at most once in a resend interval."""
 
     def __init__(self, state: AgreementState) -> None:
         self._state = state
 
     def standing_of(self, view: View, reminder: Reminder | None = None) -> Standing:
-        """Where this peer stands in its view; with a reminder, for the one that it is for."""
+        """Where this peer stands in its view; a `reminder` goes with it to the peer that it is
+        for."""
         state = self._state
         has_plan = isinstance(view.plan, Plan)
         # Without a plan members are at unlike steps: all must compare alike, or they go to and fro.
@@ -54,7 +56,8 @@ class Outsiders:
         return self.tell(sender.peer_id, self.standing_of(view, reminder), now_ns)
 
     def _comes_along(self, sender: Member) -> bool:
-        """Into a view of many that is agreed on, or about to be: it needs no proof of this one."""
+        """Whether the sender comes along into a view of many that is agreed on, or about to be. It
+        needs no proof of the present view."""
         state = self._state
         if state.next_view is not None:
             return state.is_wide(state.next_view) and sender in state.next_view.members
@@ -80,14 +83,15 @@ class Outsiders:
         return [SendMessage((peer_id,), message)]
 
     def tell_while_frozen(self, newcomer: str, now_ns: int) -> Actions:
-        """That there is a view, whose members deal with a failure: it must make none of its own."""
+        """Tell a newcomer that there is a view, whose members deal with a failure: it must make
+        none of its own."""
         state = self._state
         if state.view is None or not state.frozen:
             return []
         return self.tell(newcomer, self.standing_of(state.view), now_ns)
 
     def join_request(self, record: Signed) -> JoinRequest:
-        """To be let in with this record."""
+        """A request to be let in with this record."""
         state = self._state
         awaits = state.next_view.id if state.next_view is not None else None
         return JoinRequest(record, awaits, state.promises.passed_number)
@@ -101,8 +105,8 @@ class Outsiders:
     ) -> Actions:
         """The others are elsewhere: this peer is in no view any more.
 
-        Who wants to leave goes at once; `may_be_needed`: unless it has states, which they may want.
-        Then it asks to be let in, and leaves as anybody does.
+        A peer that wants to leave goes at once. With `may_be_needed` it does not if it has states,
+        since the others may need them. It then asks to be let in, and leaves as anybody does.
         """
         state = self._state
         state.joining.is_outside = True

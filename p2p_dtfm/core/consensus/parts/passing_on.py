@@ -1,5 +1,8 @@
-"""The Prepared that one peer lacks, and this one has: who tells its own to all but that one would
-have it wait, and all others for it."""
+"""Passes on a Prepared that one peer lacks, and this one has.
+
+A liar that tells its own Prepared to all but one peer would otherwise have that peer wait, and all
+others wait for it.
+"""
 
 from p2p_dtfm.core.audit.claim_book import COLLUDERS_DIVISOR
 from p2p_dtfm.core.consensus.actions import Actions, SendMessage
@@ -14,29 +17,33 @@ from p2p_dtfm.core.recovery.contradictions import stated
 from p2p_dtfm.core.units import SECOND_NS
 
 PASSED_ON_AFTER_NS = SECOND_NS
-"""That somebody says it lacks one: it may just be on its way to it. And before it is told again."""
+"""A peer must say for so long that it lacks a Prepared, which may just be on its way to it. As much
+time passes before it is told again."""
 NAMED_STEPS = 16
-"""So long after it was named last it is passed on at once: who says no more that it lacks it may
-get it from its maker again, and of many each neighbour would tell it to the end of the view."""
+"""For this many steps after a peer last named a maker, it is told that maker's next Prepared at
+once. A peer that names the maker no more may get them from it again. In a large view each neighbour
+would otherwise tell it to the end of the view."""
 _Step = tuple[ViewId, int]
 _Pair = tuple[str, str]
-"""Who lacks whose."""
+"""The peer that lacks a Prepared, and the maker of that Prepared."""
 
 
 class PassingOn:
-    """Of the step that was committed here last: nobody with a stage is further behind."""
+    """Passes on Prepared of the step that was committed here last: no peer with a stage is further
+    behind."""
 
     def __init__(self, state: AgreementState) -> None:
         self._state = state
         self._in_view: ViewId | None = None
         self._lacking: dict[_Pair, tuple[_Step, int, int]] = {}
-        """In which step, and since when, or when it was told last; and how often."""
+        """Of each pair: the step, since when the Prepared is lacked or was told last, and how often
+        it was told."""
         self._untold: dict[_Pair, int] = {}
-        """In this view, with the step in which it was named last. It is told of the next ones at
-        once, or it would be as late in each."""
+        """Pairs of this view, with the step in which they were named last. The peer is told the
+        next ones at once, or the Prepared would be as late in each step."""
 
     def heard(self, message: Heartbeat, now_ns: int) -> Actions:
-        """What it says that it lacks."""
+        """Pass on what the sender says that it lacks."""
         work, view = message.work, self._state.view_in_force
         if work is None or view is None or message.sender not in view.members:
             return []
@@ -53,7 +60,7 @@ class PassingOn:
         return actions
 
     def committed(self) -> Actions:
-        """A step, here; with it the next view may have been taken over."""
+        """A step is committed here; with it the next view may have been taken over."""
         view, actions = self._state.view_in_force, Actions()
         if view is None or not self._untold:
             return actions
@@ -71,7 +78,7 @@ class PassingOn:
             self._in_view, self._lacking, self._untold = view, {}, {}
 
     def _times_due(self, pair: _Pair, at: _Step, now_ns: int) -> int:
-        """How often it has been named for long enough in this step; 0: not now."""
+        """How often the pair has been named for long enough in this step; 0: not now."""
         known, since_ns, times = self._lacking.get(pair, (None, 0, 0))
         if known != at:
             self._lacking[pair] = at, now_ns, 0
@@ -80,14 +87,18 @@ class PassingOn:
             return 0
         self._lacking[pair] = at, now_ns, times + 1
         of_same = sum(1 for peer_id, _ in self._untold if peer_id == pair[0])
-        if pair in self._untold or of_same < LACKS_LIMIT:  # each fills its own room
+        if pair in self._untold or of_same < LACKS_LIMIT:  # each that lacks some fills its own room
             self._untold[pair] = at[1]
         return times + 1
 
     def _pass_on(self, peer_id: str, signed: Signed, times: int = 0) -> Actions:
-        """Not all do so, but some that are more than colluders, others each time; of many those
-        that hear it. Those first that have said Prepared of the step as well: who has come since
-        with the next view has not got it, nor may a spare have that skipped it."""
+        """Pass the Prepared on, if it is this peer's turn.
+
+        In a small view only some members do so, more than there may be colluders, and others each
+        time. In a view of many those do that hear the Heartbeat. Members that have said Prepared of
+        the step themselves come first. One that came with the next view has not got it, nor may a
+        spare have it that skipped the step.
+        """
         state, view = self._state, self._state.view
         assert view is not None
         told: Actions = [SendMessage((peer_id,), SignedPrepared(signed))]

@@ -14,7 +14,7 @@ from p2p_dtfm.core.protocol.snapshot import Member
 
 
 class Proofs:
-    """Of a view that this peer does not know nothing is believed but what members have signed."""
+    """Of a view that it does not know, this peer believes nothing but what members have signed."""
 
     def __init__(self, state: AgreementState, gathering: Gathering) -> None:
         self._state = state
@@ -47,7 +47,7 @@ class Proofs:
             views.trust(certificate, verify, self._state.others.familiar)
 
     def keep(self, attempt: Attempt, message: Gather) -> None:
-        """To pass them on, if all members of the view have signed."""
+        """Keep the certificates whose views all members have signed, to pass them on."""
         state, kept = self._state, attempt.passed_on.certificates
         for certificate in message.certificates:
             if certificate.view in kept or len(kept) >= CERTIFICATES_LIMIT:
@@ -59,13 +59,15 @@ class Proofs:
     def hear_of_agreement(
         self, sender: Member, certificates: Iterable[Certificate | None], now_ns: int
     ) -> Actions:
-        """Others have taken over what this peer waits for, or has gone on from: all said Ready.
+        """A certificate shows that all said Ready: others have taken over what this peer waits for,
+        or has gone on from.
 
-        A member that went on, to an attempt of which the others know more, would be in a view that
-        they have left, and some would not know theirs: what they gather would never be the same.
-        It does not go back on the word of one whose own Ready it lacked: who keeps it from the
-        others, and then shows it, would hold them up again and again. Where it was lost on its way,
-        some of the others show the certificate as well.
+        A member that has gone on to another attempt would be in a view that the others have left,
+        and some would not know theirs. What they gather would never be the same.
+
+        This peer does not go back on the word of a sender whose own Ready it lacked. Such a sender
+        could keep its Ready from the others, show it then, and so hold them up again and again. If
+        that Ready got lost on its way, some of the others show the certificate as well.
         """
         state, said_ready = self._state, self._state.promises.said_ready
         for certificate in certificates:
@@ -96,7 +98,8 @@ class Proofs:
         return actions
 
     def _may_go_back_to(self, attempt: Attempt, sender: Member) -> bool:
-        """Not from one in which it has said Ready as well: that may be the view by now."""
+        """Whether this peer may go back to `attempt`. It does not leave an attempt in which it has
+        said Ready as well: that may be the view by now."""
         if not attempt.outcome.has_said_ready(sender):
             return False
         state, present = self._state, self._state.attempt

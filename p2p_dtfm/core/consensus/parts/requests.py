@@ -22,7 +22,7 @@ from p2p_dtfm.core.protocol.snapshot import Member
 
 
 class Requests:
-    """They wait until an attempt names them."""
+    """Newcomers wait until an attempt names them."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Requests:
         if next_view is not None and member in next_view.members:
             if message.awaits == next_view.id:
                 return Verdict(actions, "it is in the next view already")
-            if message.passed < next_view.id.number:  # it has said Ready to that since
+            if message.passed < next_view.id.number:  # it said Ready to that view since
                 return Verdict(actions, "it asked before the next view was agreed on with it")
             reason = f"{sender} gives up view {next_view.id}, which was agreed on with it"
             self._suspicion.does_not_come(member, reason, now_ns)
@@ -72,7 +72,7 @@ class Requests:
         return Verdict([*actions, report, *opened], "the next view may let it in")
 
     def _raise_number(self, passed: int) -> None:
-        """Only a number above what it has passed is of use to a newcomer."""
+        """Hear of the number that a newcomer has passed: only a higher one is of use to it."""
         state, promises = self._state, self._state.promises
         attempts = (state.attempt.number,) if state.attempt is not None else ()
         last = max(promises.passed_number, state.view_id.number, *attempts)
@@ -80,7 +80,7 @@ class Requests:
         promises.hears_of(min(passed, bound))
 
     def _room(self, message: JoinRequest) -> int:
-        """How many may wait."""
+        """How many newcomers may wait."""
         state = self._state
         if state.is_newcomer:
             return FOUNDING_LIMIT

@@ -12,18 +12,18 @@ from p2p_dtfm.core.protocol.snapshot import Member
 
 
 class Suspicion:
-    """It opens an attempt, or is told in the one under way."""
+    """Evidence opens an attempt, or is told in the one under way."""
 
     def __init__(self, state: AgreementState, gathering: Gathering) -> None:
         self._state = state
         self._gathering = gathering
 
     def hold_up(self, reasons: Mapping[str, str], now_ns: int) -> Actions:
-        """Evidence, by peer, that members do not do their part of the step: it stays until the
-        takeover, however many attempts that takes, and though they answer.
+        """Evidence, by peer id, that members do not do their part of the step. It stays until the
+        takeover, however many attempts that takes, and even if those members answer.
 
-        All that are found at once are told at once: who is accused by one alone while the others
-        stop for another is one word against another.
+        All that are found at once are told at once. A member that is accused by one peer alone,
+        while the others stop for another, is one word against another.
         """
         self._doubt_until_takeover(reasons)
         actions: Actions = []
@@ -32,7 +32,7 @@ class Suspicion:
         return actions
 
     def suspect(self, peer_id: str, reason: str, now_ns: int) -> Actions:
-        """Evidence that this peer cannot reach `peer_id`; hearing from it takes it back."""
+        """Evidence that this peer cannot reach `peer_id`. Hearing from `peer_id` takes it back."""
         state = self._state
         named = set(state.members)
         if state.next_view is not None:
@@ -47,17 +47,18 @@ class Suspicion:
         return actions
 
     def distrust(self, peer_id: str, reason: str, now_ns: int) -> Actions:
-        """`peer_id` sends what no correct peer sends, and being heard from is no excuse.
+        """`peer_id` sends what no correct peer sends. Hearing from it does not clear it.
 
-        It is told in an attempt under way, and with the next one; the caller opens that a little
-        later, with `suspect`: others, who were sent the same, have then found it out as well, and
-        it is not one word against another.
+        This peer says so in the unplanned attempt under way, or else in the next attempt. The
+        caller opens that one a little later, with `suspect`. By then others that were sent the same
+        have found it out as well, so it is not one word against another.
         """
         self._doubt_until_takeover({peer_id})
         return self.suspect(peer_id, reason, now_ns) if self._state.frozen else []
 
     def hear(self, sender: Member, now_ns: int) -> Actions:
-        """It has said something: it is not lost. In a new life, it was."""
+        """The sender has said something, so it is not lost. If it speaks in a new life, its earlier
+        one is lost."""
         state = self._state
         state.doubts.suspects.discard(sender)
         state.know(sender.peer_id)
@@ -101,11 +102,12 @@ class Suspicion:
         return [Report(text)]
 
     def does_not_come(self, newcomer: Member, reason: str, now_ns: int) -> None:
-        """Though a view is agreed on with it, or about to be. The others wait for it in vain, and
-        hear of it by the next attempt.
+        """A newcomer does not come, though a view is agreed on with it, or about to be. The others
+        wait for it in vain, and hear of that by the next attempt.
 
-        The first time is free. Who does it again is in doubt there, so that all refuse it alike:
-        with many members a first time at each would be one whenever it likes.
+        The first time is free. A newcomer that does it again is in doubt in that attempt, so that
+        all refuse it alike. With many members, a first time at each would let it do so whenever it
+        likes.
         """
         state, attempt = self._state, self._state.attempt
         gathers = attempt is not None and newcomer in attempt.universe
@@ -121,7 +123,8 @@ class Suspicion:
             state.doubt_newcomers({newcomer, Member(newcomer.peer_id, life)}, now_ns)
 
     def _tell_in(self, attempt: Attempt, member: Member, text: str, now_ns: int) -> Actions:
-        """While it is gathered the others hear of it; frozen, it fails if it waits for the one."""
+        """While the attempt gathers, tell the others. Once it is frozen, reopen it if it waits for
+        the member."""
         if attempt.snapshot is None:
             return self._gathering.accuse(attempt, [member], now_ns)
         is_awaited = member in attempt.snapshot.contributors and member not in attempt.ready
@@ -155,18 +158,19 @@ class Suspicion:
         report = Report(f"gives up: {found.reason}")
         if attempt.wide is None:
             is_unanswered = not found.members
-        else:  # whose contribution has not come is silent there, be it that others hear it
+        else:  # there a member whose contribution has not come is silent, though others hear it
             is_unanswered = attempt.snapshot is None and bool(attempt.waits_for & attempt.members)
         if is_unanswered:
             return [report, *self._left_unanswered(attempt, found.reason, now_ns)]
         return [report, *gathering.held_up(attempt, found.members, found.reason, now_ns, False)]
 
     def _left_unanswered(self, attempt: Attempt, reason: str, now_ns: int) -> Actions:
-        """By members that train, and so are no reason to stop the steps: but one that never says a
-        word in planned views would keep newcomers out for good."""
+        """Members that train have not answered a planned attempt. That is no reason to stop the
+        steps; but one that never says a word in planned views would keep newcomers out for good."""
         state, unheard = self._state, attempt.waits_for & attempt.members
         again = set[Member]()
-        if not state.is_newcomer and 2 * len(unheard) < len(attempt.members):  # or it is one's line
+        # where half or more are unheard, this peer's own line may be at fault
+        if not state.is_newcomer and 2 * len(unheard) < len(attempt.members):
             again = state.doubts.accusers.says_nothing(unheard)
         if not again:
             return self._gathering.held_up(attempt, (), reason, now_ns, False)

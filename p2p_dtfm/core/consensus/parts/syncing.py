@@ -24,13 +24,13 @@ SLOWER_LIMIT = 4
 """A step under way counts as at most this many usual ones: the wait for states must end though a
 step stands still."""
 SLOWEST_BYTES_PER_S = 250_000
-"""Who says that its link is thinner keeps others from a view for no longer."""
+"""A newcomer that claims a thinner link than this keeps others from a view for no longer."""
 STEPS_AHEAD = 2
 """States are offered between two steps: this many steps may have to pass first."""
 
 
 class Syncing:
-    """Each member says Synced; who never gets there must not keep the others."""
+    """Each member says Synced; one that never gets there must not keep the others."""
 
     def __init__(self, state: AgreementState, telling: Telling) -> None:
         self._state = state
@@ -54,7 +54,8 @@ class Syncing:
         return view.id
 
     def vouch(self) -> ViewId | None:
-        """The same for this peer's Prepared, and a promise: it stays until the step commits."""
+        """The same for this peer's Prepared, and a promise: the view stays until the step
+        commits."""
         view = self.ready_for
         if view is not None:
             self._state.agreed.vouched = view
@@ -77,7 +78,8 @@ class Syncing:
         return Verdict([answer], "it has not taken over yet: this peer's Active has got lost")
 
     def resend(self, now_ns: int) -> Actions:
-        """Synced may get lost, and a newcomer may have missed who is in the view already."""
+        """Say Synced again, which may have got lost, and ask for what others have said. A newcomer
+        may have missed who is active in the view already."""
         state, agreed = self._state, self._state.agreed
         is_due = now_ns - agreed.synced_sent_ns >= state.timing.resend_ns
         if agreed.view is None or not agreed.self_synced or not is_due:
@@ -92,13 +94,14 @@ class Syncing:
         return told + self._telling.ask(view, lacking, now_ns)
 
     def note_synced(self, view: ViewId, members: Iterable[Member]) -> None:
-        """Told along the overlay."""
+        """Note who is synced for a view, as told along the overlay."""
         agreed = self._state.agreed
         if agreed.view is not None and agreed.view.id == view:
             agreed.synced |= set(members) & set(agreed.view.members)
 
     def give_up_unsynced(self, now_ns: int) -> Actions:
-        """Who never gets its state, though it lives, must not keep others from joining."""
+        """Give up a view that some peer keeps waiting: one that never gets its states, though it
+        lives, must not keep others from joining."""
         state = self._state
         view = state.next_view
         patience = 2 if state.is_newcomer else 1  # a newcomer leaves it to the members
@@ -114,7 +117,8 @@ class Syncing:
         return [Report(reason)] if unsynced else []
 
     def refuse_unsynced(self, now_ns: int, haste: int) -> None:
-        """Who did not get its states; with `haste`, in such a part of the time that it has."""
+        """Refuse newcomers that did not get their states in time, and doubt members that hold the
+        view up again. `haste` divides the time that they have."""
         state = self._state
         due = self._takes_too_long(now_ns, 1, haste)
         newcomers = self._unsynced_newcomers if due else self._stuck_newcomers(now_ns, haste)
@@ -127,7 +131,7 @@ class Syncing:
             state.distrust_members(again)
 
     def _idle_members(self, now_ns: int, haste: int = 1) -> list[Member]:
-        """Members of both views that need no states for the next, and do not say that they have
+        """Members of both views that need no new states for the next, and do not say that they have
         them: there is nothing that they could wait for."""
         state, view, next_view = self._state, self._state.view, self._state.next_view
         deadline_ns = self._sync_ns + self._until_offered_ns(now_ns)
@@ -144,7 +148,8 @@ class Syncing:
 
     @property
     def _unsynced_newcomers(self) -> list[Member]:
-        """Who is to join, and keeps the members of the present view from taking over the next."""
+        """Newcomers that are to join, and keep the members of the present view from taking over the
+        next."""
         state = self._state
         if state.is_newcomer or state.next_view is None:
             return []
@@ -152,7 +157,8 @@ class Syncing:
         return sorted(new - state.agreed.synced)
 
     def _stuck_newcomers(self, now_ns: int, haste: int = 1) -> list[Member]:
-        """Of these, who gets no more states, or takes many times as long as its links need."""
+        """Unsynced newcomers that get no more states, or take many times as long as their links
+        need."""
         state, agreed, sync_ns = self._state, self._state.agreed, self._sync_ns
         stuck = []
         for member in self._unsynced_newcomers:
@@ -173,7 +179,8 @@ class Syncing:
 
     @property
     def _sync_ns(self) -> int:
-        """Longer among many, and where this peer itself runs late among them."""
+        """How long a newcomer may take without getting more states. It is longer among many, and
+        where this peer itself runs late among them."""
         state, view = self._state, self._state.next_view
         fellows = len(view.members) if view is not None else 0
         if fellows <= PATIENT_ABOVE:
@@ -182,9 +189,9 @@ class Syncing:
         return state.attempts.lateness.stretched_ns(patience_ns, fellows)
 
     def _takes_too_long(self, now_ns: int, patience: int, haste: int = 1) -> bool:
-        """Whether the agreed view has taken `patience` times as long as it may: beside `sync_ns`
-        what the states of large models need over the links that there are, and the steps between
-        which they are offered. With `haste`, such a part of that."""
+        """Whether the agreed view has taken `patience` times as long as it may. It may take
+        `sync_ns`, what the states of large models need over the links that there are, and the steps
+        between which they are offered. `haste` divides all of that."""
         state, view = self._state, self._state.next_view
         waited_ns, sync_ns = (now_ns - state.agreed.agreed_ns) * haste, state.timing.sync_ns
         if view is None or waited_ns < patience * sync_ns:
@@ -194,8 +201,8 @@ class Syncing:
         return waited_ns >= patience * (sync_ns + self._until_offered_ns(now_ns) + takes_ns)
 
     def _until_offered_ns(self, now_ns: int) -> int:
-        """By the plan, or by what steps take: machines may be slower than they were. A newcomer
-        knows only the plan that is to come."""
+        """How long it may take until states are offered: by the plan, or by what steps take, since
+        machines may be slower than they were. A newcomer knows only the plan that is to come."""
         state, plan, present = self._state, self._state.plan, self._state.present
         if state.is_newcomer:
             coming = state.next_view.plan if state.next_view is not None else None
@@ -207,8 +214,9 @@ class Syncing:
         return STEPS_AHEAD * max(takes_ns, under_way_ns)
 
     def _transfer_ns(self, newcomer: Member) -> int:
-        """What the states of its layers take on the way there, by what members measured: whatever
-        that is, up to `sync_ns`, and of large ones what they take at `SLOWEST_BYTES_PER_S`."""
+        """How long the states of a newcomer's layers take on their way to it, by what members
+        measured. It is at most `sync_ns`, or what large states take at `SLOWEST_BYTES_PER_S` if
+        that is longer."""
         state = self._state
         view = state.next_view
         assert view is not None
@@ -232,13 +240,14 @@ class Syncing:
 
     @property
     def needy(self) -> tuple[str, ...]:
-        """Who is to join with the next view, and has not said that it has its states: as many as a
-        heartbeat may name."""
+        """Newcomers that are to join with the next view, and have not said that they have their
+        states: as many as a heartbeat may name."""
         return tuple(member.peer_id for member in self._unsynced_newcomers[:NEWCOMERS_LIMIT])
 
     def note_progress(self, message: Heartbeat, now_ns: int) -> None:
-        """A newcomer gets on by the word of those who give to it. Its own counts only where there
-        is nothing to give: where training begins each makes the first states by itself."""
+        """A newcomer makes progress by the word of those that give to it. Its own word counts only
+        where there is nothing to give: where training begins each makes the first states by
+        itself."""
         state, next_view = self._state, self._state.next_view
         if state.is_newcomer or next_view is None:
             return

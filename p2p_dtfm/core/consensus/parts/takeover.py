@@ -61,8 +61,8 @@ class Takeover:
         return self.take_over(view, now_ns)
 
     def _end_planned(self, now_ns: int) -> None:
-        """After the last step there is none with which a planned view could be taken over: whoever
-        waits for one is told, when it asks again, that the run is complete."""
+        """After the last step no other one can take over a planned view. Whoever waits for such a
+        view is told, when it asks again, that the run is complete."""
         state = self._state
         if state.next_view is not None:
             state.agreed.drop()
@@ -70,8 +70,8 @@ class Takeover:
             state.give_up(now_ns)
 
     def skip_to(self, step: int, lineage: str) -> None:
-        """Without a stage: more than half of those with one prepare `step` of this view, from this
-        lineage, so all before it committed."""
+        """For a peer without a stage: more than half of the stage-holders prepare `step` of this
+        view, from this lineage, so all steps before it have committed."""
         state = self._state
         view, ledger = state.view, state.ledger
         assert view is not None and ledger is not None and not view.layers_of(state.me.peer_id)
@@ -89,7 +89,7 @@ class Takeover:
             state.recovery_evidence.reduced(state.view_id, step, layers)
 
     def computed(self, step: int, progress: StageProgress | None) -> None:
-        """So far this peer has come with the microbatches of `step`; None: it keeps nothing.
+        """How far this peer has come with the microbatches of `step`; None: it keeps nothing.
 
         The caller keeps all that `progress` says until the step commits or a takeover gives it up.
         """
@@ -123,7 +123,8 @@ class Takeover:
         return [*tells, *told, over]
 
     def _went_back(self, view: View, from_step: int) -> WentBack | None:
-        """Before the attempt is over: whose work is taken back with it."""
+        """What an unplanned view takes back, and whose work that is; to be asked before the attempt
+        is over."""
         attempt = self._state.attempt
         recovery = attempt.outcome.recovery if attempt is not None else None
         if view.snapshot.planned or recovery is None or recovery.undo is None:
@@ -158,7 +159,7 @@ class Takeover:
         views.takes_over(view)
         state.others.reminders.goes_on(state.view, state.active, views, view.members)
         state.others.farewells.goes_on(state.view, view)
-        # of members most stay the same: no second look
+        # most members stay the same: their records need not be opened again
         state.others.opened_records.keep_only(members)
 
     def _enter_view(self, view: View, now_ns: int) -> None:
@@ -182,18 +183,22 @@ class Takeover:
         state.doubts.distrusted = set()
         state.doubts.carried -= set(view.members)
         contributors = tuple(member.peer_id for member in view.snapshot.contributors)
-        state.others.newcomers.let_in(contributors)  # who wants to leave needs no place
+        state.others.newcomers.let_in(contributors)  # one that leaves needs no place
         state.others.familiar.meet(view.member_ids)
         state.others.bars = united((*state.others.bars, *view.snapshot.bars), view.member_ids)
 
     def _lost(self, view: View, now_ns: int) -> LostLayers | None:
-        """Long enough ago to go back at once where all that had them have come: for whom to wait?
-        But once: of two that ask anew whenever the other's view was taken over, none would stop."""
+        """Lost layers, with the time since when they count as waited for.
+
+        Where all that had them have come, that is long enough ago to go back at once: there is
+        nobody to wait for. It is so only once. Of two peers that ask anew whenever the other's view
+        was taken over, neither would stop.
+        """
         if not view.snapshot.lost_layers:
             return None
         before, limit_ns = self._state.present, self._state.timing.lost_layers_ns
         had_all = self._who_had_all(view)
-        if before.accepts_loss:  # where most others still wait, it asks again when they have waited
+        if before.accepts_loss:  # if most others still wait, this peer asks again once they have
             return LostLayers(now_ns - limit_ns // 2, had_all)
         waited = set(before.view.member_ids) if before.view and before.lost else set()
         if had_all and had_all <= set(view.member_ids) and not had_all <= waited:
@@ -201,8 +206,8 @@ class Takeover:
         return LostLayers(before.lost.since_ns if before.lost is not None else now_ns, had_all)
 
     def _who_had_all(self, view: View) -> frozenset[str]:
-        """Those that have lost layers between them, as far as this peer was there; nobody else can
-        have a newer state of these than what is told in the view."""
+        """The peers that had all lost layers between them, as far as this peer was there. Nobody
+        else can have a newer state of these layers than what is told in the view."""
         before, views, me = self._state.present, self._state.others.views, self._state.me
         if before.view is not None:
             return before.lost.had_all if before.lost else frozenset(before.view.member_ids)
@@ -217,14 +222,14 @@ class Takeover:
         return Ledger(view, plan, state.step, state.settings.terms, loss_counts(plan), first)
 
     def open_ledger(self) -> None:
-        """Its steps may commit once all members are active."""
+        """Let the steps of the view commit once all members are active."""
         state = self._state
         if state.ledger is not None:
             is_near = len(state.active) >= len(state.members)
             state.ledger.may_commit = is_near and set(state.members) <= state.active.keys()
 
     def tell_active(self, now_ns: int) -> Actions:
-        """To those that have not said it, and with the certificate if they are late."""
+        """Say Active to those that have not said it, with the certificate if they are late."""
         state, view = self._state, self._state.view_in_force
         if view is None:
             return []
@@ -236,14 +241,15 @@ class Takeover:
             return self._telling.ask(view, missing, now_ns)
         said, to = state.present.said_active, tuple(sorted(m.peer_id for m in missing))
         is_late = now_ns - state.present.taken_over_ns >= state.timing.resend_ns
-        proof = view.certificate if is_late else None  # it may lack somebody's Ready
+        proof = view.certificate if is_late else None  # they may lack somebody's Ready
         asking = Active(state.me, view.id, said.step, said.lineage, True, proof)
         others = self._telling.ask(view, missing, now_ns) if is_late else []
         return [SendMessage(to, stated(asking, state.settings.sign)), *others]
 
 
 def _repeatable_steps(view: View, before: Present) -> int:
-    """While layers are lost, what was said of a failure stands."""
+    """How many steps a failure may cost. While layers are lost, what the view before said of that
+    stands."""
     if not isinstance(view.plan, Plan):
         return before.may_repeat_steps
     return view.cut_pace.may_repeat_steps if view.cut_pace is not None else 0

@@ -1,10 +1,10 @@
 """Where fellows have gone without this peer, and whether to go there as well, in place of making a
 view with those that are left.
 
-Less than half of a view are no reason to leave it: the others may be there, and only slow. Once an
-attempt shows who is, the view that would come of it is compared with theirs as two views are that
-meet. One that would yield as soon as it is made need not be made: it would only commit anew what
-the others have committed.
+That less than half of a view have gone is no reason to leave it: the others may be there, and only
+slow. An attempt shows who is there. The view that would come of it is then compared with theirs, as
+two views are that meet. If it would yield as soon as it is made, it need not be made: it would only
+commit anew what the others have committed.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ class FellowsViews:
         self._sides: dict[ViewId, Side] = {}
 
     def note(self, theirs: Side | None) -> None:
-        """The newest of each view; of many, those that count most."""
+        """Keep the newest side of each view; of many views, those that count most."""
         if theirs is None or not theirs.has_plan:
             return
         self._sides[theirs.view] = theirs
@@ -33,8 +33,8 @@ class FellowsViews:
             del self._sides[least.view]
 
     def counts_more(self, attempt: Attempt, view: View | None) -> ViewId | None:
-        """A view of these that counts more than what comes of a settled attempt after a failure of
-        `view`."""
+        """The view of fellows that counts more than what comes of a settled attempt after a failure
+        of `view`; None: no view does."""
         if view is None or attempt.planned:
             return None
         mine = _side_of_attempt(attempt, view.member_ids)
@@ -47,8 +47,8 @@ def _weight(side: Side) -> tuple[int, int, ViewId]:
 
 
 def _side_of_attempt(attempt: Attempt, member_ids: Iterable[str]) -> Side:
-    """As it would be at best: it may turn out that it cannot train, and of two views of one number
-    nobody knows yet which has the higher id."""
+    """The side of the view that would come of the attempt, at best. That view may turn out not to
+    train. Nobody knows yet which of two views with its number has the higher id."""
     fellows = [it for it in attempt.participants if it.peer_id in set(member_ids)]
     step = max((attempt.opened[it].step for it in fellows), default=0)
     support = frozenset(it.peer_id for it in fellows)

@@ -1,8 +1,8 @@
 """Views that a peer can vouch for itself: a claim about any other one needs proof.
 
-It knows those to which it said Ready in this life, those that it was in (in earlier lives too) or
-that its own came from, and those whose Ready set more than half of the members of a view that it
-knows have signed.
+It knows the views to which it said Ready in this life, those that it was in (in earlier lives too),
+and those that its own came from. It also knows a view whose Ready set is signed by more than half
+of the members of a view that it knows.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,8 @@ from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.view import View
 
 REMEMBERED_VIEWS = 64
-"""Of those that it said Ready to, and those that were proven to it."""
+"""How many views are remembered of those that this peer said Ready to, and of those proven to
+it."""
 RECENT_VIEWS = 32
 RARE_VIEWS = 4
 ORIGINS_MEMBERS_LIMIT = 64
@@ -44,8 +45,8 @@ class Sources(NamedTuple):
 class KnownViews:
     """`history` outlives this peer's lives; the rest does not.
 
-    It holds ancestors of the present view only: parts of a split swarm are compared by what both
-    come from, and who went over by views that it has left would go to and fro.
+    The history holds ancestors of the present view only. Parts of a split swarm are compared by
+    what both come from. A peer that counted views which it has left would go to and fro.
     """
 
     def __init__(self, history: Iterable[KnownView] = ()) -> None:
@@ -57,7 +58,8 @@ class KnownViews:
         self._trains: dict[ViewId, None] = {}
         """Views that this peer has seen a plan of: nobody was in them without one."""
         self._proven: dict[int, tuple[PresentView, KnownView, frozenset[Member]]] = {}
-        """By what contributors say of their views, which many say alike: whose word fits."""
+        """By the identity of what a contributor says of its view, which many share: that object,
+        the view as this peer knows it, and the members whose word fits."""
         self.of_fellows = FellowsViews()
         self._trim()
 
@@ -72,21 +74,23 @@ class KnownViews:
 
     @property
     def highest_number(self) -> int:
-        """Of the history. Whoever goes on alone opens a higher one: so numbers tell which of two
-        views came first, also where all of a swarm has ended between them."""
+        """The highest number of the history. Whoever goes on alone opens a view with a higher one.
+        So numbers tell which of two views came first, also where all of a swarm has ended between
+        them."""
         return max((view.number for view in self._history), default=0)
 
     @property
     def told(self) -> tuple[ViewId, ...]:
-        """What others are told: the newest first."""
+        """The views that others are told of, the newest first."""
         return tuple(reversed(self._history))
 
     def says_ready(
         self, view: View, sources: Iterable[ViewId], origins: Iterable[KnownView] | None = None
     ) -> None:
-        """`sources`: the views that its contributors come from. Who lets a newcomer in makes it a
-        part of what they are part of: where the swarm was split before, it goes along with them.
-        `origins`, of a newcomer: what those views come from (`views.origins`)."""
+        """This peer says Ready to a view. `sources`: the views that its contributors come from.
+        Members that let a newcomer in make it a part of what they are part of: where the swarm was
+        split before, it goes along with them. `origins`, of a newcomer: what those views come from
+        (`views.origins`)."""
         found = (self.find(source) for source in sources)
         before = (*(origins or ()), *(known for known in found if known is not None))
         self._sources[view.id] = Sources(before, is_news=origins is not None)
@@ -95,8 +99,8 @@ class KnownViews:
         self._trim()
 
     def takes_over(self, view: View) -> None:
-        """A newcomer may have been in another part before: views of that are none of its ancestors
-        any more."""
+        """The view takes over. A newcomer may have been in another part before: views of that part
+        are none of its ancestors any more."""
         sources = self._sources.get(view.id, Sources((), is_news=False))
         before = {known.view: known for known in sources.views}
         if sources.is_news and (common := before.keys() & self._history.keys()):
@@ -116,11 +120,11 @@ class KnownViews:
                 del self._trains[oldest]
 
     def origins(self, members: Iterable[Member]) -> tuple[KnownView, ...]:
-        """Of each who is not among `members` the newest view that this peer was in with it; the
-        newest of these.
+        """For each peer that is not among `members`: the newest view that this peer was in with it.
+        Of these views, the newest are named.
 
-        Whoever of them makes up another part of the swarm may have left some of these views for
-        older ones: one alone need not be what both parts come from.
+        Such peers may make up another part of the swarm, and have left some of these views for
+        older ones. So one view alone need not be what both parts come from.
         """
         met = {member.peer_id for member in members}
         found: list[KnownView] = []
@@ -137,35 +141,35 @@ class KnownViews:
 
     def leaves(self, common: KnownView | None) -> None:
         """This peer goes over to a part of the swarm that has had nothing in common with its own
-        since `common`: what came after that is no ancestor of what it will be in."""
+        since `common`. Views after that are no ancestors of the view that it will be in."""
         self._has_left_all |= common is None
         for view in [view for view in self._history if common is None or view > common.view]:
             del self._history[view]
 
     def may_have_forgotten(self, was: Member) -> bool:
-        """Whether this peer, as `was`, may have been in views that it does not know of any more: it
-        lived before all that it remembers, and has not left another swarm since."""
+        """Whether this peer, as `was`, may have been in views that it does not know of any more. It
+        may if it lived before all that it remembers, and has not left another swarm since."""
         members = (member for known in self._history.values() for member in known.members)
         lives = [member.life for member in members if member.peer_id == was.peer_id]
         return not self._has_left_all and was.life < min(lives, default=0)
 
     def recalls(self, known: KnownView) -> None:
-        """One that it had forgotten: others hear of it from now on."""
+        """Recall a view that this peer had forgotten: others hear of it from now on."""
         held = {**self._history, known.view: known}
         self._history = {at: held[at] for at in sorted(held)}
         self._trim()
 
     def goes_back(self, known: KnownView) -> None:
-        """To those with whom it was in a view that it had forgotten: of what it has been in since
-        nothing comes from that."""
+        """This peer goes back to those with whom it was in a view that it had forgotten. Nothing
+        that it has been in since comes from that view."""
         self._history = {known.view: known}
 
     def has_come_from(self, view: ViewId) -> bool:
-        """Whether it is an ancestor of the present view, or that itself."""
+        """Whether `view` is an ancestor of the present view, or the present view itself."""
         return view in self._history
 
     def has_gone_by(self, view: ViewId) -> bool:
-        """Whether this peer has agreed on it, and not taken it over."""
+        """Whether this peer has agreed on the view, and not taken it over."""
         return view in self._readied and view not in self._history
 
     def has_readied(self, view: ViewId) -> bool:
@@ -178,7 +182,7 @@ class KnownViews:
         return None
 
     def has_met(self, peer_id: str, present: ViewId) -> bool:
-        """Whether a peer is in a view that this one was in, or may yet be in."""
+        """Whether `peer_id` is in a view that this peer was in, or may yet be in."""
         later = (*self._readied.values(), *self._certified.values())
         known = (*self._history.values(), *(it for it in later if present < it.view))
         return any(peer_id == member.peer_id for it in known for member in it.members)
@@ -208,7 +212,8 @@ class KnownViews:
         return part.member in held[2]
 
     def learn(self, certificate: Certificate, present: ViewId, verify: Verify) -> bool:
-        """A view after the `present` one, signed by most of the members of one that is known."""
+        """Learn a view after the `present` one, if most members of one that is known have signed
+        it."""
         number = certificate.view.number
         if self.find(certificate.view) is not None or number <= present.number:
             return False
@@ -223,17 +228,18 @@ class KnownViews:
         return False
 
     def forget_certified(self) -> dict[ViewId, KnownView]:
-        """A newcomer takes the side of those that let it in, in each attempt anew; what it had
-        taken for proven."""
+        """Forget the proven views, and return them. A newcomer takes the side of those that let it
+        in, in each attempt anew."""
         before, self._certified = self._certified, {}
         return before
 
     def unless_news(self, before: dict[ViewId, KnownView]) -> None:
-        """Nothing was proven, perhaps by somebody who only sends certificates: all is as before."""
+        """If nothing was proven since, all is as `before`: somebody may only send certificates."""
         self._certified = self._certified or before
 
     def learn_earlier(self, certificate: Certificate, verify: Verify) -> bool:
-        """For a newcomer: most of whose members, by their signatures, are in one that it knows."""
+        """For a newcomer: learn a view if most of its members, by their signatures, are in one
+        proven view."""
         said = signers(certificate, verify) & set(certificate.members)
         roots = self._certified.values()
         if any(2 * len(said & set(it.members)) > len(certificate.members) for it in roots):
@@ -241,8 +247,8 @@ class KnownViews:
         return False
 
     def trust(self, certificate: Certificate, verify: Verify, familiar: FamiliarPeers) -> bool:
-        """A newcomer knows no view: it takes the word of all members of one, if they signed it and
-        it knows one of them; unless it knows nobody at all."""
+        """A newcomer knows no view. It takes the word of all members of one, if they signed it and
+        it knows one of them, or nobody at all."""
         if self.find(certificate.view) is not None:
             return True
         if not familiar.is_empty and not familiar.any_of(m.peer_id for m in certificate.members):

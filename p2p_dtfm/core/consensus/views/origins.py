@@ -1,6 +1,6 @@
 """What a newcomer's first view comes from, by the word of those who are in it.
 
-So it belongs to what they belong to, should they meet the others again.
+So the newcomer belongs to the same part of the swarm as they, should they meet the others again.
 """
 
 from collections import Counter
@@ -14,14 +14,15 @@ from p2p_dtfm.core.protocol.snapshot import ViewId
 def origins_of_newcomer(
     parts: Collection[Contribution], familiar: FamiliarPeers, was_in_none: bool
 ) -> set[KnownView]:
-    """`was_in_none`: it has been in no view yet; else it goes by those that it was in itself where
-    newcomers make one of their own."""
+    """The origins that a newcomer takes over from contributors. `was_in_none`: it has been in no
+    view yet. Otherwise, where newcomers make a view of their own, it goes by the views that it was
+    in itself."""
     founders = origins_of_founders(parts, familiar) if was_in_none else set()
     return origins_by_most(parts) | founders
 
 
 def origins_by_most(parts: Iterable[Contribution]) -> set[KnownView]:
-    """Of what members say, what most of those say who come from one view."""
+    """The origins that most of the members say who come from one view."""
     told: dict[ViewId, list[Contribution]] = {}
     for part in parts:
         if part.present is not None:
@@ -34,8 +35,11 @@ def origins_by_most(parts: Iterable[Contribution]) -> set[KnownView]:
 
 
 def origins_of_founders(parts: Iterable[Contribution], familiar: FamiliarPeers) -> set[KnownView]:
-    """Where newcomers make a view of their own: what those of them say who are known. They may have
-    been in a swarm that none of them reaches; strangers may name whatever they like."""
+    """The origins that familiar newcomers say, where newcomers make a view of their own.
+
+    They may have been in a swarm that none of them reaches. Strangers may name whatever they like,
+    so their word does not count.
+    """
     parts = list(parts)
     if any(part.present is not None for part in parts):
         return set()

@@ -1,8 +1,8 @@
 """Which of two views counts, where parts of a split swarm meet.
 
-What counts first is who stands behind a view: the members of the last view that both sides had in
-common, each by its signature, or by those that it left behind (`voices`). Only between equals does
-length decide, as the last commit proves it.
+What counts first is who stands behind a view. These are members of the last view that both sides
+had in common, each by its signature, or by those that it left behind (`voices`). Only between
+equals does length decide, as the last commit proves it.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,14 +22,14 @@ LENGTHS_ALIKE = 1
 """Lineages whose lengths differ by no more count as equally long: a step is always under way, and
 two parts must not both take the other for the longer one."""
 END_SHOWN_BY = 3
-"""Members, or most of fewer, that show somebody new that the run is complete."""
+"""How many members, or most of fewer, show a newcomer that the run is complete."""
 Named = TypeVar("Named")
 
 
 @dataclass(frozen=True)
 class Side:
     """One of two views that have met. `support`: the peers that stand behind it, of those that
-    count; `signed`: all members that have been looked at and have signed it."""
+    count. `signed`: all members whose signatures of it were looked at, and hold."""
 
     has_plan: bool
     support: frozenset[str]
@@ -37,12 +37,14 @@ class Side:
     view: ViewId
     signed: frozenset[str] = frozenset()
     last: Mapping[str, int] = field(default_factory=dict)
-    """The number of the view that each of them signed last on this side, if not of this one."""
+    """Of each supporter: the number of the view that it signed last on this side, if not of this
+    one."""
     epoch: int = 0
     """How often what a liar had done was taken back on this side, as the last commit shows it."""
 
     def count(self, other: "Side") -> int:
-        """How many of them have not signed the other view, or one before it, later."""
+        """How many supporters count for this side: those that have signed the other side as late,
+        or later, do not."""
         shared = self.support & other.support
         return len(self.support) - sum(self._number(it) <= other._number(it) for it in shared)
 
@@ -51,8 +53,11 @@ class Side:
 
 
 def outranks(one: Side, other: Side) -> bool:
-    """One that trains before one that cannot, then the one with more support, then the one that has
-    taken back more of what liars did, then the longer lineage, then the higher view id."""
+    """Whether `one` counts more than `other`.
+
+    The first of these in which they differ decides: a side that trains, more support, more often
+    taken back what liars did, the longer lineage, the higher view id.
+    """
     if one.has_plan != other.has_plan:
         return one.has_plan
     counts = one.count(other), other.count(one)
@@ -75,7 +80,7 @@ def side_of(
     """What a Standing comes to, by what it proves; None if it proves nothing.
 
     Support is from the members of the `common` view; without one, from all who have signed. Of
-    others only `given` are looked at.
+    other members only the signatures of `given` are looked at.
     """
     certificate = standing.certificate
     among = None if common is None else common.peer_ids | {standing.sender.peer_id} | given
@@ -100,7 +105,8 @@ def own_side(standing: Standing, common: KnownView | None) -> Side:
 
 
 def _may_have_voices(standing: Standing, common: KnownView) -> bool:
-    """Whether it names anybody of that view who is gone: then signatures are worth a look."""
+    """Whether the Standing names a peer of the common view that is gone: only then its signatures
+    are worth a look."""
     ready = standing.certificate.ready
     if not standing.farewells or len(ready) > SIGNERS_LIMIT:
         return False
@@ -111,7 +117,8 @@ def _may_have_voices(standing: Standing, common: KnownView) -> bool:
 def _voices(
     standing: Standing, said: frozenset[str], common: KnownView | None, verify: Verify
 ) -> dict[str, int]:
-    """Without a common view a leaver stands behind nothing, though it signs."""
+    """Who stands behind the Standing's view, with the number of the view that each signed last.
+    Without a common view a leaver stands behind nothing, though it signs."""
     if common is None:
         return dict.fromkeys({it.peer_id for it in standing.members} & said, standing.view.number)
     voices = dict.fromkeys(said, standing.view.number)
@@ -121,15 +128,17 @@ def _voices(
 
 
 def proven_step(standing: Standing, verify: Verify, known: Collection[str] = frozenset()) -> int:
-    """How far it has come, by the Prepared of its last commit; without a plan, what it says.
+    """How far a view has come, by the Prepared of its last commit; without a plan, by what its
+    Standing says.
 
-    Whoever held the stages may be gone since: of those that were in the view before both, `known`,
-    it counts as well."""
+    Whoever held the stages may be gone since. So Prepared of `known` count as well: of those that
+    were in the view before both.
+    """
     return _proven(standing, verify, known)[1]
 
 
 def _proven(standing: Standing, verify: Verify, known: Collection[str]) -> tuple[int, int]:
-    """In which epoch it is, and how far it has come there."""
+    """In which epoch the view is, and how far it has come there."""
     if not standing.has_plan:
         return 0, standing.step
     believed = {member.peer_id for member in standing.members} | set(known)
@@ -142,7 +151,7 @@ def _proven(standing: Standing, verify: Verify, known: Collection[str]) -> tuple
         if signed.peer_id in believed:
             ends.append((epochs_of(prepared.base).number, prepared.step + 1))
     epoch, committed = min(ends, default=(0, 0))
-    # who has no stage knows of a step more, or one less, than it can show
+    # a peer without a stage knows of a step more, or one less, than it can show
     return epoch, min(standing.step, committed + LENGTHS_ALIKE)
 
 
@@ -151,8 +160,9 @@ def _known(common: KnownView | None) -> frozenset[str]:
 
 
 def shows_end(standing: Standing, total_steps: int, verify: Verify) -> bool:
-    """Whether those of its view whose Prepared it has have signed the last step of the run. Who has
-    a stage there says the plan, which it has not: one member can show this alone."""
+    """Whether the Prepared that the Standing has, by members of its view, are of the run's last
+    step. It does not hold the plan, which says who has a stage there: one member can show this
+    alone."""
     return standing.has_plan and proven_step(standing, verify) > total_steps
 
 
@@ -162,8 +172,8 @@ def is_shown_by_most(shown_by: Collection[Named], members: Collection[Named]) ->
 
 
 def gone_on(standing: Standing, number: int, members: Collection[Member]) -> set[Member]:
-    """Which of the members that gather under this number are in the later view of a Standing whose
-    members have all signed: they have passed the number for good, as has a life that has ended."""
+    """Members that gather under this number, and are in the later view of a Standing whose members
+    have all signed. They have passed the number for good, and so has a life that has ended."""
     if standing.view.number <= number:
         return set()
     lives = {member.peer_id: member.life for member in standing.members}

@@ -1,16 +1,16 @@
-"""What this peer contributes to an attempt: fixed from when it enters, a function of what it knows
-then."""
+"""What this peer contributes to an attempt: a function of what it knows when it enters, and fixed
+from then on."""
 
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.messages.agreement_messages import Contribution
 
 
 def contribution_to(state: AgreementState, number: int, planned: bool, now_ns: int) -> Contribution:
-    """Of a peer that has a record."""
+    """The contribution of this peer, which has a record."""
     evidence = state.recovery_evidence
     assert state.record is not None
     sees_fork = state.ledger is not None and state.ledger.forks
-    # Members have states of unlike lineages: no waiting brings one that all layers have.
+    # If so, members have states of unlike lineages: no waiting brings one that all layers have.
     return Contribution(
         member=state.me,
         number=number,

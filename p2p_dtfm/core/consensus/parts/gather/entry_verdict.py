@@ -10,7 +10,7 @@ from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.recovery.view import View
 
 NUMBERS_AHEAD_LIMIT = 1 << 16
-"""A view's number may be so much above the highest that is known."""
+"""How far a view's number may be above the highest that is known."""
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class EntryVerdict:
     enters: bool
     reason: str
     calls_off: bool = False
-    """It shows that a member does not wait for the next view any more, for which this peer has
-    vouched: that is not to be taken over, unless the step under way does it."""
+    """The message shows that a member does not wait any more for the next view, for which this peer
+    has vouched. This peer must not take that view over, unless the step under way does it."""
 
 
 def entry_verdict(
@@ -76,8 +76,8 @@ def _of_newcomer(
 def _namers(
     state: AgreementState, parts: Sequence[Contribution], proven: list[Contribution]
 ) -> Sequence[Contribution]:
-    """Whose word lets a newcomer in: members'. Newcomers' alone where no member is among them,
-    and one that it knows, if it knows anybody."""
+    """Contributions by which a newcomer is let in: those of members. Where no member is among them,
+    newcomers' count, if it knows one of these or knows nobody at all."""
     if any(part.present is not None for part in parts):
         return proven
     familiar = state.others.familiar
@@ -105,12 +105,16 @@ def _of_planned(
 def possible_openers(
     state: AgreementState, message: Gather, parts: Sequence[Contribution]
 ) -> set[Member]:
-    """Members of whom one has opened the attempt. Among few whoever enters tells all, with what it
-    has entered by. Among many it does so as well, but only its neighbours hear that from itself:
-    who opens it could tell one, and all others with that one's word, as if that one had told it. So
-    who comes with its own word alone has opened it, and whoever brings others' shows nothing."""
+    """Members of which one has opened the attempt.
+
+    In a small view whoever enters tells all, and shows the contributions by which it has entered.
+    In a wide view it shows them, too, but only its neighbours hear that from itself. An opener
+    could tell one member there, and send all others that member's contribution, as if that member
+    had told it. So in a wide view a sender that comes with its own contribution alone has opened
+    the attempt. One that brings others' shows nothing.
+    """
     brought = {part.member.peer_id for part in parts} | state.attempts.spread_makers
-    known = {it for it in state.members if it.peer_id in brought}  # it may invent others
+    known = {it for it in state.members if it.peer_id in brought}  # the sender may invent more
     others, view = known - {message.sender}, state.view
     if state.attempts.spread_makers or (view is not None and state.is_wide(view)):
         return set() if others else known

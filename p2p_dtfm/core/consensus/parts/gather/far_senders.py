@@ -1,9 +1,11 @@
-"""Who has no place in a view with this peer, nor in the attempt under way: what it passes on costs
-a signature for each item, and keys are made for nothing. So this peer asks first whether it could
-take part at all, and then opens only what members have signed, and those whom they name.
+"""Far senders: peers with no place in a view with this peer, nor in the attempt under way.
 
-In no view a peer cannot know whose word counts: then all are near, and the daemon's gate bounds
-what their messages cost (`core.gate`).
+Each item that a far sender passes on costs this peer a look at a signature, and keys cost nothing
+to make. So this peer asks first whether it could take part at all. It then opens only what members,
+and those that they name, have signed.
+
+A peer in no view cannot know whose word counts. To it all senders are near, and the daemon's gate
+bounds what their messages cost (`core.gate`).
 """
 
 import collections
@@ -22,11 +24,11 @@ OF_ONE_LIMIT = 2
 """Contributions under one name in a message: two, where somebody has signed two."""
 
 NamedBy = Callable[[Signed], Iterable[Member]]
-"""Opens a contribution of a member: whom it names. Raises `PeerFault`."""
+"""Opens a member's contribution, and returns whom it names. Raises `PeerFault`."""
 
 
 def is_near(state: AgreementState, peer_id: str) -> bool:
-    """Whether its word may count here, or has counted."""
+    """Whether the word of `peer_id` may count here, or has counted."""
     view, attempt, next_view = state.view, state.attempt, state.next_view
     if view is None or state.others.familiar.holds(peer_id) or peer_id in view.member_ids:
         return True
@@ -38,8 +40,8 @@ def is_near(state: AgreementState, peer_id: str) -> bool:
 
 
 def refusal_of_far(state: AgreementState, message: Gather | Spread) -> str:
-    """Why this peer takes no part in it, whatever the message holds; or nothing. As
-    `entry_verdict` has it, by what costs nothing to look at."""
+    """Why this peer takes no part in the attempt, whatever the message holds; empty: nothing is
+    against it. It decides as `entry_verdict` does, by what costs nothing to look at."""
     view, attempt = state.view, state.attempt
     assert view is not None
     if is_under_way(state, message):
@@ -59,8 +61,8 @@ def refusal_of_far(state: AgreementState, message: Gather | Spread) -> str:
 def gather_worth_reading(
     state: AgreementState, message: Gather, named_by: NamedBy
 ) -> Gather | None:
-    """With nothing in it but what members have signed, and those whom they name; None: no member
-    has signed anything in it. Raises `PeerFault`."""
+    """The Gather with nothing in it but what members, and those that they name, have signed. None:
+    no member has signed anything in it. Raises `PeerFault`."""
     counting, fresh = _counting(state, message, named_by)
     if not counting:
         return None
@@ -75,7 +77,7 @@ def gather_worth_reading(
 def spread_worth_reading(
     state: AgreementState, message: Spread, named_by: NamedBy
 ) -> Spread | None:
-    """The same, of what travels along an overlay."""
+    """The same of a Spread, which travels along an overlay."""
     counting, fresh = _counting(state, message, named_by)
     if not counting:
         return None
@@ -92,7 +94,7 @@ def spread_worth_reading(
 
 
 def is_under_way(state: AgreementState, message: Gather | Spread) -> bool:
-    """Whether it is of the attempt in which this peer takes part."""
+    """Whether the message is of the attempt in which this peer takes part."""
     at = state.attempt
     if at is None:
         return False

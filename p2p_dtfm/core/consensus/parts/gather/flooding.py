@@ -18,14 +18,15 @@ from p2p_dtfm.core.messages.agreement_messages import Contribution, Ready, sign_
 
 
 class Flooding:
-    """No more is told than is needed where no message gets lost; `resend` repairs."""
+    """Tells no more than is needed where no message gets lost; `resend` repairs."""
 
     def __init__(self, state: AgreementState, spreading: Spreading) -> None:
         self._state = state
         self._spreading = spreading
 
     def begin(self, attempt: Attempt, mine: Contribution) -> None:
-        """With what this peer contributes, and what it has for those who know less."""
+        """Begin an attempt with what this peer contributes, and with what it has for those that
+        know less."""
         state = self._state
         if self._spreading.is_wide(attempt.number):
             self._spreading.begin(attempt, mine)
@@ -40,7 +41,7 @@ class Flooding:
         told nothing so far."""
         self._spreading.widen(attempt)
         if attempt.wide is not None:
-            self._spreading.place(attempt, attempt.wide)  # by that, who is still waited for
+            self._spreading.place(attempt, attempt.wide)  # its watchers decide who is waited for
         attempt.next_round()
         attempt.clock.gets_on(attempt.round, self._state.timing.gather_ns, now_ns)
         if attempt.wide is not None:
@@ -56,11 +57,12 @@ class Flooding:
         return actions + self._tell_all(attempt, ends_that_lack(attempt))
 
     def _tell_all(self, attempt: Attempt, peer_ids: tuple[str, ...]) -> Actions:
-        """Everything; to those that may not know of contributors' views, with proof of them."""
+        """Tell these everything. Those that may not know of the contributors' views get proof of
+        them, too."""
         state, passed_on = self._state, attempt.passed_on
         passed_on.told.update(peer_ids)
         alike = not state.is_newcomer and set(passed_on.certificates) <= {state.view_id}
-        # members that have taken the present view over, and live since, need no proof of it
+        # members that took over the present view, and have lived on since, need no proof of it
         active = set(state.members) & state.active.keys() if alike else ()
         fellows = have_stayed(active, state.others.lives)
         actions: Actions = []
@@ -72,7 +74,8 @@ class Flooding:
         return actions
 
     def resend(self, attempt: Attempt, now_ns: int) -> Actions:
-        """Everything to those that know something else, what this peer knows to the others."""
+        """Send everything to those that know something else; tell the others that this peer knows
+        the same."""
         me = self._state.me
         attempt.clock.sent_ns = now_ns
         if attempt.wide is not None:
@@ -88,13 +91,13 @@ class Flooding:
         return actions
 
     def tell_ready(self, attempt: Attempt, mine: Ready, now_ns: int) -> Actions:
-        """This peer's own."""
+        """Tell this peer's own Ready."""
         if attempt.wide is not None:
             return self._spreading.note(attempt, now_ns)
         return [SendMessage(attempt.others, mine)]
 
     def pass_on(self, attempt: Attempt, now_ns: int) -> Actions:
-        """What others have said, where not all hear it from themselves."""
+        """Pass on what others have said, where not all hear it from its makers."""
         return self._spreading.note(attempt, now_ns) if attempt.wide is not None else []
 
     def end(self, attempt: Attempt, now_ns: int) -> Actions:

@@ -1,5 +1,5 @@
 """What arrives in a Gather: whose word counts in an attempt, and what a peer answers that takes no
-part in it.
+part.
 
 A contribution counts if its contributor is a member of a view that this peer knows or has proof of,
 or a newcomer that such a member names. Nobody else is ever waited for.
@@ -74,7 +74,7 @@ class GatherReception:
             state.open_newcomer(signed)  # before anything is changed: a fault must not leave half
         self._proofs.learn(message)
         missed = self._proofs.hear_of_agreement(message.sender, message.certificates, now_ns)
-        if missed:  # from where that leads it answers when it is asked again
+        if missed:  # this peer answers from where that leads, when it is asked again
             return Verdict(missed, "it shows that all have said Ready to a view")
         attempt = state.attempt
         if attempt is None or message.number != attempt.number:
@@ -86,13 +86,13 @@ class GatherReception:
     def _receive_of_another(
         self, message: Gather, contributions: Contributions, now_ns: int
     ) -> Verdict:
-        """Of an attempt in which this peer takes no part so far."""
+        """A Gather of an attempt in which this peer takes no part so far."""
         lost, opened = self._lost_ready(message), [part for _, part in contributions.values()]
         if lost is not None:
             answer = SendMessage((message.sender.peer_id,), lost)
             return Verdict([answer], "has said Ready to it: that must have got lost")
         found = entry_verdict(self._state, message, opened)
-        if found.calls_off:  # or it would vouch anew with each step, and hardly ever enter
+        if found.calls_off:  # or this peer would vouch anew with each step, and hardly ever enter
             self._state.agreed.doom(f"{message.sender.peer_id} does not wait for it any more")
         if not found.enters:
             said = self._answer_without(message, opened, now_ns)
@@ -106,8 +106,9 @@ class GatherReception:
         return Verdict(actions + merged.actions, f"takes part: {found.reason}")
 
     def _side_with_who_opens(self, now_ns: int) -> None:
-        """Somebody gives up an attempt and opens another one: who has kept this peer waiting for
-        half of what it may is at fault for it, too. Else it is one word against another."""
+        """Somebody gives up an attempt and opens another one. Whoever has kept this peer waiting
+        for half of its patience is at fault for this peer, too. Else it is one word against
+        another."""
         state = self._state
         attempt = state.attempt
         if attempt is None or attempt.planned:
@@ -127,8 +128,8 @@ class GatherReception:
         return patience_ns(attempt, state.timing, not state.is_newcomer, lateness, number)
 
     def _note_opener(self, message: Gather, parts: list[Contribution], now_ns: int) -> None:
-        """Whoever stops steps again and again, and accuses no member, is itself in doubt; unless it
-        shows why."""
+        """A member that stops steps again and again, and accuses no member, is itself in doubt,
+        unless it shows why."""
         state, members = self._state, frozenset(self._state.members)
         if state.plan is None or message.planned or state.frozen:
             return
@@ -137,11 +138,12 @@ class GatherReception:
         makers = possible_openers(state, message, parts)
         if any(self._has_reason(part) for part in parts if part.member in makers):
             return
-        if len(makers) == 1:  # who passes it on has entered on the word of another one
+        if len(makers) == 1:  # others that pass it on have entered on another's word
             state.distrust_members(state.doubts.accusers.stops_steps(makers, now_ns))
 
     def _has_reason(self, part: Contribution) -> bool:
-        """The opener: it was told what cannot be so, by somebody who has to go for it."""
+        """Whether the opener shows a reason: it was told what cannot be so, by a peer that has to
+        go for it."""
         state = self._state
         is_here = part.present is not None and part.present.view == state.view_id
         if not is_here or state.plan is None:
@@ -149,7 +151,8 @@ class GatherReception:
         return shows_contradiction(part, state.plan, state.settings.terms)
 
     def _doubts_link(self, item: Charge, number: int, members: frozenset[Member]) -> bool:
-        """Whether it costs somebody its place: not who accuses nobody that there is, or itself."""
+        """Whether the charge may cost a member its place: a member accuses another one, and has
+        signed it."""
         by, of, settings = item.accusation.by, item.accusation.of, self._state.settings
         if by == of or not members >= {by, of}:
             return False
@@ -166,7 +169,7 @@ class GatherReception:
             merged = self._hear_while_ready(attempt, message, contributions, now_ns)
         sender = attempt.opened.get(message.sender)
         if sender is not None and sender.present is not None:
-            # its members are only slow to agree on the next
+            # there is a view, whose members are only slow to agree on the next
             self._state.joining.view_heard_ns = now_ns
         return merged
 
@@ -228,7 +231,7 @@ class GatherReception:
         return grew
 
     def _note_digest(self, attempt: Attempt, message: Gather) -> int:
-        """Keeps the newest; returns the round of the one before."""
+        """Keep the newest digest of the sender; return the round of the one before."""
         held = attempt.digests.get(message.sender, (0, ""))
         if message.round >= held[0]:
             attempt.digests[message.sender] = (message.round, message.digest)
@@ -241,7 +244,7 @@ class GatherReception:
         if message.sender not in attempt.snapshot.contributors:
             return refused("the knowledge is frozen, without what its sender knows")
         if attempt.wide is not None and not self._state.attempts.spread_giver:
-            # who spoke with each before it knew of many tells all along, and nothing by that
+            # a sender that spoke with each before it knew of many still does: that tells nothing
             return refused("the knowledge is frozen, and its sender speaks along the overlay since")
         moved_on = message.round > self._note_digest(attempt, message)
         moved_on &= message.digest not in ("", attempt.snapshot.knowledge)
@@ -251,7 +254,7 @@ class GatherReception:
         heard = {member: attempt.opened[member] for member in attempt.participants}
         self._state.doubt_links(heard, [item.accusation for item in news], now_ns)
         reason = f"{message.sender.peer_id} knows more"
-        if attempt.wide is not None and attempt.wide.hasty:  # nobody has said before what it knows
+        if attempt.wide is not None and attempt.wide.hasty:  # so far nobody has said what it knows
             return Verdict(self._gathering.failed(attempt, reason, now_ns), reason)
         late = self._late_makers(attempt, contributions, news) or {message.sender}
         return Verdict(self._gathering.held_up(attempt, late, reason, now_ns, True), reason)
@@ -259,8 +262,8 @@ class GatherReception:
     def _late_makers(
         self, attempt: Attempt, contributions: Contributions, news: list[Charge]
     ) -> set[Member]:
-        """Whose word comes after all have said that they know the same. Nobody's: then its sender
-        only says that it knows something else, and could say so for ever."""
+        """Makers of what comes after all have said that they know the same. If there are none, the
+        sender only says that it knows something else, and could say so for ever."""
         found = set(self._contradicted(attempt, contributions))
         for member, (_, part) in contributions.items():
             if member not in attempt.known and self._counts(part, attempt):
@@ -269,7 +272,7 @@ class GatherReception:
             accused = attempt.opened.get(of)
             if by == of or accused is None or of in found:
                 continue
-            # a newcomer may lie to one member alone, which finds it out; and then with another key
+            # a newcomer may lie to one member alone, which finds it out, and come with another key
             found.add(of if attempt.planned and accused.present is None else by)
         return found
 
@@ -292,7 +295,7 @@ class GatherReception:
         return self.believe_absent(attempt, now_ns)
 
     def believe_absent(self, attempt: Attempt, now_ns: int) -> bool:
-        """Nobody is given up on one peer's word before this peer has waited half as long itself."""
+        """Nobody is absent on one peer's word before this peer has waited half the time itself."""
         waited_ns, members = now_ns - attempt.clock.began_ns, attempt.members
 
         def has_waited(member: Member) -> bool:
@@ -330,7 +333,7 @@ class GatherReception:
         for signed in message.contributions:
             contribution = held.get(signed) or self._open_contribution(signed, message.number)
             if signed not in held or contribution.member not in contributions:
-                contributions[contribution.member] = (signed, contribution)  # of two the news
+                contributions[contribution.member] = (signed, contribution)  # of two the new
         return contributions
 
     def _open_contribution(self, signed: Signed, number: int) -> Contribution:
@@ -345,7 +348,7 @@ class GatherReception:
         if opens(contribution.record).life != contribution.member.life:
             raise PeerFault("a contribution with a record of another life", signed.peer_id)
         layer_count = state.settings.workload.layer_count
-        if signed.kind == OUTLINE:  # its bounds were looked at when it was opened
+        if signed.kind == OUTLINE:  # an outline's bounds were checked when it was opened
             require_layers(contribution, layer_count)
         else:
             require_bounded_contribution(contribution, layer_count)
@@ -353,7 +356,8 @@ class GatherReception:
         return contribution
 
     def _filled(self, signed: Signed) -> Contribution:
-        """Of an outline: with what it names, which whoever passes it on has sent along."""
+        """The contribution; an outline gets what it names, which the peer that passes it on has
+        sent along."""
         verify = self._state.settings.verify
         if signed.kind != OUTLINE:
             return open_contribution(signed, verify)
@@ -372,7 +376,7 @@ class GatherReception:
         return gather_worth_reading(self._state, message, named_by)
 
     def answer_far(self, message: Gather | Spread, refusal: str, now_ns: int) -> Verdict:
-        """Nothing in it is opened."""
+        """Answer a far sender; nothing in its message is opened."""
         lost = self._lost_ready(message)
         if lost is not None:
             answer: Actions = [SendMessage((message.sender.peer_id,), lost)]
@@ -381,7 +385,8 @@ class GatherReception:
         return Verdict(answer, f"takes no part: {refusal or NOBODY_OPENED}")
 
     def _lost_ready(self, message: Gather | Spread) -> Ready | None:
-        """The sender still gathers what this peer has agreed to: its Ready must have got lost."""
+        """This peer's Ready, if the sender still gathers what this peer has agreed to: it must have
+        got lost."""
         state = self._state
         last = state.promises.said_ready.last
         if state.attempt is not None or last is None or last.view.number != message.number:
@@ -391,7 +396,7 @@ class GatherReception:
     def _answer_without(
         self, message: Gather | Spread, parts: list[Contribution], now_ns: int
     ) -> Actions:
-        """Not for this peer: tell the sender what it does not know."""
+        """The message is not for this peer: tell the sender what it does not know."""
         state, view = self._state, self._state.view
         if view is None:
             if any(state.others.views.is_proven(part) for part in parts):
@@ -409,9 +414,9 @@ class GatherReception:
     def _answer_failure(
         self, view: View, message: Gather | Spread, parts: list[Contribution], now_ns: int
     ) -> Actions:
-        """A failure, under a number that this peer has passed: unplanned outranks planned. Who
-        reports it begins anew above that: whoever else did would be the one that stops the steps.
-        """
+        """A failure is reported under a number that this peer has passed: unplanned outranks
+        planned. The reporter itself begins anew above that number. Anybody else that did so would
+        be taken for the one that stops the steps."""
         state, attempt, to = self._state, self._state.attempt, (message.sender.peer_id,)
         if attempt is not None and not attempt.planned:
             if message.number < attempt.number:
@@ -426,15 +431,16 @@ class GatherReception:
         return [SendMessage(to, passed(state.me, (highest + 1) | 1))]
 
     def _active_with_proof(self, view: View) -> Active:
-        """For who still gathers for the present view: it lacks some Ready."""
+        """This peer's Active with the certificate, for one that still gathers for the present view:
+        it lacks some Ready."""
         said, proof = self._state.present.said_active, view.certificate
         whole = Active(said.sender, said.view, said.step, said.lineage, certificate=proof)
         return stated(whole, self._state.settings.sign)
 
 
 def _require_few_joiners(contribution: Contribution) -> None:
-    """Raises `PeerFault`: who names a thousand that there are not has all who wait for these say
-    more names than anybody hears."""
+    """Raises `PeerFault` for a contribution that names too many newcomers. One that names a
+    thousand which do not exist has all that wait for these say more names than anybody accepts."""
     present, named = contribution.present, len(contribution.joiners)
     limit = FOUNDING_LIMIT if present is None else most_waiting(len(present.members))
     if named > limit:

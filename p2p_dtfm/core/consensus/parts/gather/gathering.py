@@ -35,8 +35,8 @@ from p2p_dtfm.core.units import SECOND_NS
 
 DISAGREEMENT_NS = 10 * SECOND_NS
 DISAGREEMENT_LIMIT_NS = 640 * SECOND_NS
-"""A peer that most others contradict waits before it asks to join again: at first for the first of
-these, then twice as long each time, up to the second."""
+"""A peer that most others contradict waits before it asks to join again: at first for
+`DISAGREEMENT_NS`, then twice as long each time, up to `DISAGREEMENT_LIMIT_NS`."""
 
 
 class Gathering:
@@ -72,7 +72,7 @@ class Gathering:
     def enter(
         self, number: int, planned: bool, base: ViewId, now_ns: int
     ) -> tuple[Attempt, Actions]:
-        """This peer's part in the attempt; the caller tells of it."""
+        """Begin this peer's part in the attempt; the caller tells others of it."""
         state, attempts, promises = self._state, self._state.attempts, self._state.promises
         assert number > promises.passed_number
         if attempts.under_way is not None:
@@ -92,8 +92,8 @@ class Gathering:
         return attempt, actions
 
     def _inherit_requests(self, attempt: Attempt, now_ns: int) -> None:
-        """A failure undoes the attempt: newcomers that answered in it need not ask again, whomever
-        they had asked. Those that found together do so again together."""
+        """A failure undoes the attempt. Newcomers that answered in it need not ask again, whichever
+        member they had asked. Those that found a run together do so again together."""
         state = self._state
         if not (attempt.only_newcomers if state.is_newcomer else attempt.planned):
             return
@@ -136,11 +136,11 @@ class Gathering:
         return self.open(True, reason, now_ns)
 
     def reopen(self, reason: str, now_ns: int) -> Actions:
-        """An unplanned attempt has failed: again with a higher number, later each time.
+        """An unplanned attempt has failed: try again with a higher number, later each time.
 
-        Never with the same one: to the others, rounds that begin anew are older than what they
-        have heard, and nothing settles. A newcomer waits for the members to try again: by itself
-        it would know of none of them.
+        The number is never the same one. To the others, rounds that begin anew are older than what
+        they have heard, and nothing settles. A newcomer waits for the members to try again: an
+        attempt of its own would know of none of them.
         """
         state, attempts = self._state, self._state.attempts
         attempt = attempts.under_way
@@ -159,10 +159,14 @@ class Gathering:
         return [Report(f"will try again: {reason}")]
 
     def begin_above(self, attempt: Attempt, message: Gather | Spread, now_ns: int) -> Actions:
-        """Its sender has passed the number of this attempt, and can take no part in it. Each has
-        this peer begin anew once between two steps that commit, unless most have their part in what
-        is known by then: who says so again, or so late, is waited for in vain, as one that is
-        silent. But who fails alone below all others' number goes above it."""
+        """The sender of `message` has passed the number of this attempt, and can take no part in
+        it.
+
+        Each sender has this peer begin anew once between two commits, unless most members have
+        their part in what is frozen by then. A sender that says so again, or so late, is waited for
+        in vain, like a silent one. Even then this peer goes above that number with its next
+        attempt, should its own one fail.
+        """
         state, sender = self._state, message.sender
         state.promises.hears_of(min(message.number, attempt.number + NUMBERS_PASSED_LIMIT))
         if (
@@ -175,7 +179,8 @@ class Gathering:
         return self.reopen(f"{sender.peer_id} has passed the number {attempt.number}", now_ns)
 
     def _has_most(self, attempt: Attempt) -> bool:
-        """Of the members of the view that there was, in what is known for good."""
+        """Whether more than half of the present view's members have their part in what is
+        frozen."""
         view, snapshot = self._state.view, attempt.snapshot
         if view is None or snapshot is None:
             return False
@@ -184,8 +189,9 @@ class Gathering:
     def held_up(
         self, attempt: Attempt, by: Iterable[Member], reason: str, now_ns: int, is_late: bool
     ) -> Actions:
-        """A few of those that agreed say Ready to something else, or not at all; or what they know
-        `is_late`. Messages that cross may bring that about once; who does it again is left out."""
+        """A few of those that agreed say Ready to something else, or not at all, or tell late what
+        they know (`is_late`). Messages that cross may bring that about once; who does it again is
+        left out."""
         state, few_or_many, snapshot = self._state, list(by), attempt.snapshot
         had_agreed = snapshot is not None and not is_late
         again = state.doubts.accusers.holds_up(few_or_many, attempt.number, now_ns, had_agreed)
@@ -208,7 +214,7 @@ class Gathering:
     # evidence -------------------------------------------------------------------------------------
 
     def charge(self, attempt: Attempt, members: Iterable[Member]) -> bool:
-        """Say in this attempt that they cannot be reached; True if that is news."""
+        """Accuse these in this attempt: they cannot be reached. True if that is news."""
         state, settings = self._state, self._state.settings
         new = {Accusation(state.me, member) for member in members} - attempt.charges.keys()
         for item in sorted(new):
@@ -217,17 +223,17 @@ class Gathering:
         return bool(new)
 
     def accuse(self, attempt: Attempt, members: Iterable[Member], now_ns: int) -> Actions:
-        """The same, and all hear of it."""
+        """Accuse these in this attempt, and tell all."""
         new = self.charge(attempt, members)
         return self.knowledge_grew(attempt, now_ns) if new else []
 
     def knowledge_grew(self, attempt: Attempt, now_ns: int, own: bool = True) -> Actions:
-        """Tell it, and see what it comes to. `own`: it is this peer's evidence."""
+        """Tell what is new, and see what it comes to. `own`: it is this peer's own evidence."""
         told = self._flooding.tell_news(attempt, now_ns, own)
         return told + self.check_settled(attempt, now_ns)
 
     def resend(self, attempt: Attempt, now_ns: int) -> Actions:
-        """What may have got lost."""
+        """Send again what may have got lost."""
         return self._flooding.resend(attempt, now_ns)
 
     # settling -------------------------------------------------------------------------------------
@@ -304,7 +310,7 @@ class Gathering:
         return Verdict([*told, *self.check_ready(now_ns)], ready_verdict(attempt).reason)
 
     def take_ready(self, attempt: Attempt, said: Iterable[Ready], now_ns: int) -> bool:
-        """The first of each who takes part counts; True if any did."""
+        """Count the first Ready of each peer that takes part; True if any is new."""
         before = len(attempt.ready)
         for ready in said:
             if ready.sender in attempt.universe:
@@ -355,7 +361,8 @@ class Gathering:
         return [ViewAgreed(view, discard=state.is_newcomer)]
 
     def _on_other_plans(self, attempt: Attempt, found: ReadyVerdict, now_ns: int) -> Actions:
-        """Who is in the minority goes, or is left out: it may run another version, or lie."""
+        """A few planned the view otherwise: they lose their place, or are not let in. They may run
+        another version, or lie."""
         state, report = self._state, Report(found.reason)
         if attempt.planned and are_newcomers_links(found.members, state.view):
             state.doubt_newcomers(found.members, now_ns)

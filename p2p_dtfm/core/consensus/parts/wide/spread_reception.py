@@ -26,12 +26,14 @@ from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 
 EARLY_LIMIT = 128
 EARLY_LIMIT_BYTES = 16 << 20
-"""As they came; read, numbers and empty names take eight times as much."""
+"""Bytes of early messages, as they came; once read, numbers and empty names take eight times as
+much."""
 GIVERS_LIMIT = 4096
 
 
 class SpreadReception:
-    """Whoever passes something on has looked at it: a forgery in it is the sender's."""
+    """A peer that passes something on has looked at it: a forgery in it is the fault of the
+    sender."""
 
     def __init__(
         self,
@@ -63,8 +65,9 @@ class SpreadReception:
         return Verdict(actions + self._read_early(message, was_in, now_ns), verdict.reason)
 
     def _enter_by_early(self, message: Spread, now_ns: int) -> Actions:
-        """What a newcomer is told in parts may come in any order: who names it may have done so
-        before there was proof of its view."""
+        """Enter an attempt by early messages, if they let this newcomer in. What it is told in
+        parts may come in any order: a member may have named it before there was proof of that
+        member's view."""
         actions: Actions = []
         for one, _ in self._state.attempts.early:
             if not is_under_way(self._state, message) and _are_of_one_attempt(one, message):
@@ -72,7 +75,7 @@ class SpreadReception:
         return actions
 
     def _read_early(self, message: Spread, was_in: bool, now_ns: int) -> Actions:
-        """Once this peer takes part."""
+        """Read the early messages of an attempt once this peer takes part in it."""
         if not is_under_way(self._state, message):
             return []
         early, self._state.attempts.early = self._state.attempts.early, []
@@ -83,15 +86,18 @@ class SpreadReception:
         return actions
 
     def _may_be_of_many(self, message: Spread) -> bool:
-        """Who comes with a crowd is heard in the attempt that goes along the overlay for it."""
+        """Whether to read what the sender says along an overlay. In an attempt that goes along the
+        overlay for a crowd, all who come with that crowd are heard."""
         attempt = self._state.attempt
         is_of_many = attempt is not None and attempt.wide is not None
         return is_of_many or self._may_know_of_many(message.sender)
 
     def _may_know_of_many(self, sender: Member) -> bool:
-        """Whoever has been in a view with this peer may know of more. No word of anybody else makes
-        the members of a small view speak along an overlay, nor keep what it says of attempts to
-        come: so many would have to ask to be let in."""
+        """Whether the sender may know of more peers: it may if it has been in a view with this one.
+
+        Nobody else can make the members of a small view speak along an overlay, or keep its word of
+        attempts to come. For that, so many would have to ask to be let in.
+        """
         state = self._state
         if state.is_newcomer or len(state.members) > state.timing.wide_above:
             return True
@@ -104,14 +110,16 @@ class SpreadReception:
         return any(peer_id in known.peer_ids for known in others.views.history)
 
     def _keep_own_view(self) -> None:
-        """Fellows name it: they do not send it along."""
+        """Keep what this peer's own view says of itself: fellows only name it, and do not send it
+        along."""
         state = self._state
         if state.view is not None and self._named != state.view.id:
             self._named = state.view.id
             state.others.bodies.name_of(state.present_view())
 
     def _keep_for_later(self, message: Spread) -> None:
-        """Neighbours may be faster than the news by which this peer may take part."""
+        """Keep a message of an attempt to come: neighbours may be faster than the news by which
+        this peer may take part."""
         state = self._state
         if message.number <= max(state.promises.passed_number, state.view_id.number):
             return
@@ -202,8 +210,8 @@ class SpreadReception:
             self._state.attempts.spread_makers = frozenset()
 
     def _along_the_overlay(self, message: Spread) -> tuple[Attempt, Wide] | None:
-        """The attempt under way, if the message is of that: from now on it goes along the overlay,
-        since others know of many more."""
+        """The attempt under way, if the message is of it. From now on the attempt goes along the
+        overlay, since others know of many more."""
         attempt = self._state.attempt
         if attempt is None or not is_under_way(self._state, message):
             return None
@@ -221,7 +229,7 @@ class SpreadReception:
                     raise PeerFault("an outline of another view", message.sender.peer_id)
                 if known.get(outline.member) == signed:
                     continue
-                if not bodies.knows(outline):  # that is asked for where it is still waited for
+                if not bodies.knows(outline):  # it is asked for while it is still waited for
                     attempts.givers.pop(signed.signature, None)
                     continue
             fresh.append(signed)
@@ -264,7 +272,8 @@ class SpreadReception:
         return found
 
     def _missed(self, message: Spread) -> Actions:
-        """The sender lacks Ready of what this peer has agreed on and not taken over yet."""
+        """The certificate, for a sender that lacks Ready of what this peer has agreed on and not
+        taken over yet."""
         view = self._state.next_view
         if not message.wants_ready or view is None or view.certificate is None:
             return []
@@ -289,7 +298,7 @@ def _are_of_one_attempt(one: Spread, other: Spread) -> bool:
 
 
 def _says_ready_only(message: Spread, attempt: Attempt) -> bool:
-    """It brings no knowledge that could be new."""
+    """Whether the message brings no knowledge that could be new."""
     if attempt.snapshot is None or message.digest not in ("", attempt.snapshot.knowledge):
         return False
     return not (message.contributions or message.accusations or message.certificates)

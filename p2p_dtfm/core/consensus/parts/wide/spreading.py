@@ -49,7 +49,7 @@ class Knows(Enum):
 
 
 class Spreading:
-    """Works on attempts that are wide only."""
+    """Works on wide attempts only."""
 
     def __init__(self, state: AgreementState) -> None:
         self._state = state
@@ -58,7 +58,7 @@ class Spreading:
     # this peer's own part -------------------------------------------------------------------------
 
     def is_wide(self, number: int) -> bool:
-        """Whether an attempt that begins is: by how many there are, or by what it was heard of."""
+        """Whether a new attempt is wide: there are many, or others spread it along the overlay."""
         state, newcomers = self._state, self._state.others.newcomers
         count = len(state.members) or 1 + newcomers.count
         heard = state.attempts.spread_number == number
@@ -68,17 +68,18 @@ class Spreading:
         return lets_in and self._is_crowd(count + newcomers.count)
 
     def _is_crowd(self, count: int) -> bool:
-        """Of whom a few are members: along the overlay all are in two seconds later, but of many
-        more each would have to speak with all."""
+        """Whether so many, newcomers included, need the overlay. Along it all are in two seconds
+        later; but without it each would have to speak with all."""
         return 2 * count > 3 * self._state.timing.wide_above
 
     def widen(self, attempt: Attempt) -> None:
-        """A few let in a crowd, of which each knows a part at first."""
+        """Make a planned attempt wide if a crowd is let in: each peer knows only a part of it at
+        first."""
         if self._is_crowd(len(attempt.universe)) and attempt.planned and attempt.wide is None:
             attempt.passed_on.wide = Wide(hasty=False)
 
     def begin(self, attempt: Attempt, mine: Contribution) -> None:
-        """With this peer's own contribution."""
+        """Begin a wide attempt with this peer's own contribution."""
         state, rows = self._state, tuple[int, ...]()
         has_failed = state.promises.passed_number > state.view_id.number
         is_first = not has_failed and not state.attempts.failures
@@ -91,7 +92,8 @@ class Spreading:
         attempt.add(sign_outline(outline, state.settings.sign), bodies.filled(outline) or mine)
 
     def _arranged(self, mine: Contribution) -> tuple[Contribution, tuple[int, ...]]:
-        """Who founds a run knows all the records: it says who stands in a row with whom."""
+        """The founder knows all records: in its contribution it says who stands in a row with
+        whom."""
         state = self._state
         records = [*state.others.newcomers.opened, state.open_record(mine.record)]
         me, lives = state.me.peer_id, {member.peer_id: member for member in mine.joiners}
@@ -104,7 +106,7 @@ class Spreading:
     # the overlay ----------------------------------------------------------------------------------
 
     def place(self, attempt: Attempt, wide: Wide) -> Grid:
-        """The grid of an attempt; who is in it stays the same from when its members are known."""
+        """The grid of an attempt; it stays the same from when its members are known."""
         if wide.grid is None or not wide.grid.places:
             wide.grid = self._grid(attempt)
             me = self._state.me.peer_id
@@ -126,7 +128,7 @@ class Spreading:
         return grid_in_order(order, state.others.bodies.rows_of(founder.member))
 
     def _leaves(self, attempt: Attempt, wide: Wide, grid: Grid) -> list[str]:
-        """Who has no place, and this peer speaks for."""
+        """Peers without a place for which this peer speaks."""
         me = self._state.me.peer_id
         if me not in grid.places or len(attempt.universe) <= len(grid.places):
             return []
@@ -159,7 +161,7 @@ class Spreading:
         return state.open_record(signed)
 
     def _lost(self, attempt: Attempt) -> set[str]:
-        """Who is not to be relied on to pass anything on."""
+        """Peers that are not relied on to pass anything on."""
         doubts, known = self._state.doubts, attempt.opened
         named = doubts.suspects | doubts.distrusted
         named |= {charge.of for charge in attempt.charges if charge.of not in known}
@@ -169,7 +171,7 @@ class Spreading:
     # passing on -----------------------------------------------------------------------------------
 
     def note(self, attempt: Attempt, now_ns: int) -> Actions:
-        """Something may be new: it goes on at once, or soon and with what comes meanwhile."""
+        """Note what may be new: it goes on at once, or soon and with what comes meanwhile."""
         wide = attempt.wide
         assert wide is not None
         me = self._state.me.peer_id
@@ -194,21 +196,21 @@ class Spreading:
         return [PassOnSoon(BATCH_NS)]
 
     def pass_on(self, now_ns: int) -> Actions:
-        """The time for it has come."""
+        """It is time to pass on what waits."""
         attempt = self._state.attempt
         if attempt is None or attempt.wide is None or not attempt.wide.told.is_due:
             return []
         return self.flush(attempt, now_ns)
 
     def flush(self, attempt: Attempt, now_ns: int) -> Actions:
-        """To each neighbour what it has not been told."""
+        """Tell each neighbour what it has not been told."""
         wide, me = attempt.wide, self._state.me.peer_id
         assert wide is not None
         wide.told.is_due, wide.told.flushed_ns = False, now_ns
         grid, lost, actions = self.place(attempt, wide), self._lost(attempt), Actions()
         told = set[str]()
         if me in grid.places:
-            # who is in doubt may live, and must know as much as all others: nobody relies on it
+            # a peer in doubt may live, and must know as much as all others: nobody relies on it
             row, is_first = grid.row_mates(me), not wide.told.row_at
             new = wide.not_from_row()
             own = self._tell(attempt, row, new, has=wide.told.row_prepared)
@@ -229,7 +231,7 @@ class Spreading:
         return actions + self._tell_digest(attempt, wide, told)
 
     def _tell_stand_ins(self, attempt: Attempt, wide: Wide, across: Sequence[str]) -> Actions:
-        """Who passed on to its row is found to be lost: perhaps it has not done so."""
+        """Tell the stand-ins of lost peers, which may not have told their rows."""
         before, wide.told.across_to = wide.told.across_to, frozenset(across)
         new = tuple(peer for peer in across if before and peer not in before)
         told = wide.news[: wide.told.across_at] if new else []
@@ -242,7 +244,7 @@ class Spreading:
         return self._tell(attempt, (leaf,), wide.for_leaf(leaf), with_proofs=is_first, knows=knows)
 
     def _tell_digest(self, attempt: Attempt, wide: Wide, told: set[str]) -> Actions:
-        """That this peer knows all, where that is waited for."""
+        """Say that this peer knows all, where others wait for that."""
         mine = attempt.own_digest
         if wide.hasty or mine in ("", wide.told.digest_told):
             return []
@@ -259,7 +261,7 @@ class Spreading:
         knows: Knows = Knows.FELLOW,
         has: set[bytes] | None = None,
     ) -> Actions:
-        """`has`: names of Prepared that they have been sent; what they are sent now is added."""
+        """`has`: names of Prepared that they have been sent, to which what is sent now is added."""
         items, has = list(items), set[bytes]() if has is None else has
         if not to or not items:
             return []
@@ -299,7 +301,7 @@ class Spreading:
         return [attempt.opened[member] for member in makers if member in attempt.opened]
 
     def _bodies(self, attempt: Attempt, signed: list[Signed], knows: Knows) -> Bodies:
-        """What these name that may be news to the receivers."""
+        """What the outlines in `signed` name that may be news to the receivers."""
         if not signed:
             return Bodies()
         state, parts = self._state, self._parts(attempt, signed)
@@ -349,7 +351,7 @@ class Spreading:
     # repairing ------------------------------------------------------------------------------------
 
     def repair(self, attempt: Attempt, now_ns: int) -> Actions:
-        """Nothing was sent for a while: what has been lost on its way is asked for again."""
+        """Nothing was sent for a while: ask again for what has been lost on its way."""
         wide = attempt.wide
         assert wide is not None
         wide.repairs += 1
@@ -363,15 +365,15 @@ class Spreading:
             head = self._steps.add(head, set())
             asking = msgspec.structs.replace(head, wants=wants, wants_ready=wants_ready)
             actions += _with_reason([SendMessage(asked, asking)], attempt)
-        # who has not been heard of, and hears of the attempt from its neighbours only
+        # peers that have not been heard, and that hear of the attempt from their neighbours only
         unheard = {peer for peer in wants if peer in wide.neighbours and peer not in asked}
         told = self._tell(attempt, sorted(unheard), first, with_proofs=True)
         actions += _with_reason(told, attempt)
         return actions + self._tell_disputed(attempt, wide)
 
     def _tell_disputed(self, attempt: Attempt, wide: Wide) -> Actions:
-        """To neighbours that do not say the same, others each time. Nobody asks for an accusation
-        that has been lost on its way, nor for the contribution of one that it can do without."""
+        """Tell neighbours that do not say the same what is in dispute, others each time. Nobody
+        asks for a lost accusation, nor for the contribution of one that it can do without."""
         behind = [] if attempt.is_waiting else sorted(m.peer_id for m in attempt.dissenting)
         if attempt.snapshot is not None or not behind:
             return []
@@ -383,7 +385,7 @@ class Spreading:
         return self._tell(attempt, sorted(chosen), items, knows=Knows.NOTHING)
 
     def _asked(self, attempt: Attempt, wide: Wide) -> tuple[str, ...]:
-        """Other neighbours each time; of who has no place, another host."""
+        """Neighbours to ask, others each time; for a peer without a place, a host."""
         grid, lost, me = self.place(attempt, wide), self._lost(attempt), attempt.me.peer_id
         if me not in grid.places:
             return (self._host(attempt, wide, grid, attempt.me),) if grid.places else ()
@@ -402,7 +404,7 @@ class Spreading:
 
 
 def _lacking(attempt: Attempt) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Whose contribution this peer lacks, or whose Ready."""
+    """Those whose contribution this peer lacks, and those whose Ready it lacks."""
     if attempt.snapshot is None:
         return tuple(sorted(member.peer_id for member in attempt.waits_for)), ()
     due = attempt.snapshot.contributors if attempt.plan is not None else ()
@@ -410,9 +412,9 @@ def _lacking(attempt: Attempt) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _with_reason(told: Actions, attempt: Attempt) -> Actions:
-    """The first of these messages with the outline by which this peer takes part: whose own comes
-    alone is taken for who has stopped the steps (`possible_openers`). What it names others
-    bring."""
+    """The messages `told`, the first with the outline by which this peer takes part. A peer whose
+    own outline comes alone is taken for the one that stopped the steps (`possible_openers`). Others
+    bring what that outline names."""
     if attempt.planned or attempt.only_newcomers or not told:
         return told
     [first, *rest] = told
@@ -424,13 +426,13 @@ def _with_reason(told: Actions, attempt: Attempt) -> Actions:
 
 
 def _goes_on(news: News) -> bool:
-    """A charge may be of who has passed on what this peer said."""
+    """Whether news goes on. A charge does: it may be against a peer that was to pass on news."""
     return news.came_from is not CameFrom.ROW or isinstance(news.item, Charge)
 
 
 def ready_sets(ready: Iterable[Ready]) -> tuple[ReadySet, ...]:
-    """Those that say the same in one; of too many that say other things those of which most say
-    the same. Whoever takes part may say what nobody else does, and would have none be heard."""
+    """The Ready in sets that say the same; of too many sets those with most in them. Whoever takes
+    part may say what nobody else does, and would otherwise crowd out the rest."""
     alike: dict[tuple[object, ...], list[Ready]] = {}
     for item in ready:
         key = item.view, item.plan_digest, item.members_digest

@@ -1,4 +1,5 @@
-"""Retained steps and Prepared that outlines name: each travels once to whom it may be news."""
+"""Retained steps and Prepared that outlines name: each is sent once to a receiver that may lack
+it."""
 
 import msgspec
 
@@ -22,7 +23,8 @@ class StepsBeside:
         return self._state.others.bodies.beside(outline)
 
     def add(self, message: Spread, has: set[bytes]) -> Spread:
-        """With what its outlines name and the receivers have not been sent; `has` grows by it."""
+        """The message with what its outlines name and the receivers have not been sent; `has` grows
+        by it."""
         retained, prepared = dict[RetainedBody, None](), dict[Signed, None]()
         for signed in message.contributions:
             found, names = self.of(signed)

@@ -1,5 +1,8 @@
-"""Who is synced for a view, and who is active in it: in a swarm of many told along its overlay, in
-a small one given to whoever asks, since its maker may have told it to all others."""
+"""Who is synced for a view, and who is active in it.
+
+In a swarm of many this is told along the view's overlay. In a small one it is given to whoever
+asks, since its maker may have told it to all others but not to that one.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -42,7 +45,7 @@ class Telling:
         self._views: dict[ViewId, ViewNews] = {}
 
     def news_of(self, view: ViewId) -> ViewNews:
-        """What is known of a view; of the newest few it is kept."""
+        """What is known of a view; it is kept for the newest few views."""
         if view not in self._views:
             while len(self._views) >= VIEWS_KEPT:
                 del self._views[min(self._views)]
@@ -50,7 +53,8 @@ class Telling:
         return self._views[view]
 
     def say(self, view: View, said: Synced | Active) -> Actions:
-        """This peer's own: to all who have agreed to the view, or to its neighbours."""
+        """Say this peer's own Synced or Active to all that have agreed to the view, or to its
+        neighbours."""
         state, news = self._state, self.news_of(view.id)
         if isinstance(said, Synced):
             news.synced[state.me] = said
@@ -62,7 +66,7 @@ class Telling:
         return self._flush(view, news)
 
     def hear(self, view: View, message: Tidings) -> Actions:
-        """What is new in it has been added to the news: it goes on soon."""
+        """Pass on soon what is new in a message; the caller has added that to the news."""
         state, news = self._state, self.news_of(view.id)
         if not state.is_wide(view):
             news.active |= state.present.active_members.get(view.id, {})
@@ -77,7 +81,7 @@ class Telling:
         return actions
 
     def pass_on(self) -> Actions:
-        """The time for it has come."""
+        """It is time to pass on what waits."""
         state, actions = self._state, Actions()
         for view in (state.view, state.next_view):
             news = self._views.get(view.id) if view is not None else None
@@ -86,8 +90,8 @@ class Telling:
         return actions
 
     def ask(self, view: View, lacking: Iterable[Member], now_ns: int) -> Actions:
-        """For what has been lost on its way, other neighbours each time. Of few its maker is asked
-        as well."""
+        """Ask for what has been lost on its way, other neighbours each time. In a small view the
+        callers also ask the makers, which are left out here."""
         state, news = self._state, self.news_of(view.id)
         wants = tuple(sorted(member.peer_id for member in lacking))
         if not wants or now_ns - news.asked_ns < state.timing.resend_ns:
@@ -120,7 +124,7 @@ class Telling:
         return {member.peer_id for member in self._state.doubts.suspects}
 
     def _leaves(self, view: View) -> list[str]:
-        """Who has agreed to the view and leaves with it."""
+        """Peers that have agreed to the view and leave with it, and for which this peer speaks."""
         grid, me = self._state.grid_of(view), self._state.me.peer_id
         if len(view.snapshot.contributors) <= len(grid.places) or me not in grid.places:
             return []

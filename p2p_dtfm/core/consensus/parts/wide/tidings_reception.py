@@ -1,5 +1,5 @@
-"""What arrives of a view's members along its overlay, or because it was asked for: read as the
-Synced and Active of each."""
+"""What arrives of a view's members along its overlay, or because this peer asked for it: it is read
+as the Synced and Active of each."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,8 @@ from p2p_dtfm.core.recovery.view import View
 
 
 class TidingsReception:
-    """Whoever passes something on has looked at it: a forgery in it is the sender's."""
+    """A peer that passes something on has looked at it: a forgery in it is the fault of the
+    sender."""
 
     def __init__(
         self, state: AgreementState, telling: Telling, syncing: Syncing, activity: Activity
@@ -75,7 +76,7 @@ class TidingsReception:
             raise PeerFault("passes on a forged statement", message.sender.peer_id)
 
     def _heard_active(self, active: list[Active], now_ns: int) -> Actions:
-        """All are noted; then the last one does what any of them would."""
+        """Note all; then the last one does what any of them would."""
         if not active:
             return []
         self._activity.note_all(active)

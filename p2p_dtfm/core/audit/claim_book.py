@@ -110,7 +110,7 @@ class ClaimBook:
         self._ways: dict[str, WayOfWork] = {}
         """By peer: the way in which it computed last."""
         self.untold: set[tuple[str, str]] = set()
-        """Who has said for long that it lacks whose claim, which had come here, in any step."""
+        """(peer, maker): in some step the peer long lacked the maker's claim, which was here."""
         self.sums: Mapping[str, bytes] = {}
         """Of the open step: `work.sums_of_others`, once this peer has claimed."""
         self._draw: dict[str, str] | None = None

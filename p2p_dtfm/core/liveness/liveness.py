@@ -123,8 +123,7 @@ class _Watched:
 
 
 class Liveness:
-    """Watches a set of peers; `tick` gives new suspicions, each once until the peer is heard again.
-    """
+    """Watches a set of peers; `tick` gives new suspicions, each once until the peer is heard."""
 
     def __init__(self, timing: LivenessTiming) -> None:
         self._timing = timing

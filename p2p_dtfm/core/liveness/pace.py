@@ -258,8 +258,8 @@ def fetch_bytes_per_s(view: View) -> int:
 
 
 def given_bytes_per_s(view: View) -> int:
-    """The same over the thinnest line: in a new swarm the founder has all data, whatever its line.
-    """
+    """The same over the thinnest line: in a new swarm the founder has all data, even over a thin
+    line."""
     uplinks = _uplinks_bytes_per_s(view)
     return _share_of(uplinks[0], view) if uplinks else FETCH_BYTES_PER_S
 

@@ -1,9 +1,9 @@
 """How long one peer is silent while it lives: what is usual for it shows when a silence is not.
 
 A peer that speaks twice a second on a quiet machine is missed after four seconds. On a machine that
-does other things, too, longer silences are usual, and it is given several times as long. Phi-accrual
-detectors use a mean and a deviation; this does not. What makes a living peer silent (a checkpoint,
-another program) is rare and long, and the longest silence of the last minute tells of it.
+does other things, too, longer silences are usual, and it is given several times as long. No mean
+and deviation are used, unlike in phi-accrual detectors. What makes a living peer silent (a
+checkpoint, another program) is rare and long. The longest silence of the last minute tells of it.
 """
 
 from collections import deque

@@ -55,8 +55,8 @@ class _End:
 
 
 class Stalls:
-    """Pass to `heard` what peers say of their work; `tick` gives suspicions, each once in a step.
-    """
+    """Call `heard` with what peers say of their work; `tick` gives suspicions, each once in a
+    step."""
 
     def __init__(self, me: str, sleep_ns: int) -> None:
         """A longer time than `sleep_ns` between two ticks does not count: this peer slept."""
@@ -206,8 +206,8 @@ class Stalls:
         return self._reason(end, patience)
 
     def _reason(self, end: _End, patience: Patience, divisor: int = 1) -> str:
-        """Why the peer is suspected, given one part in `divisor` of its time; empty if it is not.
-        """
+        """Why the peer is suspected if it has one part in `divisor` of its time; empty if it is
+        not."""
         found = end.found
         if found is None:
             return ""

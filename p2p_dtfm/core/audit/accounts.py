@@ -274,7 +274,7 @@ def _doubt_boundaries(
 
 
 def _judge_arithmetics(arithmetics: Mapping[str, str], found: Findings) -> None:
-    """Names who computes otherwise than most: else a liar would claim an arithmetic of its own."""
+    """Leaves out who computes unlike most: else a liar would claim an arithmetic of its own."""
     name, count = Counter(arithmetics.values()).most_common(1)[0]
     if name and 2 * count > len(arithmetics):
         for peer_id in sorted(peer for peer, other in arithmetics.items() if other != name):
@@ -400,10 +400,10 @@ def _convict_changed(
     without_input: Collection[str],
     found: Findings,
 ) -> None:
-    """Convicts a maker if more than half of all deny its work in one of three ways. They heard
-    another work of it when the step was done before (`earlier_claims`), or got something else from
-    it than it claims, now or then, or come to another work. From the word of fewer nothing follows:
-    the maker may have told a few alone."""
+    """Convicts a maker if more than half of all deny its work in one of three ways: when the step
+    was done before they heard another work of it (`earlier_claims`); now or then they got something
+    else from it than it claims; or they come to another work. From the word of fewer nothing
+    follows: the maker may have told a few alone."""
     for peer_id, work in works.items():
         named = Counter(it.found[peer_id] for it in accounts.values() if it.disputed.get(peer_id))
         changed, sent = named.pop(changed_work(work), 0), named.pop(SENT_OTHER, 0)
@@ -427,8 +427,8 @@ def _doubt_excused(accounts: Mapping[str, Account], found: Findings) -> None:
 
 
 def _convict_gone(accounts: Mapping[str, Account], holders: Sequence[str], found: Findings) -> None:
-    """Convicts peers without a stage now, of whom more than half of all come to another work than
-    they had claimed, or sent, before they went."""
+    """Convicts peers without a stage now, if more than half of all come to another work than such a
+    peer had claimed, or sent, before it went."""
     denied = Counter(
         peer_id
         for account in accounts.values()

@@ -2,10 +2,10 @@
 
 The fastest placement may be two peers with all layers beside others with parts of them. Then each
 of the two is audited by the other alone, at any rate. And of few stage-holders colluders are soon
-most. So all members with room for the whole model get it, and at least a microbatch, if there are
-three of them or more, and the plan that was found does one of two things. It gives somebody fewer
-than two possible auditors, or a stage to fewer than half of those members. Then a quarter that lies
-is less than half of those who judge.
+most. So the planner looks for at least three members with room for the whole model. All of them get
+it, and at least a microbatch each, if the plan that was found falls short in one of two ways: it
+gives somebody fewer than two possible auditors, or a stage to fewer than half of those members.
+Then a quarter that lies is less than half of those who judge.
 
 Where too few have that room, pipelines are cut alike (`alike_pipelines`). Unlike members cost time,
 so a member more than four times as slow as the middle one is left out. A few that say they are fast

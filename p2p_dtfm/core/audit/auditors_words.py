@@ -1,10 +1,10 @@
 """What auditors have told, by what all account for.
 
-An auditor tells all what a work comes to. Some lie: a colluder's work is false, and they tell a few
-so, and the others that all is well. The few find that it is false, and would have to go for it, as
-most were not told. But an auditor signs what it says, and all account for what they have heard. So
-who says two things of a work convicts itself. What it has said to all counts, though it takes that
-back in its Prepared.
+An auditor tells all what a work comes to. A lying one may tell a few that a colluder's false work
+is false, and the others that all is well. The few would find that it is so, and have to go for it,
+as most were not told. But an auditor signs what it says, and all account for what they have heard.
+So who says two things of a work convicts itself. What it has said to all counts, though it takes
+that back in its Prepared.
 """
 
 from collections import Counter

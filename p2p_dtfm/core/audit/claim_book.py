@@ -44,7 +44,7 @@ from p2p_dtfm.core.protocol.snapshot import Bar, ViewId
 
 ALL_MILLIONTHS = 1_000_000
 COLLUDERS_DIVISOR = 4
-"""At most one in so many stage-holders lies together with the others that do."""
+"""At most one part in so many of the stage-holders lies together."""
 BESIDES_LIMIT = 3
 """Auditors of one work besides the first: each takes as long as the work."""
 
@@ -252,7 +252,7 @@ class ClaimBook:
         return tuple(peer for peer in self._plan.stage_holders() if peer not in self.claims)
 
     def has_committed(self, peer_id: str) -> bool:
-        """Whether the peer has, in its claim of the step before, in this view."""
+        """Whether the peer committed itself in its claim of the step before, of this view."""
         return peer_id in self._commitments
 
     def false_openings(self) -> dict[str, str]:

@@ -1,9 +1,9 @@
 """What was claimed of a step that was stopped, held against the same work when it is done again.
 
-A peer that is drawn knows so from the claims, before anybody has computed its work again. A liar
+A peer that is drawn knows that from the claims, before anybody has computed its work again. A liar
 could then have all agree anew, as a peer that has lost a tensor may, or start again. The step was
 done again, rightly, since the first step of a view is audited whole. The liar lied in the next
-ones until it was drawn again. At any rate below one nobody ever convicted it.
+ones until it was drawn again. At any rate of audits below one nobody ever convicted it.
 
 But the same states, the same plan and as many threads give the same bits. So who has claimed, or
 sent, two things for one work lies in one of them. The same goes for who sent one thing and claimed

@@ -35,11 +35,11 @@ CLAIM_BYTES = 16
 OPENINGS_BYTES = 16
 OPENING_BYTES = 32
 GONE_WORK = bytes(WORK_BYTES)
-"""In an account, for a peer without a stage now: its work was another than it had claimed."""
+"""A mark in an account, for a peer without a stage now: its work was not what it had claimed."""
 SENT_OTHER = b"\xff" * WORK_BYTES
-"""In an account, in place of what a work comes to. The work's maker sent the maker of this account
-something other than it claims, as parts or as sums, now or when the step was done before. The mark
-is the same for all works, so members that have not computed the work again can say it, too."""
+"""A mark in an account, in place of what a work comes to. The work's maker sent the account's maker
+something other than it claims: parts or sums, now or when the step was done before. The mark is the
+same for all works, so members that have not computed the work again can say it, too."""
 EXCUSED = b"\xfe" * OWN_BYTES
 """The first half of `excused_by`."""
 NO_MICROBATCH_LIMIT = 1 << 30
@@ -47,7 +47,7 @@ NO_MICROBATCH_LIMIT = 1 << 30
 PART_BYTES = 32
 """Length of a chunk's digest, which names a blob."""
 NormsAlone = Mapping[int, str]
-"""Its squared norm in full, by segment that nobody else holds: nobody else states that norm."""
+"""By segment that nobody else holds: its squared norm in full, which nobody else states."""
 NormsMade = Mapping[int, str]
 """By segment that others, but not all, hold as well: the squared norm, in full, of what this peer
 has summed of it."""

@@ -168,8 +168,8 @@ class Chains:
 
     def _has_told_most(self, owed: Lack) -> bool:
         """Whether the peer has told at least half of the others its claim: they wait for what comes
-        later. They pass the claim on to those that have not heard it, and a peer that blamed the
-        maker for that would be the only one."""
+        later. They pass the claim on to those that have not heard it. A peer that blamed the maker
+        for that would be the only one."""
         later, passed = _HEARD_BEFORE.get(owed.kind, ()), list[bool]()
         for peer_id in self._said.keys() - {owed.peer_id} if later else ():
             work = self._work_of(peer_id)

@@ -118,7 +118,8 @@ class _Watched:
     missed_again: bool = False
     """Fellows were asked a second time, before their silence counts as evidence."""
     settled_from_ns: int = 0
-    """As it was when the peer was missed: suspicions of others since do not slow the judgement."""
+    """`Liveness._settled_from_ns` when the peer was missed: suspicions of others since then do not
+    slow the judgement."""
     rhythm: Rhythm = field(default_factory=Rhythm)
 
 

@@ -5,11 +5,11 @@ A peer that is owed something and can do nothing without it follows the chain of
 chain ends in a peer that waits for nobody, or whose wait is no reason. The plan may know no such
 wait, or the peer has accepted what it says it lacks of this one.
 
-Time counts against the peer at the end. While it completes nothing, that is what one piece of its
-work may take; while its work gets on, what a whole step may take (`core.liveness.pace`). So a slow
-peer is waited for as long as it takes, and those who wait for it are not blamed. A peer that is
-stuck, or lies, is suspected after seconds. One that is late with its word alone, by less than that
-in each step, is suspected after some steps (`core.liveness.drips`).
+Time counts against the peer at the end. While it completes nothing, it has the time that one piece
+of its work may take. While its work gets on, it has the time of a whole step
+(`core.liveness.pace`). So a slow peer is waited for as long as it takes, and those who wait for it
+are not blamed. A peer that is stuck, or lies, is suspected after seconds. One that is late with its
+word alone, by less than that in each step, is suspected after some steps (`core.liveness.drips`).
 
 Pure: time is an argument. Only time in which this peer was awake, and waited, counts. In a crowd a
 peer that runs late itself is patient with others, as when it judges silence

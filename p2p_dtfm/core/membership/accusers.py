@@ -19,16 +19,16 @@ DOUBTS_LIMIT = 128
 """So many last pairs are kept, some 14 KB in a contribution. That many come of eleven colluders of
 34 that accuse as many at once as they can have out."""
 STOPS_LIMIT = 3
-"""A member that stops the steps more often without a commit in between is found."""
+"""A member may stop the steps so often without a commit in between."""
 STOPS_OFTEN = 12
-"""A member that stops them more often in a minute, or in `STOPS_STEPS` steps, is found: such steps
-may take hours. `STOPS_STEPS` is smaller than this, since one line that breaks in each step may be
-nobody's fault (`core.liveness.lost_tensors`)."""
+"""A member may stop the steps so often in a minute, or in `STOPS_STEPS` steps, which may take
+hours. `STOPS_STEPS` is smaller than this: one line that breaks once in each step may be nobody's
+fault (`core.liveness.lost_tensors`)."""
 STOPS_STEPS = 8
 OFTEN_NS = 60 * SECOND_NS
 UNANSWERED_LIMIT = 3
-"""A member that trains is found once it leaves so many views in a row without its word. Fewer are
-excused: messages get lost, and machines are busy."""
+"""So many views in a row without its word are too many for a member that trains. Fewer are excused:
+messages get lost, and machines are busy."""
 
 
 class Accusers:
@@ -118,10 +118,10 @@ class Accusers:
         me: Member,
         now_ns: int,
     ) -> None:
-        """An attempt is over. A member accused in vain a peer that was heard, and that fewer than
-        half of the members heard accuse. If the accused is one of these members the two were in
-        doubt. A newcomer's accusation is not heeded: keys are made for nothing, and one liar could
-        have all members in doubt but itself."""
+        """An attempt is over. A member has accused a peer in vain if that peer was heard, and fewer
+        than half of the members heard accuse it. If the accused is one of these members, the two
+        were in doubt. A newcomer's accusation is not heeded: keys are made for nothing, and one
+        liar could have all members in doubt but itself."""
         members = {member for member, part in heard.items() if part.present is not None}
         charged: dict[Member, set[Member]] = {}
         for item in accusations:

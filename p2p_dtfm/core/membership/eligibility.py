@@ -163,9 +163,9 @@ def _in_doubt(links: Iterable[Accusation]) -> dict[Member, set[str]]:
 def without_newcomers_in_doubt(
     heard: Mapping[Member, Contribution], accusations: Iterable[Accusation]
 ) -> tuple[dict[Member, Contribution], set[Accusation]]:
-    """Contributions to a planned view that stay, and accusations that are left. A newcomer with a
-    link in doubt to a member loses the attempt, and no member loses its place. Keys are made for
-    nothing: two newcomers that accuse one member have a link in doubt each, and the member has two.
+    """The contributions that stay for a planned view, and the accusations that are left. A newcomer
+    with a link in doubt to a member loses the attempt, and no member loses its place. Keys are made
+    for nothing: if two newcomers accuse one member, they have a link in doubt each, and it has two.
     Accusations of newcomers by known accusers go: else one of these could keep all out for good."""
     new = {member for member, part in heard.items() if part.present is None}
     accusers, gone = known_accusers(heard.values()), set[Member]()

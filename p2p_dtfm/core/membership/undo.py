@@ -52,7 +52,7 @@ def undo_due(
     something else.
 
     The last verdict may have taken back `undo_steps` steps. A liar that is found in these again was
-    there the first time as well, and was not found by any draw in all of them: older steps stay.
+    there the first time as well, and no draw in all of them found it. So older steps stay.
     """
     if terms is None or not terms.undo_steps:
         return None
@@ -99,7 +99,7 @@ def _alarmed_from(known: Iterable[Bar], epochs: Epochs, terms: StepTerms) -> int
 
 def _sure_from(step: int, before: Bar | None, alarm: range, terms: StepTerms) -> int:
     """A step before the proof's step, `step`. A liar in each step since then would have been found
-    as surely as in `undo_steps` steps in which no more is audited than the rate."""
+    as surely as in `undo_steps` steps that are audited at the run's rate."""
     watch, rate = _watch_of(before), max(1, terms.rate_millionths)
     due, at = terms.undo_steps * rate, step
     while due > 0 and at > 0:

@@ -1,6 +1,6 @@
 """What the accounts in the Prepared of a step, together, say of their makers.
 
-Next to nothing is judged while one is missing: the others' findings would be of few.
+While one account is missing, next to nothing is judged: the other findings are those of a few.
 """
 
 from collections import Counter
@@ -47,17 +47,17 @@ THREADS_LIMIT = 1024
 ARITHMETIC_LIMIT = 64
 UNLIKE_SENT = "has sent most of the others other gradients, sums or losses than it claims"
 GONE_LIMIT = 8
-"""Peers without a stage of which an account may say something: they had one when the step began
-before."""
+"""An account may speak of at most so many peers without a stage: they had one when the step was
+done before."""
 NAME_LIMIT = 128
 CHUNKS_LIMIT = 1 << 13
-"""Of which a claim still fits in a message, with what came of each from the others."""
+"""A claim of so many chunks, with what came of each from the others, still fits in a message."""
 
 
 class Findings(NamedTuple):
-    """`liars`: why each is left out; `doubts`: pairs of which one says what is not so;
-    `convicted`: liars by the word of more than half of all stage-holders, or by their own
-    signatures; `even`: pairs of which both go, one from either side."""
+    """`liars`: by peer, why it is left out. `doubts`: by pair, why one of the two does not say
+    what is so. `convicted`: liars by the word of more than half of all stage-holders, or by their
+    own signatures. `even`: pairs of which both go, one from either side."""
 
     liars: dict[str, str]
     doubts: dict[tuple[str, str], str]
@@ -75,7 +75,7 @@ class Findings(NamedTuple):
 def fault_of_claim(
     said: Claimed, plan: Plan, segments: Sequence[Segment], peer_id: str, due: Due = TRAINING
 ) -> str:
-    """Why no correct peer says that; empty if it may."""
+    """Why no correct peer makes this claim; empty if one may."""
     if len(said.work) != WORK_BYTES or len(said.commitment) != OPENING_BYTES:
         return "a claim with a digest of another length"
     if len(said.opening) != OPENING_BYTES:
@@ -86,7 +86,7 @@ def fault_of_claim(
 def fault_of_share(
     share: Share, plan: Plan, segments: Sequence[Segment], peer_id: str, due: Due = TRAINING
 ) -> str:
-    """Why no correct peer states that; empty if it may."""
+    """Why no correct peer states this share; empty if one may."""
     if not 1 <= share.threads <= THREADS_LIMIT or len(share.arithmetic) > ARITHMETIC_LIMIT:
         return "a claim by threads or an arithmetic that there are not"
     reduced = segments if due.trains else ()
@@ -111,7 +111,7 @@ def _fault_of_the_rest(share: Share, plan: Plan, peer_id: str, due: Due) -> str:
 
 
 def _is_of(got: Sequence[Sequence[bytes]], parts: Sequence[bytes], holders: Sequence[str]) -> bool:
-    """Whether it says of each holder, if anything, one thing for each chunk."""
+    """Whether `got` says of each holder either nothing or one thing for each chunk."""
     lengths = {len(part) for each in got for part in each}
     counts = {len(each) for each in got}
     return len(got) == len(holders) and counts <= {0, len(parts)} and lengths <= {0, PART_BYTES}
@@ -124,7 +124,7 @@ def fault_of_account(
     peer_id: str,
     due: Due = TRAINING,
 ) -> str:
-    """Why it cannot be true; empty if it may be, or there is none."""
+    """Why the account cannot be true; empty if it may be, or there is none."""
     if account is None:
         return ""
     holders = {holder for segment in segments for holder in segment.holders}
@@ -160,12 +160,14 @@ def findings(
     kept_microbatches: int = NO_MICROBATCH_LIMIT,
     due: Due = TRAINING,
 ) -> Findings:
-    """Of all stage-holders' Prepared, each with an account; while one is missing only who has
-    claimed two things, or said two of a work that it was drawn for, and what more than half of all
-    stage-holders deny, or whoever is found out would withhold its own.
+    """Judges by all stage-holders' Prepared, each with an account.
 
-    Whose input at a boundary is not what was sent is not judged: of what it should have computed
-    nobody can say. Its sender is: then it may be known which of the two is wrong.
+    While one account is missing, only this is judged: who has claimed two things, or said two of a
+    work that it was drawn for, and what more than half of all stage-holders deny. Those cannot save
+    themselves by withholding their own account.
+
+    A peer whose input at a boundary is not what was sent is not judged: nobody can say what it
+    should have computed. Its sender is judged: that may show which of the two is wrong.
     """
     found = Findings({}, {}, set(), {})
     accounts = {peer: p.audit for peer, p in said.items() if p.audit is not None}
@@ -197,7 +199,7 @@ def findings(
     for peer_id, length in _denied(judged, accounts, misled, told).items():
         were_told = _most_were_told(peer_id, accounts)
         if not were_told and told.unlike:
-            continue  # nobody waited for audits any more: who doubts it may have told all, too late
+            continue  # nobody waited for audits any more: the doubter may have told all, too late
         stated = words.of(peer_id, length)
         is_secret = words.can_be_judged(peer_id) and not were_told
         _judge(peer_id, stated, is_secret=is_secret, found=found)
@@ -213,7 +215,7 @@ def _denied(
     misled: Collection[str],
     told: AuditorsWords,
 ) -> dict[str, int]:
-    """Whose work somebody has found to be another, and how many bytes of it count."""
+    """By maker whose work somebody has found to be another: how many bytes of the work count."""
     denied = {}
     for peer_id, work in works.items():
         length = OWN_BYTES if peer_id in misled else WORK_BYTES
@@ -225,13 +227,13 @@ def _denied(
 
 
 def _most_were_told(peer_id: str, accounts: Mapping[str, Account]) -> bool:
-    """That an auditor doubts its work."""
+    """Whether most were told that an auditor doubts this peer's work."""
     told = sum(peer_id in account.disputed for account in accounts.values())
     return 2 * told > len(accounts)
 
 
 def _doubt_parts(unlike: Collection[tuple[str, str]], found: Findings) -> set[str]:
-    """Returns who says that other gradients came to it than were claimed."""
+    """Returns the peers that say that other gradients came to them than were claimed."""
     for owner, holder in sorted(unlike):
         reason = f"the gradients of {holder} are not those that {owner} has got from it"
         found.doubt(owner, holder, reason)
@@ -239,8 +241,8 @@ def _doubt_parts(unlike: Collection[tuple[str, str]], found: Findings) -> set[st
 
 
 def _doubt_losses(shares: Mapping[str, Share], found: Findings) -> set[tuple[str, str]]:
-    """Who was told of another loss than is claimed, and by whom. Its own work is judged all the
-    same: nothing in it comes of that loss."""
+    """Returns (who was told, who told it) where the teller claims another loss. The work of the
+    peer that was told is judged all the same: nothing in it comes of that loss."""
     unlike = unlike_losses(shares)
     for told, teller in sorted(unlike):
         found.doubt(told, teller, f"the losses of {teller} are not those that {told} was told of")
@@ -250,9 +252,9 @@ def _doubt_losses(shares: Mapping[str, Share], found: Findings) -> set[tuple[str
 def _convict_by_receivers(
     unlike: Collection[tuple[str, str]], holders: int, found: Findings
 ) -> None:
-    """More than half of all say that something else came from it than it claims. It
-    would be in doubt with each of them, and back soon: who sees that it is drawn claims what it
-    should have sent."""
+    """Convicts a sender if more than half of all say that it sent them something else than it
+    claims. Doubts with each of them would not do: it would be back soon. Such a sender sees that
+    it is drawn, and then claims what it should have sent."""
     receivers = Counter(sender for _, sender in set(unlike))
     for sender, count in sorted(receivers.items()):
         if 2 * count > holders:
@@ -272,7 +274,7 @@ def _doubt_boundaries(
 
 
 def _judge_arithmetics(arithmetics: Mapping[str, str], found: Findings) -> None:
-    """Or whoever lies would say that its own is one that nobody else has."""
+    """Leaves out who computes unlike most: else a liar would claim an arithmetic of its own."""
     name, count = Counter(arithmetics.values()).most_common(1)[0]
     if name and 2 * count > len(arithmetics):
         for peer_id in sorted(peer for peer, other in arithmetics.items() if other != name):
@@ -280,10 +282,10 @@ def _judge_arithmetics(arithmetics: Mapping[str, str], found: Findings) -> None:
 
 
 def unlike_claims(accounts: Mapping[str, Account], works: Mapping[str, bytes]) -> dict[str, str]:
-    """Who has claimed two things, and why that is known, by accounts of which some may be missing.
+    """Who has claimed two things, and why that is known. Some accounts may be missing.
 
-    What a peer accounts for is what it has claimed before the draw, to everybody. It has signed
-    all of them, so no vote is needed: its own signatures convict it.
+    A peer has to account for what it claimed before the draw, to everybody. It has signed each
+    claim, so no vote is needed: its own signatures convict it.
     """
     found: dict[str, str] = {}
     for peer_id in sorted({peer for account in accounts.values() for peer in account.heard}):
@@ -300,9 +302,9 @@ def unlike_claims(accounts: Mapping[str, Account], works: Mapping[str, bytes]) -
 
 
 def _judge(peer_id: str, stated: Mapping[str, bytes], *, is_secret: bool, found: Findings) -> None:
-    """Of one work: what most come to is what it is. `is_secret`: most were not told that anybody
-    doubts it. Whoever is drawn and finds something else tells all, and all that can compute it
-    again: else a few colluders would be most of those that have."""
+    """Judges one work: what most come to is what it is. `is_secret`: most were not told that
+    anybody doubts it. An auditor that finds something else has to tell all, and all that can do so
+    compute the work again. Else a few colluders would be most of those that have."""
     value, count = Counter(stated.values()).most_common(1)[0]
     accusers = sorted(peer for peer, work in stated.items() if work != stated[peer_id])
     if not accusers:
@@ -319,7 +321,7 @@ def _judge(peer_id: str, stated: Mapping[str, bytes], *, is_secret: bool, found:
         for one, other in combinations(sorted(stated), 2):
             if stated[one] != stated[other]:
                 found.doubt(one, other, f"{one} and {other} come to unlike works of {peer_id}")
-    elif not found.even:  # else they are fewer now than they were
+    elif not found.even:  # once a pair goes, the sides are smaller than they were
         seed = stated[peer_id].hex()  # not the same one each time
         accuser = min(accusers, key=lambda it: digest_bytes(encode([seed, it])))
         one, other = sorted((peer_id, accuser))
@@ -333,12 +335,12 @@ def _judge_norms(
     odd: Callable[[str], set[str]],
     found: Findings,
 ) -> None:
-    """Of whom `judged` has: who states another norm of what such a one has summed, and has got
-    that, and who has summed it. All have computed the work of some of these again, of which its own
-    statement is a part: what most of them say is so, however many hold the segment and lie.
-    Whatever else the first of the two goes for: it may have brought that about to be soon back.
-    Once somebody goes the others of such pairs are judged when the step is done again. `odd`: by
-    what most of a segment's holders state, which counts of works that too few others can judge."""
+    """Judges pairs (who states another norm, who has summed). All have computed the work of some
+    makers in `judged` again, and the norm that a maker states is a part of that work. What most
+    come to is so, however many holders of the segment lie. Who states another norm is convicted
+    whatever else it goes for: it may have brought that about to be back soon. Once somebody goes,
+    other pairs are judged when the step is done again. `odd`: who states another norm than most of
+    the segment's holders, which counts for works that too few others can judge."""
     makers, doubted = set(found.liars), list[tuple[str, str]]()
     for peer_id, maker in sorted(unlike):
         if maker in makers:
@@ -363,9 +365,9 @@ def _judge_norms(
 def are_even(stated: Mapping[str, Hashable]) -> bool:
     """Whether two sides of several peers say unlike things, as many on either.
 
-    Each has as many links in doubt, so by these one side would go as a whole, and it may be the
-    honest one: then colluders that are half of a layer's holders would be most of them. One goes
-    from either side, and by whoever takes their places colluders are fewer than half.
+    Both sides have equally many links in doubt. By these one side would go as a whole, maybe the
+    honest one: then colluders that are half of a layer's holders would be most of them. So one
+    goes from either side, and with those that take their places colluders are fewer than half.
     """
     counts = Counter(stated.values()).values()
     return len(counts) == 2 and min(counts) == max(counts) >= 2
@@ -374,9 +376,9 @@ def are_even(stated: Mapping[str, Hashable]) -> bool:
 def _convict_denied(
     accounts: Mapping[str, Account], holders: Sequence[str], found: Findings
 ) -> None:
-    """More than half of all have heard the same claim of a work, and come to the same other one, or
-    have got from its maker what is not of that claim. So no Prepared of its maker is needed, and it
-    is barred though it says none."""
+    """Convicts the maker of a work if more than half of all heard the same claim of it and deny it.
+    They come to the same other work, or have got from the maker what is not of that claim. No
+    Prepared of the maker is needed: it is barred though it says none."""
     for peer_id in holders:
         denied: dict[bytes, Counter[bytes]] = {}
         for account in accounts.values():
@@ -398,9 +400,10 @@ def _convict_changed(
     without_input: Collection[str],
     found: Findings,
 ) -> None:
-    """More than half of all have heard another work of it when the step was done before
-    (`earlier_claims`), or have got something else from it than it claims, now or then, or come to
-    another work. Of fewer nothing follows: it may have told a few alone."""
+    """Convicts a maker if more than half of all deny its work in one of three ways: when the step
+    was done before they heard another work of it (`earlier_claims`); now or then they got something
+    else from it than it claims; or they come to another work. From the word of fewer nothing
+    follows: the maker may have told a few alone."""
     for peer_id, work in works.items():
         named = Counter(it.found[peer_id] for it in accounts.values() if it.disputed.get(peer_id))
         changed, sent = named.pop(changed_work(work), 0), named.pop(SENT_OTHER, 0)
@@ -412,8 +415,9 @@ def _convict_changed(
 
 
 def _doubt_excused(accounts: Mapping[str, Account], found: Findings) -> None:
-    """Whom most of all have heard say that something else came to it when the step was done before,
-    and from whom, that says the same of it now as then. Nobody denies its work for that."""
+    """Puts two in doubt if most of all have heard them contradict each other. One says that it got
+    something else from the other when the step was done before; the other says that it sent the
+    same both times. Nobody denies the first one's work for that."""
     for peer_id in accounts:
         marks = Counter(it.found.get(peer_id, b"") for it in accounts.values())
         for other in accounts if any(it[:OWN_BYTES] == EXCUSED for it in marks) else ():
@@ -423,8 +427,8 @@ def _doubt_excused(accounts: Mapping[str, Account], found: Findings) -> None:
 
 
 def _convict_gone(accounts: Mapping[str, Account], holders: Sequence[str], found: Findings) -> None:
-    """Who has no stage any more, and more than half of all come to another work of it than it had
-    claimed, or sent, before it went."""
+    """Convicts peers without a stage now, if more than half of all come to another work than such a
+    peer had claimed, or sent, before it went."""
     denied = Counter(
         peer_id
         for account in accounts.values()
@@ -438,8 +442,8 @@ def _convict_gone(accounts: Mapping[str, Account], holders: Sequence[str], found
 
 
 def _convict(stated: Mapping[str, bytes], holders: int, found: Findings) -> None:
-    """Most of few that can compute a work again may be colluders: those who are left out by them
-    come back. What more than half of all say is so, while fewer than that lie."""
+    """Convicts by the word of more than half of all: it is so while fewer than that lie. Of few
+    that can compute a work again most may be colluders, and whom those leave out comes back."""
     value, count = Counter(stated.values()).most_common(1)[0]
     if 2 * count > holders:
         found.convicted.update(peer for peer, work in stated.items() if work != value)

@@ -1,10 +1,10 @@
 """Where work is audited and nobody has room for the whole model, pipelines that are cut alike.
 
-Whoever has other layers is lent a stage's parameters to compute its work again (`judging`), if it
-has room for them. A stage that is cut otherwise than the others has nobody else who holds it: what
-its parameters are is its holder's word, and where memory is short nobody judges it. One that had
-been found out came back to such a stage, for there were seven members and the fastest plan for an
-odd number was two pipelines of two and one of three.
+A peer with other layers is lent a stage's parameters to compute its work again (`judging`), if it
+has room for them. Nobody else holds a stage that is cut otherwise than the others. What its
+parameters are is its holder's word, and where memory is short nobody judges it. A convicted liar
+once came back to such a stage: the fastest plan for seven members was two pipelines of two and one
+of three.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,19 +20,19 @@ Cuts = tuple[int, ...]
 Peers = tuple[int, ...]
 
 CUTS_LIMIT = 8
-"""Of either kind, that are tried."""
+"""So many are tried, of those that were found and of those of even length."""
 SEVERAL = 2
-"""Pipelines at least: their stages are shared."""
+"""At least so many pipelines: their stages are shared."""
 GAIN_DIVISOR = 10
-"""By at least one part in so many other cuts must be faster than those of the plan in force."""
+"""Other cuts must be faster than those of the plan in force by at least one part in so many."""
 
 
 def cut_alike(
     model: StepModel, snapshot: Snapshot, found: PlacementCost, fewest: int, *, at_once: bool
 ) -> PlacementCost | None:
-    """The fastest placement of at least `fewest` pipelines with the cuts of one that was found, or
-    with even ones; None if too few have room. `at_once`: by those that have the states, where all
-    wait for it."""
+    """The fastest placement of at least `fewest` pipelines that are cut alike; None if too few
+    peers have room. Cuts are those of a pipeline that was found or is in force, or even ones.
+    `at_once`: where all would wait for states, only peers that have them get a stage."""
     problem = model.problem
     layers = problem.layer_count
     most = min(problem.peer_count // fewest, layers, problem.most_stages, CUTS_LIMIT)
@@ -57,7 +57,7 @@ def cut_alike(
 
 
 def _standing(model: StepModel, snapshot: Snapshot) -> list[tuple[Peers, Cuts]]:
-    """The pipelines of the plan in force of which all peers are here."""
+    """Those pipelines of the plan in force whose peers are all here."""
     if snapshot.present is None:
         return []
     place_of = {peer_id: place for place, peer_id in enumerate(model.problem.peer_ids)}
@@ -86,8 +86,9 @@ class _Cut:
     def placed(
         self, found: PlacementCost, present: Sequence[tuple[Peers, Cuts]]
     ) -> PlacementCost | None:
-        """Those of the plan in force, `present`, stay, and those of `found`; then come those that
-        would have a stage, then the others, by a draw that nobody alone decides."""
+        """Pipelines with these cuts: first those of the plan in force, `present`, and of `found`.
+        Others are made of peers with a stage in `found`, then of the rest, by a draw that nobody
+        alone decides."""
         there = zip(found.placement, found.pipelines, strict=True)
         wanted = [*present, *((peers, pipeline.cuts) for peers, pipeline in there)]
         placement: list[Peers] = []
@@ -116,7 +117,7 @@ class _Cut:
         return self._model.dealt(tuple(placement), timed, dealt)
 
     def _more(self, left: list[int]) -> Iterator[Peers]:
-        """Of `left`, which loses them."""
+        """Further pipelines of the peers in `left`, which loses them."""
         while True:
             chosen: list[int] = []
             for first, end in pairwise(self._cuts):
@@ -136,7 +137,8 @@ class _Cut:
 
 
 def _one_at_least(costs: Sequence[PipelineCost], microbatches: int) -> tuple[int, ...]:
-    """Each further one goes where it ends soonest: who says that it is fast is not left alone."""
+    """Each pipeline gets one microbatch, and each further one goes where it ends soonest. So a
+    peer that says it is fast does not get all of them alone."""
     counts = [1] * len(costs)
     ends = [(cost.duration_ns(2), at) for at, cost in enumerate(costs)]
     heapify(ends)

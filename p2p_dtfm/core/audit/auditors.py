@@ -1,13 +1,15 @@
-"""Where work is audited, a plan leaves nobody with colluders alone that could compute it again.
+"""Where work is audited, a plan leaves nobody's work to be computed again by colluders alone.
 
-The fastest placement may be one of two peers with all layers beside others with parts of them: then
-each of the two is audited by the other alone, at any rate; and of few stage-holders colluders are
-soon most. So where at least three members have room for the whole model, and the plan that was
-found gives somebody fewer than two possible auditors, or a stage to fewer than half of those
-members, all of them get the whole model and at least a microbatch: a quarter that lies is then less
-than half of those who judge. Where nobody has that room it is pipelines that are cut alike
-(`alike_pipelines`). It costs time where they are unlike, so whoever is more than four
-times as slow as the middle one is left out: a few that say they are fast do not move the middle.
+The fastest placement may be two peers with all layers beside others with parts of them. Then each
+of the two is audited by the other alone, at any rate. And of few stage-holders colluders are soon
+most. So the planner looks for at least three members with room for the whole model. All of them get
+it, and at least a microbatch each, if the plan that was found falls short in one of two ways: it
+gives somebody fewer than two possible auditors, or a stage to fewer than half of those members.
+Then a quarter that lies is less than half of those who judge.
+
+Where too few have that room, pipelines are cut alike (`alike_pipelines`). Unlike members cost time,
+so a member more than four times as slow as the middle one is left out. A few that say they are fast
+do not move the middle.
 """
 
 from collections.abc import Sequence
@@ -20,7 +22,7 @@ from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 
 AUDITORS = 2
-"""Besides the holder: of two that differ nobody knows which one is wrong."""
+"""So many besides the holder: of two that differ nobody knows which one is wrong."""
 SLOWEST_FACTOR = 4
 
 
@@ -29,7 +31,7 @@ class Auditable(NamedTuple):
 
     cost: PlacementCost
     is_stopgap: bool = False
-    """Others would have to get states first, and all stand still: a planned view is to follow."""
+    """A planned view is to follow: at once, others would have to get states while all wait."""
 
 
 class _Whole(NamedTuple):
@@ -38,11 +40,11 @@ class _Whole(NamedTuple):
     peer: int
     cost: PipelineCost
     once_ns: int
-    """A microbatch."""
+    """For one microbatch."""
 
 
 def with_auditors(model: StepModel, snapshot: Snapshot, found: PlacementCost) -> Auditable:
-    """`found`, or the whole model at all who have room for it; where they are too few, pipelines
+    """`found`, or the whole model for all who have room for it. Where these are too few, pipelines
     that are cut alike."""
     if not snapshot.bars:  # in a run with audits all members stand among them
         return Auditable(found)
@@ -107,8 +109,8 @@ def _has_auditors(cost: PlacementCost) -> bool:
 
 
 def _chosen(model: StepModel, snapshot: Snapshot, able: Sequence[_Whole]) -> list[_Whole]:
-    """As many as there are microbatches: those that have a stage, then by a draw that nobody alone
-    decides."""
+    """As many peers as there are microbatches: first those that have a stage, then others by a draw
+    that nobody alone decides."""
     ids = model.problem.peer_ids
     holders = snapshot.present.stage_holders() if snapshot.present is not None else ()
     seed = snapshot.knowledge or snapshot.run_digest
@@ -122,7 +124,7 @@ def _chosen(model: StepModel, snapshot: Snapshot, able: Sequence[_Whole]) -> lis
 
 
 def _dealt(chosen: Sequence[_Whole], microbatches: int) -> tuple[int, ...]:
-    """At least one each; the others go where they end soonest."""
+    """Microbatches: each peer gets one, and the others go where they end soonest."""
     counts = [1] * len(chosen)
     for _ in range(microbatches - len(chosen)):
         ends = [(each.once_ns * (counts[at] + 1), at) for at, each in enumerate(chosen)]

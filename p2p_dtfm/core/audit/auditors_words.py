@@ -1,10 +1,10 @@
 """What auditors have told, by what all account for.
 
-Whoever is drawn tells all what a work comes to here. One that told a few that a colluder's false
-work is false, and the others that all is well, had these few go for it: they found that it is so,
-and most were not told. But it signs what it says, and all account for what they have heard. So who
-says two things of a work convicts itself; and by what it has said to all it is judged, though it
-takes that back in its Prepared.
+An auditor tells all what a work comes to. A lying one may tell a few that a colluder's false work
+is false, and the others that all is well. The few would find that it is so, and have to go for it,
+as most were not told. But an auditor signs what it says, and all account for what they have heard.
+So who says two things of a work convicts itself. What it has said to all counts, though it takes
+that back in its Prepared.
 """
 
 from collections import Counter
@@ -19,24 +19,24 @@ UNLIKE_AUDITS = "has said one thing to some and another to others of a work that
 
 
 class AuditorsWords(NamedTuple):
-    """Of one step."""
+    """What the auditors of one step have said."""
 
     said: dict[tuple[str, str], bytes]
-    """By auditor, and whose work: what that comes to, where it has said one thing."""
+    """By (auditor, maker): what the work comes to, where the auditor has said one thing."""
     unlike: set[tuple[str, str]]
-    """Where it has said two things, each under its signature."""
+    """(auditor, maker) where the auditor has said two things, each under its signature."""
 
     @property
     def convicted(self) -> list[str]:
         return sorted({auditor for auditor, _ in self.unlike})
 
     def of(self, peer_id: str) -> dict[str, bytes]:
-        """By auditor, what this one's work comes to."""
+        """By auditor: what this maker's work comes to."""
         return {by: work for (by, whose), work in self.said.items() if whose == peer_id}
 
 
 def auditors_words(accounts: Mapping[str, Account]) -> AuditorsWords:
-    """Some accounts may be missing."""
+    """What these accounts say that auditors have told. Some accounts may be missing."""
     heard: dict[tuple[str, str], set[bytes]] = {}
     for account in accounts.values():
         holders = sorted(account.heard)
@@ -49,7 +49,7 @@ def auditors_words(accounts: Mapping[str, Account]) -> AuditorsWords:
 
 
 class WorksWords(NamedTuple):
-    """Of the works of a step, as they are claimed."""
+    """What members say of the works of a step, and the works as they are claimed."""
 
     accounts: Mapping[str, Account]
     works: Mapping[str, bytes]
@@ -60,9 +60,9 @@ class WorksWords(NamedTuple):
         return 1 + len(self.judges_of(peer_id).all) >= FEWEST_JUDGES
 
     def of(self, peer_id: str, length: int = WORK_BYTES) -> dict[str, bytes]:
-        """What a work comes to: by its maker, and by all that may judge it, if more than half come
-        to the same. Else holders alone count: of the others, who need room for it, honest ones may
-        have none, and liars need none."""
+        """What the work of `peer_id` comes to, by its maker and by all that may judge it. If no
+        more than half of these come to the same, holders alone count. The others need room for the
+        work: honest ones may have none, and liars need none."""
         judges, mine = self.judges_of(peer_id), {peer_id: self.works[peer_id][:length]}
         stated = self._found_by(judges.all, peer_id, length) | mine
         if 2 * max(Counter(stated.values()).values()) > 1 + len(judges.all):
@@ -70,14 +70,14 @@ class WorksWords(NamedTuple):
         return self._found_by(judges.holders, peer_id, length) | mine
 
     def agreeing(self, peer_id: str) -> int:
-        """How many come to what is claimed, if they are most of enough; else none."""
+        """How many come to what is claimed, if they are most of `FEWEST_JUDGES` or more; else 0."""
         stated = self.of(peer_id)
         count = sum(work == self.works[peer_id] for work in stated.values())
         return count if len(stated) >= FEWEST_JUDGES and 2 * count > len(stated) else 0
 
     def _found_by(self, judges: Sequence[str], peer_id: str, length: int) -> dict[str, bytes]:
-        """By what they have told if they were drawn: who cannot have computed it says what it
-        likes."""
+        """By judge: what it found the work to be, or, if it was drawn, what it has told. Others do
+        not count: a peer that cannot have computed the work says what it likes."""
         each = {it: self.accounts[it].found.get(peer_id, SENT_OTHER) for it in judges}
         found = {it: its for it, its in each.items() if not is_mark(its, self.works[peer_id])}
         found |= {it: work for it, work in self.told.of(peer_id).items() if it in judges}
@@ -85,7 +85,7 @@ class WorksWords(NamedTuple):
 
 
 def is_mark(found: bytes, work: bytes) -> bool:
-    """Whether it stands, in an account, in the place of what the work comes to. What an auditor
-    says of a work is a word whatever it looks like: else one could doubt any honest work, and
-    nobody would hold it to that."""
+    """Whether `found`, in an account, is a mark in place of what the work comes to. What an auditor
+    tells is never a mark, whatever it looks like: else it could doubt any honest work, and nobody
+    would hold it to that."""
     return found in (changed_work(work), SENT_OTHER) or found[:OWN_BYTES] == EXCUSED

@@ -1,8 +1,8 @@
 """How fast each peer is taken to be: the slower of its own word and of what others have measured.
 
-Who may say so are the other holders of stages in the plan in force, since they have seen it work;
-where it has all stages alone, those without one have. Nobody is asked who is new in a run with
-audits: keys cost nothing.
+The other stage-holders of the plan in force may say so, since they have seen the peer work. Where
+one peer has all stages, the members without one may. In a run with audits new members have no say:
+keys cost nothing.
 """
 
 import msgspec
@@ -19,18 +19,19 @@ LONGEST_NS = LAYER_LIMIT_NS - 1
 
 
 def pace_of(device: Device, workload: Workload) -> int:
-    """One microbatch there and back through one layer of each kind, by the device's record. What it
-    says of kinds that the run has not would only hide how fast it says that it is."""
+    """One microbatch there and back through one layer of each kind, by the device's record. Kinds
+    that the run does not have are left out: they would only hide how fast the device claims to be.
+    """
     return sum(map(there_and_back_ns, timings_of(device, workload)))
 
 
 def there_and_back_ns(timing: LayerTiming) -> int:
-    """Of one microbatch; what takes no measurable time counts as in the plan."""
+    """For one microbatch. What takes no measurable time counts as 1 ns, as in the plan."""
     return max(1, timing.forward_ns) + max(1, timing.backward_ns)
 
 
 def slower(timing: LayerTiming, numerator: int, denominator: int) -> LayerTiming:
-    """So many times as slow, also what is said to take no time."""
+    """`numerator / denominator` times as slow, also where it is said to take no time."""
     return LayerTiming(
         min(LONGEST_NS, max(1, timing.forward_ns) * numerator // denominator),
         min(LONGEST_NS, max(1, timing.backward_ns) * numerator // denominator),
@@ -38,7 +39,7 @@ def slower(timing: LayerTiming, numerator: int, denominator: int) -> LayerTiming
 
 
 def scaled(device: Device, numerator: int, denominator: int) -> Device:
-    """The device, so many times as slow."""
+    """The device, `numerator / denominator` times as slow."""
 
     def each(timing: LayerTiming) -> LayerTiming:
         return slower(timing, numerator, denominator)
@@ -73,8 +74,9 @@ def seen_slower(snapshot: Snapshot) -> dict[str, int]:
 
 
 def believed(snapshot: Snapshot) -> Snapshot:
-    """With each peer as slow as the others have seen it, and without what steps took under plans
-    in which such a peer had a stage: how its work was dealt there followed from its false word."""
+    """The snapshot with each peer as slow as the others have seen it. It loses what steps took
+    under plans in which such a peer had a stage: its false word decided how work was dealt there.
+    """
     slow = seen_slower(snapshot)
     if not slow:
         return snapshot

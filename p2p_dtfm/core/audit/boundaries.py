@@ -2,7 +2,7 @@
 
 Both ends of an edge claim the digest of each frame on it before the draw. The sender keeps what it
 has sent until the step commits, so an auditor fetches what came into a stage from its neighbours.
-So it is with held-out microbatches, which go there and not back.
+The same goes for held-out microbatches, which go there and not back.
 """
 
 import math
@@ -17,19 +17,19 @@ from p2p_dtfm.core.protocol.sections.audit_spec import MICROBATCHES_LIMIT
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES
 
 FRAME_BYTES = 32
-"""Of a digest; names a blob."""
+"""Length of a frame's digest, which names a blob."""
 KEPT_LIMIT_BYTES = 1 << 30
-"""Of boundary tensors in main memory, at one stage in one step."""
+"""Boundary tensors that one stage keeps in main memory in one step."""
 NOTHING = Boundary(b"", b"", b"", b"")
 
 
 class Due(NamedTuple):
-    """What the claims of a step are of."""
+    """What is claimed of a step."""
 
     trains: bool = True
-    """Gradients; after the last step there are none."""
+    """Gradients are claimed; after the last step there are none."""
     held_out: int = 0
-    """So many held-out microbatches, between the stages of pipelines."""
+    """How many held-out microbatches go between the stages of pipelines."""
 
 
 TRAINING = Due()
@@ -43,20 +43,20 @@ class Beside(NamedTuple):
 
 
 def held_out_through(plan: Plan, pipeline: int, first: int, count: int) -> range:
-    """Of so many held-out microbatches, numbered from `first` on, those of a pipeline: they go
-    round the pipelines in turn."""
+    """Which of `count` held-out microbatches, numbered from `first` on, go through a pipeline: the
+    pipelines get them in turn."""
     return range(first + pipeline, first + count, len(plan.pipelines))
 
 
 def _numbers(plan: Plan, pipeline: int, due: Due) -> list[int]:
-    """Of a pipeline's microbatches in a step. Held-out ones come after all that train."""
+    """Numbers of a pipeline's microbatches in a step. Held-out ones come after all that train."""
     last = plan.pipelines[-1].microbatches.stop
     trained = plan.pipelines[pipeline].microbatches if due.trains else ()
     return [*trained, *held_out_through(plan, pipeline, last, due.held_out)]
 
 
 def beside(plan: Plan, peer_id: str, due: Due = TRAINING) -> dict[int, Beside]:
-    """By microbatch of this peer's places; empty for a stage that is the whole model."""
+    """The peer's neighbours, by microbatch; empty for a stage that is the whole model."""
     found: dict[int, Beside] = {}
     for number, position in plan.places_of(peer_id):
         pipeline = plan.pipelines[number]
@@ -69,7 +69,7 @@ def beside(plan: Plan, peer_id: str, due: Due = TRAINING) -> dict[int, Beside]:
 
 
 def fault_of_edges(edges: Edges, plan: Plan, peer_id: str, due: Due = TRAINING) -> str:
-    """Why no correct peer states that; empty if it may."""
+    """Why no correct peer states these edges; empty if one may."""
     places = beside(plan, peer_id, due)
     if edges.keys() != places.keys():
         return "a claim of other microbatches than go through its stage"
@@ -88,15 +88,15 @@ def fault_of_edges(edges: Edges, plan: Plan, peer_id: str, due: Due = TRAINING) 
 
 
 def states_held_out(edges: Edges) -> bool:
-    """Whether a stage's evaluation is part of its work: where it is the whole model, or claims what
-    came for it."""
+    """Whether a stage's evaluation is part of its work: the stage is the whole model, or claims
+    frames of held-out microbatches."""
     return not edges or any(not (it.gradient_in or it.gradient_out) for it in edges.values())
 
 
 def unlike_boundaries(
     shares: Mapping[str, Share], plan: Plan, due: Due = TRAINING
 ) -> set[tuple[str, str]]:
-    """(receiver, sender) where what has come is not what was sent."""
+    """(receiver, sender) where what came is not what was sent."""
     frames = _frames(shares, plan, due)
     return {(receiver, sender) for sender, receiver, sent, came in frames if sent != came}
 
@@ -104,8 +104,8 @@ def unlike_boundaries(
 def other_frames(
     then: Mapping[str, Share], now: Mapping[str, Share], plan: Plan, due: Due = TRAINING
 ) -> set[tuple[str, str]]:
-    """(receiver, sender) where something else has come now than then, when the same step was done
-    before, and the sender says that it is the same."""
+    """(receiver, sender) of a step that is done again, where the two contradict each other. The
+    receiver says that another frame came now than then; the sender, that it sent the same."""
     both = zip(_frames(then, plan, due), _frames(now, plan, due), strict=True)
     return {
         (receiver, sender)
@@ -117,7 +117,8 @@ def other_frames(
 def _frames(
     shares: Mapping[str, Share], plan: Plan, due: Due
 ) -> Iterator[tuple[str, str, bytes, bytes]]:
-    """Nothing of who has not claimed."""
+    """(sender, receiver, digest as sent, digest as it came) of each frame. Digests of a peer that
+    has not claimed are empty."""
 
     def at(peer_id: str, number: int) -> Boundary:
         share = shares.get(peer_id)
@@ -134,17 +135,17 @@ def _frames(
 
 
 def boundary_bytes(spec: RunSpec) -> int:
-    """Of one tensor as it is, before any codec."""
+    """The size of one boundary tensor, before any codec."""
     return FLOAT_BYTES * math.prod(spec.boundary_shape(1))
 
 
 def kept_microbatches(boundary_bytes: int) -> int:
-    """Of how many microbatches a stage between two others can keep all that it sends."""
+    """For how many microbatches a stage between two others can keep all that it sends."""
     return KEPT_LIMIT_BYTES // (2 * boundary_bytes)
 
 
 def inputs_are_kept(plan: Plan, peer_id: str, microbatches: int) -> bool:
-    """Whether the neighbours of a stage keep all that they send, of so many each."""
+    """Whether a stage's neighbours keep all that they send, if each can for `microbatches`."""
     if plan.microbatch_count <= microbatches:
         return True
     neighbours = {peer for it in beside(plan, peer_id).values() for peer in it if peer}
@@ -153,8 +154,8 @@ def inputs_are_kept(plan: Plan, peer_id: str, microbatches: int) -> bool:
 
 @lru_cache(maxsize=64)
 def held_out_is_kept(plan: Plan, due: Due, microbatches: int) -> bool:
-    """Whether every stage can keep what it sends in a step that evaluates, as `inputs_are_kept`
-    has it, and state all of it. A held-out microbatch is one tensor, where others are two."""
+    """Whether every stage can keep what it sends in a step that evaluates, and state all of it
+    (see `inputs_are_kept`). A held-out microbatch is one tensor, where others are two."""
     for peer_id in plan.stage_holders():
         trained = len(beside(plan, peer_id, due._replace(held_out=0)))
         held_out = len(beside(plan, peer_id, due)) - trained

@@ -44,7 +44,7 @@ from p2p_dtfm.core.protocol.snapshot import Bar, ViewId
 
 ALL_MILLIONTHS = 1_000_000
 COLLUDERS_DIVISOR = 4
-"""So large a part of the stage-holders at most lies together."""
+"""At most one part in so many of the stage-holders lies together."""
 BESIDES_LIMIT = 3
 """Auditors of one work besides the first: each takes as long as the work."""
 
@@ -61,18 +61,18 @@ def commitment_to(opening: bytes) -> bytes:
 class _Step:
     claims: dict[str, Claimed] = field(default_factory=dict)
     audited: dict[tuple[str, str], bytes] = field(default_factory=dict)
-    """By auditor and whose work it was."""
+    """By (auditor, maker of the work): what the auditor has said of it."""
     signatures: dict[tuple[str, str], bytes] = field(default_factory=dict)
-    """Of these."""
+    """By the same keys: the auditor's signature."""
     unlike_audits: dict[tuple[str, str], tuple[bytes, bytes]] = field(default_factory=dict)
     """What else the auditor has said of that work, and its signature."""
     shown: dict[str, HeardClaim] = field(default_factory=dict)
-    """By others, of who has not claimed here yet."""
+    """Claims that others show, of peers whose own has not come here yet."""
     unlike: dict[str, HeardClaim] = field(default_factory=dict)
-    """Who has signed another claim than has come here."""
+    """By peer: another claim that it has signed than the one that came here."""
 
     def knows(self, named: tuple[str, str], work: bytes) -> bool:
-        """What this auditor has said of that one's work; or that it has said two things of it."""
+        """Whether this word of the auditor is known here, or that it has said two things."""
         return named in self.unlike_audits or self.audited.get(named) == work
 
     def hear(self, named: tuple[str, str], work: bytes, signature: bytes) -> None:
@@ -83,7 +83,7 @@ class _Step:
 
 
 class ClaimBook:
-    """Of one view. `step_begins` forgets what was before it, but for what it commits to."""
+    """Of one view. `step_begins` forgets earlier steps, but for commitments and ways of work."""
 
     def __init__(
         self,
@@ -94,8 +94,8 @@ class ClaimBook:
         bars: tuple[Bar, ...] = (),
         due: Callable[[int], Due | None] = always_training,
     ) -> None:
-        """`bars` of the view's snapshot say who is watched. `due(step)`: what is claimed of it, if
-        anything is."""
+        """`bars` of the view's snapshot say who is watched. `due(step)`: what is claimed of that
+        step; None if nothing is."""
         self.view = view
         self._due = due
         self._bars = bars
@@ -108,16 +108,16 @@ class ClaimBook:
         self._steps: dict[int, _Step] = {}
         self._commitments: dict[str, bytes] = {}
         self._ways: dict[str, WayOfWork] = {}
-        """In which each has computed last."""
+        """By peer: the way in which it computed last."""
         self.untold: set[tuple[str, str]] = set()
-        """Who has said for long that it lacks whose claim, which had come here, in any step."""
+        """(peer, maker): in some step the peer long lacked the maker's claim, which was here."""
         self.sums: Mapping[str, bytes] = {}
         """Of the open step: `work.sums_of_others`, once this peer has claimed."""
         self._draw: dict[str, str] | None = None
         self._besides: tuple[dict[str, str], ...] = ()
 
     def step_begins(self, step: int) -> None:
-        """The one before has committed, if it was in this view."""
+        """The step before has committed, if it was in this view."""
         if step == self._step:
             return
         before = self._steps.get(step - 1)
@@ -128,7 +128,7 @@ class ClaimBook:
         self._steps = {n: kept for n, kept in self._steps.items() if n >= step}
 
     def record(self, sender: str, said: Claimed | Audited) -> None:
-        """Late words are nothing. Raises `PeerFault`."""
+        """Takes a claim or an audit; late ones are ignored. Raises `PeerFault`."""
         if sender not in self._holders:
             raise PeerFault(f"a {type(said).__name__} from a peer without a stage", sender)
         if said.step < self._step:
@@ -164,7 +164,7 @@ class ClaimBook:
             here.hear(named, said.work, said.signature)
 
     def show(self, sender: str, said: ShownClaims, verify: Verify) -> None:
-        """What another one has heard. Raises `PeerFault`."""
+        """Takes what another member has heard. Raises `PeerFault`."""
         if sender not in self._holders or not said.heard.keys() <= self._holders:
             raise PeerFault("claims of peers without a stage, or shown by one", sender)
         if not self._step <= said.step < self._step + STEPS_AHEAD_LIMIT:
@@ -185,7 +185,7 @@ class ClaimBook:
                 self.record(peer_id, claim)
 
     def _show_audits(self, sender: str, said: ShownClaims, here: _Step, verify: Verify) -> None:
-        """What an auditor has told that one alone counts as told to this peer as well."""
+        """What an auditor has told `sender` alone counts as told to this peer as well."""
         if len(said.audits) > AUDITS_LIMIT:
             raise PeerFault(f"shows {len(said.audits)} audits", sender)
         holders = sorted(self._holders)
@@ -200,28 +200,28 @@ class ClaimBook:
             here.hear(named, audit.work, audit.signature)
 
     def lacks_audits(self, said: ShownClaims, secret: bytes) -> tuple[HeardAudit, ...]:
-        """What this peer has heard of audits and who shows what it has heard has not."""
+        """The audits that this peer has heard and the sender of `said` has not."""
         if said.step != self._step or said.heard.keys() != self._holders:
             return ()
         shown = {(audit.by, audit.of) for audit in said.audits}
         return tuple(it for it in self.heard_audits(secret) if (it.by, it.of) not in shown)
 
     def unlike(self) -> dict[str, HeardClaim]:
-        """Who is shown to have claimed two things of the open step, and what has not come here; of
-        many some, since one less is one less in the next step."""
+        """By peer that has claimed two things of the open step: the claim that did not come here.
+        Of many only some are given: each that goes now is one less in the next step."""
         return dict(sorted(self._at(self._step).unlike.items())[:UNLIKE_LIMIT])
 
     def contradicted(self) -> frozenset[str | tuple[str, str]]:
-        """Of whom two claims of the open step are known here; and, once audits can be shown, which
-        auditor has said two things of whose work."""
+        """Peers of whom two claims of the open step are known here. Once audits can be shown, also
+        (auditor, maker) where the auditor has said two things of that maker's work."""
         here = self._at(self._step)
         return frozenset([*here.unlike, *(() if self.not_claimed() else here.unlike_audits)])
 
     def heard_audits(self, secret: bytes) -> tuple[HeardAudit, ...]:
-        """As an account has it: what those have said that were drawn. Of one that has said two
-        things both, of such audits some. Of more than there is room for doubts come first, then
-        whatever chance has: by a `secret`, or who tells unlike things would know who passes on
-        neither."""
+        """What drawn auditors have said, as an account has it. Where one has said two things of a
+        work both are given, for some such works. If room is short doubts come first, then others
+        by chance. The `secret` keeps that chance unknown: else an auditor that says unlike things
+        would know who passes on neither."""
         if self.not_claimed():
             return ()
         here, place = self._at(self._step), {it: n for n, it in enumerate(sorted(self._holders))}
@@ -248,15 +248,15 @@ class ClaimBook:
         return self._at(self._step).claims
 
     def not_claimed(self) -> tuple[str, ...]:
-        """Whose claim has not come."""
+        """The stage-holders whose claim has not come."""
         return tuple(peer for peer in self._plan.stage_holders() if peer not in self.claims)
 
     def has_committed(self, peer_id: str) -> bool:
-        """In its claim of the step before, of this view."""
+        """Whether the peer committed itself in its claim of the step before, of this view."""
         return peer_id in self._commitments
 
     def false_openings(self) -> dict[str, str]:
-        """Who opens what it has not committed itself to, and why that is known."""
+        """By peer that opens what it has not committed itself to: why that is known."""
         return {
             peer: "an opening that is not what its claim before was committed to"
             for peer, claim in self.claims.items()
@@ -264,17 +264,16 @@ class ClaimBook:
         }
 
     def drawn(self) -> dict[str, str]:
-        """The auditor of each that is audited, once all have claimed.
+        """By audited peer its auditor, once all have claimed.
 
-        In the first step of a view nobody has committed itself to anything, and all are: whoever
-        withholds an opening brings such a step about; and by several (`rounds`), as whoever speaks
-        last there chooses the draw. Who has sent a neighbour something else than
-        that one says is audited in any case, and the neighbour is not: there is no input for it.
-        So is who has told somebody of other losses. Who is new here is drawn more often (`roles`),
-        and all are for a while once somebody is convicted.
-        After the last step all are, by several as well: it is the number by which a run is known,
-        there is one of it, nobody who lies has a step to lose, and who claims last would lie if its
-        colluder is drawn for it, as no frame goes from it that could tell of its loss.
+        In a view's first step nobody has committed itself yet, so all are audited: withholding an
+        opening brings such a step about. Several audit each (`rounds`), as the last to speak there
+        chooses the draw. A sender is always audited if a neighbour says that it got other tensors
+        from it, or somebody other losses. That neighbour is not: there is no input for its work.
+        Newcomers are drawn more often (`roles`), and for a while after a verdict everybody is.
+        After the last step all are audited, by several as well. That result is the number by which
+        a run is known, there is only one, and a liar has no step to lose. The last to claim would
+        lie if its colluder is drawn for it: no frame goes from it that could tell of its loss.
         """
         assert not self.not_claimed()
         if self._draw is None:
@@ -300,9 +299,9 @@ class ClaimBook:
         return seed_of(f"{self.view.number}:{self.view.snapshot}", self._step, openings)
 
     def rounds(self) -> tuple[dict[str, str], ...]:
-        """As `drawn`, and in the first step of a view and after the last step further auditors of
-        the same works: fewer colluders than these are in league with whoever lies, and it may have
-        chosen the first ones by what it opens, or its word by whom it knows to be drawn."""
+        """`drawn`, and in a view's first step and after the last step further auditors of the same
+        works. A liar may have chosen the first ones by what it opens, or its word by who it knows
+        is drawn. But it has fewer colluders than there are auditors."""
         return (self.drawn(), *self._besides)
 
     def _judges_of(self, peer_id: str) -> Judges:
@@ -315,25 +314,25 @@ class ClaimBook:
         return {peer: claim.share.arithmetic for peer, claim in self.claims.items()}
 
     def not_audited(self) -> tuple[str, ...]:
-        """Auditors that were drawn and have not said what they have found; once all have, those
-        that were drawn instead."""
+        """Auditors that have not said what they have found, of the first draw that has any. Draws
+        instead of others come last."""
         late = [self.silent(drawn) for drawn in (*self.rounds(), *self.drawn_instead())]
         return next(filter(None, late), ())
 
     def silent(self, drawn: Mapping[str, str]) -> tuple[str, ...]:
-        """Of auditors by whom they were drawn for. Nobody is waited for once it is shown that
-        somebody has claimed two things, or said two of a work: others may have drawn others, and
-        wait for this peer."""
+        """The auditors in `drawn` (by maker) that have said nothing. Nobody is waited for once
+        somebody is shown to have claimed two things, or said two of a work: other members may have
+        drawn other auditors, and wait for this peer."""
         here = self._at(self._step)
         if here.unlike or here.unlike_audits:
             return ()
         return tuple(sorted({by for peer, by in drawn.items() if (by, peer) not in here.audited}))
 
     def drawn_instead(self) -> tuple[dict[str, str], ...]:
-        """Holders of a stage, where auditors that have other layers could not judge it, as without
-        room for it: one for each of these, none of whom audits it already. Else what it draws is
-        audited by nobody, or where there are several by colluders alone, as whoever chooses the
-        draw may have heard who has no room. Once all drawn have spoken."""
+        """Holders of a stage that audit it where auditors with other layers could not, as for lack
+        of room. Once all drawn have spoken, each of these is replaced by a holder that does not
+        audit the work already. Else whoever chooses the draw, and has heard who has no room, could
+        have nobody audit a work, or colluders alone."""
         rounds, audited = self.rounds(), self._at(self._step).audited
         if any(self.silent(drawn) for drawn in rounds):
             return ()
@@ -351,12 +350,12 @@ class ClaimBook:
         return tuple(filter(None, found))
 
     def _turn_instead(self, peer_id: str) -> Callable[[str], str]:
-        """Unknown, like the draw, until all have claimed."""
+        """The holders' order, which nobody knows, like the draw, until all have claimed."""
         seed = self._seed()
         return lambda it: digest_bytes(f"{seed} {peer_id} {it}".encode())
 
     def borrowers(self) -> Counter[str]:
-        """Who is to judge works of stages that it does not hold, and how many."""
+        """By judge: how many works it is to judge of stages that it does not hold."""
         found: Counter[str] = Counter()
         if self.not_claimed():
             return found
@@ -367,7 +366,7 @@ class ClaimBook:
         return found
 
     def disputes(self) -> dict[str, tuple[str, ...]]:
-        """By judge whose disputed works it is to compute again: not for whom it was drawn."""
+        """By judge: whose disputed works it computes again, without those it was drawn for."""
         found: dict[str, tuple[str, ...]] = {}
         for peer in () if self.not_claimed() or self.not_audited() else self.disputed():
             drawn = {by for each in self.rounds() for by in (each.get(peer),)}
@@ -377,8 +376,8 @@ class ClaimBook:
         return found
 
     def disputed(self) -> list[str]:
-        """Whose auditor comes to something else than what was claimed; and of those of whose sums
-        others claim another norm some: most holders may lie together, so all are to look."""
+        """Makers whose auditor comes to something else than what was claimed. Also some makers of
+        whose sums others claim another norm: most holders may lie together, so all are to look."""
         here = self._at(self._step)
         draws = (*self.rounds(), *self.drawn_instead())
         said = [it for drawn in draws for it in drawn.items()]
@@ -389,7 +388,7 @@ class ClaimBook:
         return sorted(doubted | self.unlike_norms())
 
     def unlike_norms(self) -> set[str]:
-        """Whose work is computed again as others state another norm of its sums than it does."""
+        """Makers whose work is computed again, as others state another norm of their sums."""
         shares = self._shares()
         if not (unlike := unlike_norms(shares, self._segments)):
             return set()
@@ -406,9 +405,9 @@ class ClaimBook:
         return StoppedStep(*of_it, ways, earlier, sums=self.sums, due=due)
 
     def _not_judged(self) -> set[str]:
-        """Of the open step, whose work was to be computed again, and nobody has said that it comes
-        to what was claimed. All, where one claim alone is missing, whose maker knew the draw, or an
-        opening is false, by which anything may be drawn, or nobody: it may be for a colluder."""
+        """Makers whose work of the open step a drawn auditor has not confirmed. All holders, if one
+        claim alone is missing, as its maker knew the draw. All holders, too, if an opening is
+        false: by it anything may be drawn, or nobody, and that may be for a colluder's sake."""
         missing, audited, claims = self.not_claimed(), self._at(self._step).audited, self.claims
         if len(missing) == 1 or self.false_openings():
             return {*self._holders}
@@ -418,7 +417,7 @@ class ClaimBook:
         return {it for it, by in drawn if audited.get((by, it)) != claims[it].work}
 
     def _named_others(self) -> set[str]:
-        """Whose arithmetic is another than in the step before: nobody could be drawn for it."""
+        """Peers of another arithmetic than in the step before: nobody could be drawn for them."""
         return {
             it
             for it, claim in self.claims.items()
@@ -431,7 +430,7 @@ class ClaimBook:
         return {owner for owner, _ in unlike_parts(self._shares(), segments)}
 
     def unlike_to(self, me: str) -> list[str]:
-        """Whose claim is not of what has come from it to this peer, or of what it has told it."""
+        """Peers whose claim does not fit what came from them to `me`, or what they told it."""
         segments, shares = self._segments if self._open.trains else (), self._shares()
         unlike = unlike_parts(shares, segments, (me,)) | unlike_losses(shares)
         works = {it: self.claims[it].work[OWN_BYTES:] for it in self.sums}
@@ -446,5 +445,5 @@ class ClaimBook:
         return has_layers_of(judge, peer_id, self._plan)
 
     def may_judge(self, judge: str, peer_id: str) -> bool:
-        """With its layers, or with those of it that its holders state alike."""
+        """Whether `judge` has the layers, or may be lent them, as all their holders state alike."""
         return judge in self._judges_of(peer_id).all

@@ -1,7 +1,7 @@
 """Who is audited in a step, and by whom.
 
-The draw is a digest of what all have committed themselves to in the step before and open now, so
-that nobody knows it before all work of the step is done and claimed, and nobody alone decides it.
+The draw is a digest of what all committed themselves to in the step before and open now. So nobody
+knows it before all work of the step is done and claimed, and nobody alone decides it.
 """
 
 from collections import Counter
@@ -12,16 +12,17 @@ from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.snapshot import Bar
 
 ALARM_MILLIONTHS = 200_000
-"""Of all works so many are audited, at least, once somebody is convicted: whoever lies together
-with it is found soon, and little need be taken back for each."""
+"""At least so many of all works are audited once somebody is convicted. Whoever lies together with
+that peer is found soon, and little need be taken back for each."""
 ALARM_STEPS = 300
-"""From the verdict's step on, and in those before it that are done again."""
+"""The alarm lasts so many steps from the verdict's step on. Steps before that, which are done
+again, are under it as well."""
 
 _SCALE = 1 << 64
 
 
 def rate_in_force(rate_millionths: int, bars: Iterable[Bar], step: int) -> int:
-    """Of the works of a step, by the verdicts that stand in the view's snapshot."""
+    """How many of a step's works are audited, by the verdicts in the view's snapshot."""
     is_alarmed = any(bar.count > 0 and step < bar.step + ALARM_STEPS for bar in bars)
     return max(rate_millionths, ALARM_MILLIONTHS) if is_alarmed else rate_millionths
 
@@ -37,13 +38,13 @@ def draw(
     rate_millionths: int,
     always: Collection[str] = (),
 ) -> dict[str, str]:
-    """The auditor of each that is drawn, or in `always`, if anybody can replay its work.
-    `judges_of` a stage-holder: who that is.
+    """By peer that is drawn, or in `always`: its auditor, if anybody can compute its work again.
+    `judges_of` a stage-holder: those who can.
 
-    A step is drawn as a whole, with all who work in it: each is audited as often as if it were
-    drawn by itself, but all wait for audits in so many steps only, since the auditors work at once.
-    And of those that lie together none is left. Who audits little so far is taken first, so that
-    none has much to do.
+    A step is drawn as a whole, with all who work in it. Each is audited as often as if it were
+    drawn by itself. But all wait for audits in fewer steps, since the auditors work at once. And of
+    those that lie together none is left. Who has the fewest works to audit so far is taken first,
+    so that none has much to do.
     """
     busy: Counter[str] = Counter()
     found: dict[str, str] = {}
@@ -62,8 +63,8 @@ def draw(
 def drawn_besides(
     seed: str, drawn: Mapping[str, str], judges_of: Callable[[str], Sequence[str]], count: int
 ) -> tuple[dict[str, str], ...]:
-    """So many more auditors for each that is drawn, all of them unlike: of colluders that have
-    chosen the draw there are fewer, so that one is honest."""
+    """`count` more auditors for each peer that is drawn, no two of them the same. Colluders that
+    have chosen the draw are fewer, so one auditor is honest."""
     busy = Counter(drawn.values())
     taken = {peer_id: {by} for peer_id, by in drawn.items()}
     rounds = []
@@ -80,11 +81,11 @@ def drawn_besides(
 
 
 def drawn_watched(seed: str, watched: Collection[str]) -> set[str]:
-    """Of those that are watched who is audited, each by itself."""
+    """Which of the watched peers are audited; each is drawn by itself."""
     limit = WATCHED_MILLIONTHS * _SCALE
     return {it for it in watched if _number(seed, "watched", it) * 1_000_000 < limit}
 
 
 def _number(seed: str, *words: str) -> int:
-    """Below 2^64."""
+    """A number below 2^64, drawn from the seed and the words."""
     return int(digest_bytes(encode([seed, *words]))[:16], 16)

@@ -1,19 +1,19 @@
-"""What was claimed of a step that was stopped, held against what the same work is when the step is
-done again.
+"""What was claimed of a step that was stopped, held against the same work when it is done again.
 
-Whoever is drawn knows it from the claims, before anybody has computed its work again. One that lied
-could have all agree anew then, as may who has lost a tensor, or start again: the step was done
-again, rightly, since the first step of a view is audited whole, and it lied in the next ones until
-it was drawn again. At any rate below one nobody ever convicted it.
+A peer that is drawn knows that from the claims, before anybody has computed its work again. A liar
+could then have all agree anew, as a peer that has lost a tensor may, or start again. The step was
+done again, rightly, since the first step of a view is audited whole. The liar lied in the next
+ones until it was drawn again. At any rate of audits below one nobody ever convicted it.
 
-But what is computed from the same states, by the same plan and as many threads is the same bits. So
-who has claimed, or sent, two things for one work lies in one of them, also where it has sent one
-thing and claimed another before the step was stopped; and of who is gone, or
-computes in another way now, the others compute the work again that it did. Where only chunks are
-others, as records tell of other links, what does not depend on them is compared. Each goes by what
-it has heard and got itself: it may be that a few alone were told. So whom more than half of all
-stage-holders name is convicted, and of whom fewer say so nothing follows, for them neither
-(`accounts.findings`).
+But the same states, the same plan and as many threads give the same bits. So who has claimed, or
+sent, two things for one work lies in one of them. The same goes for who sent one thing and claimed
+another before the step was stopped. If a peer is gone, or computes in another way now, the others
+compute again the work that it did. Where only chunks differ, as records tell of other links, what
+does not depend on them is compared.
+
+Each member goes by what it has heard and got itself, and it may be that a few alone were told. So
+a peer is convicted if more than half of all stage-holders name it. If fewer do, nothing follows,
+for them neither (`accounts.findings`).
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -28,11 +28,12 @@ from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.plan import Plan
 
 STAYING_LIMIT = 8
-"""Works of those that are still there: all compute them, while nobody goes on."""
+"""At most so many works of peers that are still there are computed again: all compute them, and
+nobody goes on meanwhile."""
 
 
 class WayOfWork(NamedTuple):
-    """In which a work was computed."""
+    """How a work was computed."""
 
     arithmetic: str
     threads: int
@@ -43,11 +44,11 @@ def way_of(share: Share) -> WayOfWork:
 
 
 class Alike(NamedTuple):
-    """What is now as it was then of how tensors travel, besides who has which stage."""
+    """Which parts of how tensors travel are now as they were then, if all have the same stages."""
 
     chunks: bool = True
     codecs: bool = True
-    """Of what goes from stage to stage."""
+    """Codecs of what goes from stage to stage."""
 
 
 ALL_ALIKE = Alike()
@@ -55,31 +56,31 @@ ALL_ALIKE = Alike()
 
 @dataclass(frozen=True)
 class StoppedStep:
-    """In a view that has ended before it was committed, as this peer has heard it."""
+    """A step whose view ended before the step was committed, as this peer has heard it."""
 
     me: str
     step: int
     base: str
-    """The lineage of the states from which it starts."""
+    """The lineage of the states from which the step starts."""
     plan: Plan
     claims: Mapping[str, Claimed]
     not_audited: frozenset[str]
-    """Of whom a work was to be computed again, as far as it is known here, and nobody has said that
-    it comes to what was claimed: of all where somebody has opened what is not so, and of who names
-    another arithmetic than in the step before."""
+    """Peers whose work was still to be confirmed by an audit, as far as is known here. Those are
+    all peers where somebody has made a false opening. A peer that names another arithmetic than in
+    the step before is always one of them."""
     ways: Mapping[str, WayOfWork]
-    """In which each computed last."""
+    """By peer: how it computed last."""
     earlier_ways: Mapping[str, WayOfWork] = field(default_factory=dict)
-    """In which each computed the steps before, of that view."""
+    """By peer: how it computed the earlier steps of that view."""
     was_drawn: bool = False
-    """It was not its view's first one, in which all is audited and whoever has come got its states:
-    whoever lies there has to do it rightly before anything commits."""
+    """The step was not its view's first one. In a first step all is audited, and whoever has come
+    got its states. Who lies there has to do the step rightly before anything commits."""
     lives: Mapping[str, int] = field(default_factory=dict)
-    """Of the members of that view."""
+    """By peer: the life of that view's member."""
     sums: Mapping[str, bytes] = field(default_factory=dict)
     """`work.sums_of_others`, as they had come here."""
     due: Due = TRAINING
-    """What its claims are of."""
+    """What the step's claims are of."""
 
     def is_done_again(self, step: int, base: str) -> bool:
         return (self.step, self.base) == (step, base)
@@ -90,8 +91,8 @@ class StoppedStep:
         alike: Alike = ALL_ALIKE,
         got_states: Collection[str] = (),
     ) -> list[str]:
-        """Whose work is another now, by the same pipelines; not this peer itself. `got_states`: who
-        may have had its states from others since."""
+        """The other peers whose work is another now, though the pipelines are the same.
+        `got_states`: peers that may have got their states from others since."""
         others = sorted(claims.keys() - {self.me})
         changed = partial(self._is_other, alike=alike, got_states=got_states)
         return [peer_id for peer_id in others if changed(peer_id, claims[peer_id])]
@@ -102,19 +103,19 @@ class StoppedStep:
         before = self.claims.get(peer_id)
         if before is not None:
             if before.share.parameters != said.share.parameters:
-                # in a first step, as since then, others may have given it false states
+                # others may have given it false states: before a first step, or since then
                 return self.was_drawn and peer_id not in got_states
             if _given(before.share) != _given(said.share) or not said.share.arithmetic:
                 return False
             then, now = (self._made(peer_id, it.share, alike) for it in (before, said))
             if then != now or alike != ALL_ALIKE:
                 return then != now
-            # of the same parts it makes the same sums
+            # from the same parts come the same sums
             got_others = self._got_otherwise(peer_id, before.share, said.share)
             length = OWN_BYTES if got_others else WORK_BYTES
             return before.work[:length] != said.work[:length]
-        # it knew the draw from the others' claims, and has kept its own to itself; as far as is
-        # known it computed then as it does now, and so that bits repeat
+        # the peer knew the draw from the others' claims, and has kept its own to itself; as far as
+        # is known it computed then as it does now, and so that bits repeat
         is_alike = bool(said.share.arithmetic) and self.ways.get(peer_id) == way_of(said.share)
         is_whole = is_alike and alike.chunks and not beside(self.plan, peer_id)
         losses = said.share.losses.get(peer_id, b"")
@@ -123,8 +124,8 @@ class StoppedStep:
     def got_states(
         self, plan: Plan, lives: Mapping[str, int], since: Iterable[Plan]
     ) -> frozenset[str]:
-        """Whose states need not be those of then: who has begun a new life, or had other layers in
-        a plan `since`."""
+        """Stage-holders whose states need not be those of then: they have begun a new life, or had
+        other layers in a plan `since`."""
         return frozenset(
             it
             for it in plan.stage_holders()
@@ -133,9 +134,9 @@ class StoppedStep:
         )
 
     def excused(self, claims: Mapping[str, Claimed], alike: Alike = ALL_ALIKE) -> dict[str, str]:
-        """Who says that something else came to it then, so that nobody can hold it to what it made
-        of that, and from whom: that one has claimed the same both times, so one of the two says
-        what is not so. Who could say so for nothing would lie until it is drawn."""
+        """By peer that says that something else came to it then: from whom. Nobody can hold it to
+        what it made of that. But the sender has claimed the same both times, so one of the two
+        does not say what is so. If saying so cost nothing, a liar would lie until it is drawn."""
         both = self.claims, claims
         then, now = ({it: claim.share for it, claim in each.items()} for each in both)
         pairs = other_frames(then, now, self.plan, self.due) if alike.codecs else set()
@@ -146,7 +147,7 @@ class StoppedStep:
     def _other_parts(
         self, then: Mapping[str, Share], now: Mapping[str, Share]
     ) -> set[tuple[str, str]]:
-        """As `other_frames` of what is added up."""
+        """Like `other_frames`, for the parts that are added up."""
         found = set()
         for peer_id in then.keys() & now.keys():
             for number, holder, chunk in self._got_otherwise(peer_id, then[peer_id], now[peer_id]):
@@ -156,8 +157,8 @@ class StoppedStep:
         return found
 
     def _got_otherwise(self, peer_id: str, then: Share, now: Share) -> list[tuple[int, str, int]]:
-        """(segment, holder, chunk) of which it says that it has got two unlike parts. Who states
-        none, or one of its own, says of nobody that it has sent it something else."""
+        """(segment, holder, chunk) where `peer_id` says that it got two unlike parts from the
+        holder. A part that it did not state, or its own, says nothing of anybody."""
         found = []
         for number, segment in enumerate(self.plan.segments()):
             both = zip(then.got.get(number, ()), now.got.get(number, ()), strict=False)
@@ -167,17 +168,18 @@ class StoppedStep:
         return found
 
     def _made(self, peer_id: str, share: Share, alike: Alike) -> tuple[object, ...]:
-        """Of a work what its maker's gradients and frames come to however these travel now. Of a
-        segment that it holds alone all is one chunk."""
+        """What a work came to that can be compared however gradients and frames travel now. A
+        segment that the maker holds alone is always one chunk."""
         alone = [n for n, it in enumerate(self.plan.segments()) if it.holders == (peer_id,)]
         parts = share.parts if alike.chunks else {n: share.parts.get(n, ()) for n in alone}
         edges = share.edges if alike.codecs else {}
         return made_in(parts, edges, share.losses.get(peer_id, b""))
 
     def in_other_ways(self, claims: Mapping[str, Claimed], barred: Collection[str]) -> list[str]:
-        """Who was to be audited, and computes in another way now, though nothing else is another:
-        it cannot be held to what it claims. How it did compute its claim says; who has kept that to
-        itself did as in the steps before of that view, in which nobody's threads change."""
+        """Peers that were to be audited and compute in another way now, though nothing else has
+        changed: they cannot be held to what they claim. A peer's claim says how it computed. Who
+        has kept its claim to itself computed as in that view's earlier steps: nobody's threads
+        change within a view."""
         others = sorted(claims.keys() - {self.me, *barred})
         return [it for it in others if self._is_in_another_way(it, claims[it].share)]
 
@@ -194,8 +196,8 @@ class StoppedStep:
         )
 
     def _named_another(self, peer_id: str) -> bool:
-        """Arithmetic in that step than in the steps before, so that nobody could be drawn for it.
-        Who has the same again as before lies in one of them."""
+        """Whether the peer named another arithmetic in that step than in those before, so that
+        nobody could be drawn for it. If it names the earlier one again it lied in one of them."""
         earlier, here = self.earlier_ways.get(peer_id), self._arithmetic_here
         had_mine = earlier is not None and bool(here) and earlier.arithmetic == here
         return had_mine and self.ways[peer_id].arithmetic != here
@@ -206,8 +208,8 @@ class StoppedStep:
         return mine.arithmetic if mine is not None else ""
 
     def has_sent_other(self, peer_id: str, parts: Parts, losses: bytes) -> bool:
-        """What came here from this peer is no part of such gradients, or it has told of other
-        losses."""
+        """Whether what came here from `peer_id` does not fit these gradients, or it told this peer
+        of other losses."""
         mine = self.claims.get(self.me)
         told = mine.share.losses.get(peer_id, b"") if mine is not None else b""
         if told and told != losses:
@@ -222,8 +224,8 @@ class StoppedStep:
         return False
 
     def sent_other(self) -> list[str]:
-        """Who has claimed something else than it had sent: it knew that it was drawn, and its work
-        is right by its claim."""
+        """Peers that claimed something else than they had sent: they knew that they were drawn, and
+        by their claim their work is right."""
         others = sorted(self.claims.keys() - {self.me})
         return [it for it in others if self._has_claimed_other(it, self.claims[it])]
 
@@ -234,12 +236,15 @@ class StoppedStep:
         return self.has_sent_other(peer_id, share.parts, share.losses.get(peer_id, b""))
 
     def unjudged(self, plan: Plan, barred: Collection[str], view: str = "") -> list[str]:
-        """Who was to be audited, and cannot be held to what it claims now: who has no stage any
-        more, or all, where only chunks are others. Where one is gone the others have other
-        microbatches: of these as many as one has time for, or a colluder would go whenever somebody
-        is drawn; of more, those that `view`, the snapshot's digest, chooses, which says whose is
-        the first, too, after those that are gone. Of those that computed the whole model: what has
-        come into a stage in a pipeline is gone with the view."""
+        """Peers that were to be audited, and cannot be held to what they claim now: those without
+        a stage now, or all, where only chunks differ.
+
+        Where a peer is gone the others have other microbatches. Of these as many are judged as
+        there is time for, or a colluder would go whenever somebody is drawn. Peers that are gone
+        come first. `view`, the snapshot's digest, orders the others, and chooses if there are too
+        many. Only peers that had the whole model can be judged: what came into a stage of a
+        pipeline is gone with the view.
+        """
         missing = {it for it in self.not_audited - {self.me, *barred} if self._can_judge(it)}
         stay = missing & set(plan.stage_holders())
         chosen = sorted(stay, key=lambda it: digest_bytes(encode([view, it])))
@@ -248,16 +253,16 @@ class StoppedStep:
         return [*sorted(missing - stay), *chosen]
 
     def _can_judge(self, peer_id: str) -> bool:
-        """By the arithmetic that it had in the steps before, if there were any: in a view nobody's
-        is another all of a sudden."""
+        """Whether this peer computes by the arithmetic that `peer_id` had in the steps before, if
+        there were any: nobody's changes within a view."""
         theirs = self.earlier_ways.get(peer_id) or self.ways.get(peer_id)
         if theirs is None or beside(self.plan, peer_id):
             return False
         return bool(self._arithmetic_here) and self._arithmetic_here == theirs.arithmetic
 
     def denies(self, peer_id: str, own: bytes, parts: Parts, losses: bytes) -> bool:
-        """Whether what its work comes to here, `own`, `parts` and `losses`, is not what it has
-        claimed, or has sent."""
+        """Whether the peer claimed, or sent, something else than `own`, `parts` and `losses`, which
+        its work comes to here."""
         claim = self.claims.get(peer_id)
         if claim is not None and (claim.work[:OWN_BYTES], claim.share.parts) != (own, parts):
             return True
@@ -265,6 +270,6 @@ class StoppedStep:
 
 
 def _given(share: Share) -> tuple[object, ...]:
-    """All from which a work follows, besides the states, the data and the plan."""
+    """What a work follows from, besides the states, the data and the plan."""
     came = {n: (it.activation_in, it.gradient_in) for n, it in share.edges.items()}
     return way_of(share), came

@@ -1,12 +1,13 @@
 """Whose word makes steps late, where nobody alone can see it: in pipelines of several stages.
 
-How fast a stage is only its holder knows; its neighbours know how long they waited, and each can
-blame the other. But what steps take under a plan most members tell alike. So where that is notably
-more than the members' words make of it, each of those that say they are faster than the middle one,
-and then all of them together, is taken to be as fast as that one. The plan is made by whichever
-explains best what was seen, under the plan in force and those before.
+Only its holder knows how fast a stage is. Its neighbours know how long they waited, and each can
+blame the other. But most members tell alike how long steps take under a plan. That may be notably
+more than the members' words make of it. Then members that say they are faster than the middle one
+are doubted: first each alone, then all together. A doubted member is taken to be as fast as the
+middle one. The plan is made by the doubt that best explains what was seen, under the plan in force
+and those before.
 
-It is a guess, and may fall on an honest fast member, whose line or neighbour is what is slow. So it
+It is a guess, and may fall on an honest fast member whose line or neighbour is what is slow. So it
 counts only as long as the plan that comes of it is hardly slower than another one that was tried.
 """
 
@@ -28,21 +29,21 @@ from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import Workload
 
 LATE_PERCENT = 150
-"""Of what the members' words make of a step: more calls for an explanation."""
+"""Steps that take more than this part of what the members' words predict need an explanation."""
 FASTER_PERCENT = 125
-"""Of the middle one's speed. Only a peer that claims more can be what makes steps so late."""
+"""Only a peer that claims this part of the middle one's speed, or more, is doubted."""
 BETTER_PERCENT = 80
-"""Of how far the words are off: an explanation is to be that much nearer."""
+"""An explanation must be off by less than this part of what the words are off by."""
 WORSE_PERCENT = 110
-"""Of the shortest steps that were seen: a plan by an explanation may not take longer."""
+"""A plan by an explanation may take at most this part of the shortest steps that were seen."""
 FEWEST, MOST = 3, 64
-"""Members. Of two nobody is the middle one; of more, a plan is too large to be told of."""
+"""Members that train. Of two nobody is the middle one; with more, a plan is too large to tell."""
 SUSPECTS_LIMIT = 16
 PLANS_LIMIT = 16
-"""That are looked at."""
+"""So many plans are looked at."""
 
 InForce = Callable[[Snapshot, Plan], PlanningProblem]
-"""What a plan of that snapshot was made from."""
+"""The problem from which a plan of that snapshot was made."""
 
 
 class _Tried(NamedTuple):
@@ -52,13 +53,15 @@ class _Tried(NamedTuple):
     placement: Placement
     cuts: tuple[tuple[int, ...], ...]
     dealt: tuple[int, ...]
-    """The plan in force: as it is; others: as they would be dealt by the members' words."""
+    """Microbatches by pipeline: of the plan in force as they are, of others as they would be dealt
+    by the members' words."""
     took_ns: int
 
 
 def with_explained_speeds(snapshot: Snapshot, in_force: InForce) -> Snapshot | None:
-    """With those as fast as the middle one whose words explain why steps are late, and without
-    what steps took under plans that followed from these; None where nothing does."""
+    """The snapshot with those peers as fast as the middle one whose words explain why steps are
+    late. It loses what late steps took under plans with such a peer. None if nothing explains it.
+    """
     plan, measured = snapshot.present, _measured(snapshot)
     if plan is None or not measured or not FEWEST <= len(_training(snapshot)) <= MOST:
         return None
@@ -77,33 +80,33 @@ def with_explained_speeds(snapshot: Snapshot, in_force: InForce) -> Snapshot | N
 
 
 def doubted(plan: Plan, snapshot: Snapshot, in_force: InForce) -> list[str]:
-    """Who is taken to be slower than its word in this plan of the snapshot; nobody has seen it, and
-    nobody is blamed for it."""
+    """Peers that this plan of the snapshot takes to be slower than their word. Nobody has seen that
+    they are, and nobody is blamed for it."""
     found, snapshot = as_planned(plan, snapshot, in_force), believed(snapshot)
     pairs = zip(found.records, snapshot.records, strict=True)
     return [taken.peer_id for taken, told in pairs if taken.device != told.device]
 
 
 def as_planned(plan: Plan, snapshot: Snapshot, in_force: InForce) -> Snapshot:
-    """The snapshot as this plan of it was made: with each peer as slow as others have seen it, or
-    as explains what steps took."""
+    """The snapshot as this plan took it: each peer is as slow as others have seen it, or as slow as
+    explains what steps took."""
     snapshot = believed(snapshot)
     found = with_explained_speeds(snapshot, in_force)
     return found if found is not None and is_borne_out(plan, snapshot) else snapshot
 
 
 def is_borne_out(plan: Plan, snapshot: Snapshot) -> bool:
-    """Whether the plan by an explanation is no slower than another one that was tried: as far as
-    that was seen, else as it is predicted."""
+    """Whether the plan by an explanation is hardly slower than another one that was tried. Its own
+    time is as it was seen, or else as it is predicted."""
     measured = _measured(snapshot)
     step_ns = measured.get(shape_of(plan), plan.predicted_step_ns)
     return step_ns * 100 <= WORSE_PERCENT * min(measured.values(), default=step_ns)
 
 
 def _measured(snapshot: Snapshot) -> dict[PlanShape, int]:
-    """What more than half of all members tell of, and all or most of those that had a stage: one or
-    a few that lie cannot tell of steps that nobody else has seen. Where work is audited most of the
-    holders are enough: who lies would tell of none."""
+    """By plan, what its steps took. More than half of all members must tell of it, and all of those
+    that had a stage: a few liars cannot tell of steps that nobody else has seen. Where work is
+    audited most of the holders are enough: else a liar would tell of none."""
     told = {record.peer_id: record.measured for record in snapshot.records}
     counts = Counter(it.shape for measured in told.values() for it in measured)
     found = agreed(told, by_most=bool(snapshot.bars))
@@ -113,7 +116,7 @@ def _measured(snapshot: Snapshot) -> dict[PlanShape, int]:
 
 
 def _tried(model: StepModel, plan: Plan, measured: Mapping[PlanShape, int]) -> Iterator[_Tried]:
-    """Those of which everybody is still here, and has room."""
+    """The plans whose peers are all still here and have room."""
     for shape, took_ns in measured.items():
         found = _placed(model, plan, shape)
         if found is not None:
@@ -145,7 +148,7 @@ def _placed(model: StepModel, plan: Plan, shape: PlanShape) -> _Tried | None:
 def _timed(
     model: StepModel, placement: Placement, cuts: tuple[tuple[int, ...], ...]
 ) -> list[PipelineCost]:
-    """Of those pipelines that have room."""
+    """The costs of those pipelines that have room."""
     pipelines = model.pipelines_in(len(placement))
     each = (pipelines.time_fixed(*pair) for pair in zip(placement, cuts, strict=True))
     return [it for it in each if it is not None]
@@ -157,14 +160,15 @@ def _predicted_ns(model: StepModel, tried: _Tried) -> int:
 
 
 def _worst_permille(model: StepModel, tried: list[_Tried]) -> int:
-    """By how much the model is off where it is off most, either way."""
+    """By how much the model is off where it is off most, either way; 1000 is no error."""
     pairs = [sorted((it.took_ns, _predicted_ns(model, it))) for it in tried]
     return max((1000 * slower // faster for faster, slower in pairs), default=0)
 
 
 def _suspicions(snapshot: Snapshot, late: list[_Tried]) -> Iterator[frozenset[str]]:
-    """Whom to doubt: first one alone. Who is fast by its word in whatever kind of layer: who says
-    that it is slow in one that it never gets is no slower for that."""
+    """Whom to doubt: each peer alone, then all together. A peer is doubted if by its word it is
+    fast in any kind of layer: saying that it is slow in a kind that it never gets excuses nobody.
+    """
     middles_ns = _middles_ns(snapshot)
     named = frozenset[str]().union(*(names_in(it.shape) for it in late))
     fast = sorted(
@@ -192,13 +196,13 @@ def _training(snapshot: Snapshot) -> list[PeerRecord]:
 
 
 def _each_ns(record: PeerRecord, snapshot: Snapshot) -> list[int]:
-    """There and back through a layer of each kind that the run has."""
+    """By kind of layer that the run has: there and back through one layer."""
     return list(map(there_and_back_ns, timings_of(record.device, snapshot.workload)))
 
 
 def _middles_ns(snapshot: Snapshot) -> list[int]:
-    """Of each kind the slower of two middle ones: fewer than half that lie do not move it to their
-    side."""
+    """By kind of layer, the middle time; of two middle ones the slower. Liars that are fewer than
+    half do not move it to their side."""
     told = [_each_ns(it, snapshot) for it in _training(snapshot)]
     return [sorted(each)[len(each) // 2] for each in zip(*told, strict=True)]
 

@@ -1,13 +1,15 @@
 """Who can compute a work again: its stage's other holders, and whoever else gets that stage's
 parameters.
 
-Without those others colluders that are half of a stage's holders come to one thing and the rest to
-the other; colluders that are most of them have the honest one left out; and of two holders nobody
-knows which one is wrong. So all holders of a layer state, before anybody knows whose work will be
-computed again, a digest of the parameters with which the step began. Where these are alike whoever
-has bytes of that digest has what the stage began with, whoever gave them: one honest holder is
-enough. Then every member of the same arithmetic can judge, and most of all decide. Of a layer with
-one holder it is its word: what it makes of them is judged, and not these.
+Holders alone are not enough. Colluders that are half of them come to one thing and the rest to the
+other; colluders that are most have the honest one left out. Of two holders nobody knows which one
+is wrong.
+
+So all holders of a layer state a digest of the parameters with which the step began. They do so
+before anybody knows whose work will be computed again. If the digests are alike, bytes of that
+digest are what the stage began with, whoever gave them: one honest holder is enough. Then every
+member of the same arithmetic can judge, and most of all decide. For a layer with one holder its
+word counts: what it makes of the parameters is judged, and not these.
 """
 
 import math
@@ -22,20 +24,20 @@ from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
 from p2p_dtfm.core.protocol.plan import Plan
 
 FEWEST_JUDGES = 3
-"""With the one that is judged: of two nobody knows who is wrong."""
+"""The fewest, with the peer that is judged: of two nobody knows who is wrong."""
 NORMS_LIMIT = 2
 """Works that are computed again in one step because unlike norms are stated of their sums."""
 PARAMETERS_BYTES = 32
-"""Of a digest; names a blob."""
+"""Length of a digest of parameters, which names a blob."""
 
 
 class Judges(NamedTuple):
-    """Of one work."""
+    """Who can judge one work."""
 
     holders: tuple[str, ...]
-    """Who has the layers, besides its maker."""
+    """Peers that have the layers, besides the work's maker."""
     lent: tuple[str, ...]
-    """Who has others, and is lent the parameters: if it has room for them, and gets them."""
+    """Peers of other layers that are lent the parameters, if they have room, and get them."""
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -48,7 +50,7 @@ def judges_of(
     shares: Mapping[str, Share],
     kept_microbatches: int = NO_MICROBATCH_LIMIT,
 ) -> Judges:
-    """`shares`: of all stage-holders."""
+    """Who can judge the work of `peer_id`. `shares`: of all stage-holders."""
     names = {it: share.arithmetic for it, share in shares.items()}
     holders, others = _able(peer_id, plan, names, kept_microbatches)
     return Judges(holders, others if has_agreed_parameters(plan, peer_id, shares) else ())
@@ -57,7 +59,7 @@ def judges_of(
 def _able(
     peer_id: str, plan: Plan, arithmetics: Mapping[str, str], kept_microbatches: int
 ) -> Judges:
-    """`lent`: if all holders state the same parameters."""
+    """As `judges_of`, if all holders state the same parameters."""
     if not inputs_are_kept(plan, peer_id, kept_microbatches):
         return Judges((), ())
     able = [it for it in plan.stage_holders() if computes_alike(it, peer_id, arithmetics)]
@@ -70,9 +72,10 @@ def few_judges(
     arithmetics: Mapping[str, str] | None = None,
     kept_microbatches: int = NO_MICROBATCH_LIMIT,
 ) -> dict[str, int]:
-    """How many others can compute a stage-holder's work again, where they are fewer than two: with
-    none its work is not audited, with one nobody knows which of the two is wrong. `arithmetics`: of
-    whom it is known; of the others only layers count."""
+    """By stage-holder whose work fewer than two others can compute again: how many can. With none
+    its work is not audited; with one nobody knows which of the two is wrong. `arithmetics`: those
+    that are known. A peer of unknown arithmetic counts as able to judge all, and to be judged by
+    all."""
     known, holders = arithmetics or {}, plan.stage_holders()
     alike = Counter(known[it] for it in holders if it in known)
     unknown = len(holders) - alike.total()
@@ -88,19 +91,19 @@ def few_judges(
 
 
 def only_holders(plan: Plan) -> list[str]:
-    """Who has a layer that nobody else has: what it says of these parameters is believed."""
+    """Who has a layer that nobody else has: what it says of the layer's parameters is believed."""
     alone = {holder for it in plan.segments() if len(it.holders) == 1 for holder in it.holders}
     return [peer_id for peer_id in plan.stage_holders() if peer_id in alone]
 
 
 def states_parameters(plan: Plan) -> bool:
-    """Whether claims have digests of parameters: where all hold the same layers each of them can
-    compute each work again without."""
+    """Whether claims have digests of parameters. Where all hold the same layers they can compute
+    each work again without."""
     return len({plan.layers_of(peer_id) for peer_id in plan.stage_holders()}) > 1
 
 
 def fault_of_parameters(share: Share, plan: Plan, peer_id: str) -> str:
-    """Why no correct peer states these; empty if it may."""
+    """Why no correct peer states these parameters; empty if one may."""
     due = set(plan.layers_of(peer_id)) if states_parameters(plan) else set()
     if set(share.parameters) != due:
         return "a claim by the parameters of other layers than it holds"
@@ -110,8 +113,8 @@ def fault_of_parameters(share: Share, plan: Plan, peer_id: str) -> str:
 
 
 def fault_of_norms(share: Share, plan: Plan, peer_id: str, due: Due) -> str:
-    """Why no correct peer states these of what was summed; empty if it may. Where all hold the
-    same layers all state the norms, and most of them are right."""
+    """Why no correct peer states these norms of what was summed; empty if one may. Where all hold
+    the same layers claims have none: all state the norms anyway, and most of them are right."""
     shared = [
         (n, len(it.holders))
         for n, it in enumerate(plan.segments())
@@ -129,11 +132,14 @@ def fault_of_norms(share: Share, plan: Plan, peer_id: str, due: Due) -> str:
 def judged_for_norms(
     unlike: Collection[tuple[str, str]], able: Collection[str], seed: str
 ) -> set[str]:
-    """Of those of whose sums others state another norm (`unlike`: by whom) some, as one is enough
-    to have whoever lies about many go, and all computed as many works as it liked. Of `able`, whose
-    work can be judged: those of whom most say so. Whoever claims last knows the others' claims, so
-    by chance alone it could have a colluder chosen that it also says this of. So it still may; but
-    who is not chosen is in doubt with no more than each that is, and the liar with all of them."""
+    """Chooses makers to compute again, where others state another norm of their sums.
+
+    `unlike`: (who states it, maker). `able`: makers whose work can be judged. Only some are chosen:
+    one is enough to have a liar about many go, and else it would have all compute as many works as
+    it likes. Those come first whom most contradict. If chance alone chose, the last to claim, which
+    knows the others' claims, could have a colluder chosen that it contradicts too. It still may.
+    But who is not chosen is in doubt with no more peers than each that is, and the liar with all.
+    """
     named = Counter(maker for _, maker in unlike if maker in able)
     turn = {it: (-count, digest_bytes(encode([seed, it]))) for it, count in named.items()}
     return set(sorted(named, key=turn.__getitem__)[:NORMS_LIMIT])

@@ -1,14 +1,14 @@
 """What a key may do that is new to a run with audits.
 
-Keys cost nothing: whoever was found out could come back at once as somebody else. So a key that
-comes to a run under way is a spare for some steps; then it gets a stage only beside somebody who is
-established, and is audited more often than others; then it is one of them, by time alone. Who was
-barred waits longer, and twice as long each time. Since when a key is known stands in the snapshot
-among the bars, as one of no verdict; where there are none, everybody is established.
+Keys cost nothing: a convicted liar could come back at once as somebody else. So a key that comes to
+a run under way is a spare for some steps. Then it gets a stage only beside somebody who is
+established, and is audited more often than others. Then it is established, by time alone. A barred
+key waits longer, and twice as long each time. The snapshot says since when a key is known: among
+the bars, in an entry without a verdict. Where there are no bars, everybody is established.
 
-Where a run takes back what the convicted have done, each verdict costs all of them steps, and a
-liar has ever new keys. So each has all keys that are new and have no stage wait, whoever they are,
-and all that were convicted and have none; where it is quiet nobody waits for that.
+Where a run takes back what the convicted have done, each verdict costs everybody steps, and a liar
+has ever new keys. So each verdict has keys without a stage wait: all that are new, and all that
+were ever convicted. Where there was no verdict of late, nobody waits for that.
 """
 
 from collections.abc import Collection, Iterable
@@ -19,19 +19,18 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, Snapshot
 
 WATCHED_STEPS = 300
-"""From its first stage step on, or from the first in which it might have had one."""
+"""A key is watched for so many steps, from the first in which it may have a stage."""
 WATCHED_MILLIONTHS = 200_000
-"""Of such a peer's works so many are audited, besides those of steps that are drawn."""
+"""So many of a watched peer's works are audited, besides those of steps that are drawn."""
 RETURN_STEPS = 50
-"""Without a stage after a first bar; after each further one twice as many."""
+"""Steps without a stage after a first bar has ended; after each further one twice as many."""
 DOUBLINGS_LIMIT = 20
 QUIET_FACTOR = 12
-"""So many times `undo_steps` each verdict has new keys wait, at most, after the waits for those
-before it: with what audits take that keeps nine tenths of what is computed, where a quarter lies
+"""A verdict has new keys wait for at most so many times `undo_steps`, after the waits for earlier
+ones. With what audits take, that keeps nine tenths of what is computed, where a quarter lies
 (`benchmarks.liars.economy`)."""
 LATE_FACTOR = 100
-"""Once so many times `undo_steps` have passed since a verdict nobody waits for it, and it counts no
-more."""
+"""After so many times `undo_steps` nobody waits for a verdict any more, and it does not count."""
 KNOWN = "known since the run began, or for longer than newcomers are watched"
 NEW = "came while the run was under way"
 
@@ -44,9 +43,9 @@ def with_roles(
     follow_steps: int,
     quiet_from_step: int = 0,
 ) -> tuple[Bar, ...]:
-    """With an entry for each of `members` and `joining` that has none. Who is a member already is
-    established, as it was before anybody was counted; so are all where a run begins, or where
-    nobody that is here remembers anything. `quiet_from_step`: nobody new has a stage earlier."""
+    """`bars` with an entry for each of `members` and `joining` that has none. Such a member is
+    established, as it was there before anybody was counted. Where a run begins, or nobody here
+    remembers anything, all are. `quiet_from_step`: nobody new has a stage earlier."""
     found = tuple(bars)
     known = {bar.peer_id for bar in found}
     news = sorted({*members, *joining} - known)
@@ -63,9 +62,9 @@ def quiet_from(bars: Iterable[Bar], step: int, follow_steps: int, undo_steps: in
     """The step before which the verdicts of late let nobody new have a stage; 0 if there are none,
     or such verdicts take nothing back.
 
-    Each adds a wait to those before it, however they lie: who has several keys convicted one after
-    the other, to have others wait anew each time, pays for each wait with a key. The first adds
-    little, each further one four times as much up to a bound.
+    Each verdict adds a wait to those before it, however far apart they are. Who has several keys
+    convicted one after the other, to have others wait each time, pays for each wait with a key. The
+    first verdict adds little, each further one four times as much, up to a bound.
     """
     late_steps, most_steps = LATE_FACTOR * undo_steps, QUIET_FACTOR * undo_steps
     verdicts = ((it.step, it.count) for it in bars if it.count > 0)
@@ -81,9 +80,9 @@ def quiet_from(bars: Iterable[Bar], step: int, follow_steps: int, undo_steps: in
 def held_off(
     bars: Iterable[Bar], stage_holders: Collection[str], step: int, quiet_from_step: int
 ) -> tuple[Bar, ...]:
-    """After a verdict at `step`: who is new, or was ever convicted, and has no stage waits for one
-    as long as whoever comes now. What a key with a stage has done so far is audited more often, and
-    taken back with it."""
+    """The bars after a verdict at `step`. A key without a stage that is new, or was ever convicted,
+    waits for one as long as a key that comes now. A key with a stage does not: what it has done so
+    far is audited more often, and taken back with it."""
     return tuple(
         bar
         if bar.peer_id in stage_holders or (bar.count == 0 and step >= watched_until(bar))
@@ -93,35 +92,36 @@ def held_off(
 
 
 def probation_ends_step(bar: Bar) -> int:
-    """The step from which it may have a stage."""
+    """The step from which the key may have a stage."""
     if bar.count == 0:
         return bar.until_step
     return bar.until_step + (RETURN_STEPS << min(bar.count - 1, DOUBLINGS_LIMIT))
 
 
 def watched_until(bar: Bar) -> int:
-    """The step from which it is like all others."""
+    """The step from which the key is established."""
     until_step = probation_ends_step(bar)
     return until_step + WATCHED_STEPS if until_step > 0 else 0
 
 
 def on_probation(bars: Iterable[Bar], step: int) -> dict[str, int]:
-    """Who has no stage yet at `step`, and from which step on it may have one."""
+    """By key that may not have a stage yet at `step`: the step from which it may."""
     return {it.peer_id: until for it in bars if step < (until := probation_ends_step(it))}
 
 
 def watched(bars: Iterable[Bar], step: int) -> frozenset[str]:
-    """Who is not established at `step`; those on probation are among them."""
+    """Keys that are not established at `step`; those on probation are among them."""
     return frozenset(bar.peer_id for bar in bars if step < watched_until(bar))
 
 
 def without_stage_yet(snapshot: Snapshot) -> frozenset[str]:
-    """Who gets no stage: who has one in the plan in force keeps it, or its states would be lost."""
+    """Peers on probation, which get no stage. Who has one in the plan in force keeps it: else its
+    states would be lost."""
     return frozenset(on_probation(snapshot.bars, snapshot.step)) - _stages(snapshot)
 
 
 def alone(snapshot: Snapshot, plan: Plan) -> frozenset[str]:
-    """Who is watched and would get layers that nobody who is established holds as well."""
+    """Watched peers to which the plan newly gives layers that no established peer holds as well."""
     new = watched(snapshot.bars, snapshot.step)
     holders = plan.stage_holders()
     if not new or new.isdisjoint(holders):
@@ -134,12 +134,12 @@ def alone(snapshot: Snapshot, plan: Plan) -> frozenset[str]:
 
 
 def unproven(snapshot: Snapshot) -> frozenset[str]:
-    """Who is watched and has no stage yet."""
+    """Watched peers that have no stage yet."""
     return watched(snapshot.bars, snapshot.step) - _stages(snapshot)
 
 
 def comes_of_age(snapshot: Snapshot, peer_id: str, step: int) -> bool:
-    """Whether it may have more at `step` than when the view was agreed on."""
+    """Whether the peer may do more at `step` than when the view was agreed on."""
     groups = (lambda at: on_probation(snapshot.bars, at), lambda at: watched(snapshot.bars, at))
     return any(peer_id in group(snapshot.step) and peer_id not in group(step) for group in groups)
 

@@ -1,10 +1,11 @@
 """The losses of a step, told before anybody knows whose work will be computed again.
 
-What a step needs of a peer is at others when that peer claims, and they claim what has come. A loss
-nobody needs: who claims last knows the draw from the others' claims, and would state a false one
-wherever it is not drawn. So whoever has the head tells a digest of its losses on frames that it
-sends anyway: on all that its segment's reduction takes, and on the last gradient for the stage
-before it, as all who have the head may lie together. Who gets these claims what it was told.
+When a peer claims, others have what the step needs of it, and claim what has come. But nobody needs
+a loss. The last to claim knows the draw from the others' claims, and would state a false loss
+wherever it is not drawn. So each holder of the head tells a digest of its losses on frames that it
+sends anyway. It does so on all frames of its segment's reduction. As all who have the head may lie
+together, it also does so on the last gradient for the stage before it. Who gets these frames claims
+what it was told.
 """
 
 from collections.abc import Mapping
@@ -20,28 +21,29 @@ from p2p_dtfm.core.schedule.one_order import merged
 
 
 class LastGradient(NamedTuple):
-    """That a head sends back in a step; it tells of its losses."""
+    """The last gradient that a holder of the head sends back in a step; it tells of the losses."""
 
     microbatch: int
     before: str
-    """To whom; empty, where that microbatch has no stage before the head."""
+    """The peer to which it goes; empty if the microbatch has no stage before the head."""
 
 
 class Tellers(NamedTuple):
     """Who tells of its losses in a plan's steps, and on what."""
 
     heads: tuple[str, ...]
+    """The holders of the head."""
     first_layer: int
-    """Of the segment on whose reduction several tell one another."""
+    """First layer of the segment on whose reduction several heads tell one another."""
     last: Mapping[str, LastGradient]
-    """By head: several may lie together."""
+    """By head, as several may lie together."""
 
     @property
     def is_one(self) -> bool:
         return len(self.heads) == 1
 
     def to(self, peer_id: str) -> tuple[str, ...]:
-        """Who tells this peer."""
+        """Who tells `peer_id` of its losses."""
         others = tuple(it for it in self.heads if it != peer_id)
         if peer_id in self.heads:
             return others
@@ -67,12 +69,12 @@ def losses_digest(loss_sum: float, held_out_loss_sum: float) -> bytes:
 
 
 def stated_losses(edges: Edges, loss_sum: float, held_out_loss_sum: float) -> bytes:
-    """Of what is part of a work: see `work.stated_work`."""
+    """Digest of those losses that are part of a work: see `work.stated_work`."""
     return losses_digest(loss_sum, held_out_loss_sum if states_held_out(edges) else 0.0)
 
 
 def fault_of_losses(share: Share, plan: Plan, peer_id: str, due: Due = TRAINING) -> str:
-    """Why no correct peer claims to have told and been told these; empty if it may."""
+    """Why no correct peer claims to have told, and been told of, these losses; empty if one may."""
     known = tellers(plan)
     expected = {*known.to(peer_id), *(it for it in known.heads if it == peer_id)}
     if set(share.losses) != (expected if due.trains else set()):
@@ -86,7 +88,7 @@ def fault_of_losses(share: Share, plan: Plan, peer_id: str, due: Due = TRAINING)
 
 
 def unlike_losses(shares: Mapping[str, Share]) -> set[tuple[str, str]]:
-    """(who was told, who told it) where that is not what the teller claims."""
+    """(who was told, who told it) where the teller claims other losses than it told."""
     return {
         (peer_id, teller)
         for peer_id, share in shares.items()
@@ -96,7 +98,7 @@ def unlike_losses(shares: Mapping[str, Share]) -> set[tuple[str, str]]:
 
 
 def other_losses(said: Mapping[str, Prepared]) -> dict[str, str]:
-    """Who has claimed another loss than it states, both in one signed Prepared."""
+    """Peers whose signed Prepared states another loss than they claimed, as its account says."""
     found = {}
     for peer_id, prepared in said.items():
         if prepared.audit is None:

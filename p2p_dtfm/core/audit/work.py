@@ -1,4 +1,4 @@
-"""What one stage-holder has made of a step, as digests: whoever replays it comes to the same."""
+"""What one stage-holder made of a step, as digests. Who computes it again comes to the same."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -28,29 +28,29 @@ from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.signed import Sign, Verify
 
 OWN_BYTES = 16
-"""Of a work's digest, the first ones are of what its maker computes from the data and from what its
-neighbours in the pipelines have sent, the others of what it adds up of others' parts."""
+"""The first bytes of a work's digest cover what its maker computes from the data and from what its
+neighbours in the pipelines sent. The others cover what it adds up from all holders' parts."""
 WORK_BYTES = 2 * OWN_BYTES
 CLAIM_BYTES = 16
 OPENINGS_BYTES = 16
 OPENING_BYTES = 32
 GONE_WORK = bytes(WORK_BYTES)
-"""In an account, of who has no stage any more: its work was another than it had claimed."""
+"""A mark in an account, for a peer without a stage now: its work was not what it had claimed."""
 SENT_OTHER = b"\xff" * WORK_BYTES
-"""In an account, in place of what a work comes to. The work's maker sent the maker of this account
-something other than it claims, as parts or as sums, now or when the step was done before. The same
-whatever the work is: so those that have not computed it again say it, too."""
+"""A mark in an account, in place of what a work comes to. The work's maker sent the account's maker
+something other than it claims: parts or sums, now or when the step was done before. The mark is the
+same for all works, so members that have not computed the work again can say it, too."""
 EXCUSED = b"\xfe" * OWN_BYTES
 """The first half of `excused_by`."""
 NO_MICROBATCH_LIMIT = 1 << 30
-"""Of microbatches whose inputs are kept."""
+"""The inputs of any number of microbatches are kept."""
 PART_BYTES = 32
-"""Of a chunk: names a blob."""
+"""Length of a chunk's digest, which names a blob."""
 NormsAlone = Mapping[int, str]
-"""By segment that nobody else holds, so that nobody else states its squared norm: that, in full."""
+"""By segment that nobody else holds: its squared norm in full, which nobody else states."""
 NormsMade = Mapping[int, str]
-"""By segment that others hold as well, where not all do: of what this peer has summed of it the
-squared norm, in full."""
+"""By segment that others, but not all, hold as well: the squared norm, in full, of what this peer
+has summed of it."""
 NO_NORMS: NormsAlone = MappingProxyType({})
 
 
@@ -65,7 +65,8 @@ def own_digest(
     held_out_loss_sum: float = 0.0,
     alone: NormsAlone = NO_NORMS,
 ) -> bytes:
-    """Of `edges` what is sent. `held_out_loss_sum`: see `stated_work`."""
+    """Digest of what the maker computes itself. Of `edges` only what it sent is a part of that.
+    `held_out_loss_sum`: see `stated_work`."""
     sent = [(n, it.activation_out, it.gradient_out) for n, it in sorted((edges or {}).items())]
     losses = loss_sum.hex(), held_out_loss_sum.hex()
     made = [sorted(parts.items()), *losses, sent]
@@ -75,9 +76,9 @@ def own_digest(
 
 
 def made_in(parts: Parts, edges: Edges, losses: bytes) -> tuple[object, ...]:
-    """What of a work others have got: gradients, frames and, of who has the head, what it tells of
-    its losses. `own_digest` is of these, too, but nobody sees that by it: the losses themselves and
-    the norms are in no claim."""
+    """What others have got of a work: gradients, frames and, from a holder of the head, what it
+    tells of its losses. `own_digest` covers these, too, but nobody can compute it from a claim: no
+    claim has the losses themselves or the norms."""
     sent = {n: (it.activation_out, it.gradient_out) for n, it in edges.items()}
     return dict(parts), sent, losses
 
@@ -89,8 +90,8 @@ def norms_alone(
     *,
     is_mixed: bool,
 ) -> NormsAlone:
-    """`is_mixed`: another peer's sum of a tied matrix is in the norm of its first layer, which then
-    is left out. Where there are audits no plan brings that about (`Workload.one_stage`)."""
+    """`is_mixed`: the norm of the first layer's segment has another peer's sum of a tied matrix in
+    it, and is left out. In runs with audits no plan brings that about (`Workload.one_stage`)."""
     return {
         number: squared_norms.get(number, 0.0).hex()
         for number, segment in enumerate(segments)
@@ -99,7 +100,7 @@ def norms_alone(
 
 
 def norms_made(peer_id: str, segments: Sequence[Segment], norms: SquaredNorms) -> NormsMade:
-    """Of these, what is of a holder's own sums."""
+    """Of `norms`, those of the peer's own sums."""
     return {
         number: each[segments[number].holders.index(peer_id)].hex()
         for number, each in norms.items()
@@ -108,7 +109,7 @@ def norms_made(peer_id: str, segments: Sequence[Segment], norms: SquaredNorms) -
 
 
 def sums_digest(sums: Mapping[int, bytes], norms: NormsMade = NO_NORMS) -> bytes:
-    """`sums` by segment: of what this peer has added up itself."""
+    """`sums`: by segment, the digest of what this peer has added up itself."""
     made = sorted(sums.items())
     return _digest(encode([made, sorted(norms.items())] if norms else made))[:OWN_BYTES]
 
@@ -119,8 +120,9 @@ def sums_of_others(
     sums: Mapping[int, tuple[bytes, ...]],
     norms: SquaredNorms,
 ) -> dict[str, bytes]:
-    """As `sums_digest` of each other holder has them, as they came to this peer: of those of whom
-    all come here. `sums` by segment: digests of each holder's, none where nothing was reduced."""
+    """`sums_digest` of each other holder, by what came to this peer. Holders are left out unless
+    all their sums come here. `sums`: by segment, the digest of each holder's; nothing for a segment
+    where nothing was reduced."""
     found = {}
     for peer_id in sorted({it for n in sums for it in segments[n].holders} - {me}):
         shared = {
@@ -135,7 +137,7 @@ def sums_of_others(
 
 
 def work_of(prepared: Prepared, segments: Sequence[Segment]) -> bytes:
-    """What a Prepared with an account states."""
+    """The work that a Prepared with an account states."""
     assert prepared.audit is not None
     me = prepared.peer_id
     sums = {n: s[segments[n].holders.index(me)] for n, s in prepared.sums.items()}
@@ -153,11 +155,11 @@ def stated_work(
     alone: NormsAlone = NO_NORMS,
     norms: NormsMade = NO_NORMS,
 ) -> bytes:
-    """What a stage-holder says of its own: in its claim, and again in its Prepared. `sums` and
-    `norms`: as in `sums_digest`.
+    """The digest of its own work that a stage-holder states in its claim, and again in its
+    Prepared. `sums` and `norms`: as in `sums_digest`.
 
-    Evaluation is a part of it where it can be computed again: not of a stage whose neighbours
-    could not keep what they send for it.
+    Evaluation is a part of the work where it can be computed again. That is not so for a stage
+    whose neighbours could not keep what they send for it.
     """
     held_out = held_out_loss_sum if states_held_out(share.edges) else 0.0
     own = own_digest(share.parts, loss_sum, share.edges, held_out, alone)
@@ -165,21 +167,22 @@ def stated_work(
 
 
 def changed_work(work: bytes) -> bytes:
-    """In place of what a work comes to, in an account: its maker claimed another one when the step
-    was done before."""
+    """A mark in an account, in place of what a work comes to: the maker claimed another work when
+    the step was done before."""
     return _digest(b"changed\0" + work)
 
 
 def excused_by(peer_id: str) -> bytes:
-    """In an account, in place of what a work comes to, which nobody need deny: its maker says that
-    something else came to it from this peer when the step was done before, and that one that it was
-    the same. The same whatever the work is."""
+    """A mark in an account, in place of what a work comes to: nobody need deny that work. Its maker
+    says that something else came to it from `peer_id` when the step was done before; `peer_id` says
+    that it sent the same. The mark is the same for all works."""
     return EXCUSED + _digest(b"excused\0" + peer_id.encode())[:OWN_BYTES]
 
 
 def claim_digest(share: Share, work: bytes, openings: bytes = b"") -> bytes:
-    """Of what a claim and the account that follows it must have alike. What the draw is made from
-    is a part of it: who tells some another opening would have them draw unlike auditors."""
+    """Digest of what a claim and the account that follows it must have alike. It covers what the
+    draw is made from: a peer that tells some another opening would have them draw other auditors.
+    """
     shared = [
         share.arithmetic,
         share.threads,
@@ -200,7 +203,7 @@ def claim_digest(share: Share, work: bytes, openings: bytes = b"") -> bytes:
 
 
 def openings_digest(opening: bytes, commitment: bytes) -> bytes:
-    """Of what a claim opens, and of what it commits its maker to."""
+    """Digest of what a claim opens and of what it commits its maker to."""
     return _digest(encode([opening, commitment]))[:OPENINGS_BYTES]
 
 
@@ -210,7 +213,7 @@ def signed_claim(claim: Claimed, peer_id: str, signer: Sign) -> Claimed:
 
 
 def require_signed(claim: Claimed, peer_id: str, verify: Verify) -> None:
-    """Raises `PeerFault` for a claim by which its maker could not be held to it."""
+    """Raises `PeerFault` for a claim that its maker has not signed: none could hold it to that."""
     if not is_claim_of(peer_id, claim.view, claim.step, heard_claim(claim), verify):
         raise PeerFault("a claim that it has not signed", peer_id)
 
@@ -221,20 +224,20 @@ def signed_audit(said: Audited, auditor: str, signer: Sign) -> Audited:
 
 
 def require_signed_audit(said: Audited, auditor: str, verify: Verify) -> None:
-    """Raises `PeerFault` for words by which an auditor could not be held to them."""
+    """Raises `PeerFault` for words that the auditor has not signed: none could hold it to them."""
     heard = HeardAudit(0, 0, said.work, said.signature)
     if not is_audit_by(auditor, said.view, said.step, said.peer_id, heard, verify):
         raise PeerFault("an audit that it has not signed", auditor)
 
 
 def heard_claim(claim: Claimed) -> HeardClaim:
-    """What its maker can be held to."""
+    """The digest and signature by which a claim's maker can be held to it."""
     openings = openings_digest(claim.opening, claim.commitment)
     return HeardClaim(claim_digest(claim.share, claim.work, openings), claim.signature)
 
 
 def heard_of(claims: Mapping[str, Claimed]) -> dict[str, HeardClaim]:
-    """As an account has it."""
+    """`heard_claim` of each, as an account has it."""
     return {peer: heard_claim(claim) for peer, claim in sorted(claims.items())}
 
 
@@ -243,8 +246,8 @@ def unlike_parts(
     segments: Sequence[Segment],
     owners: Collection[str] | None = None,
 ) -> set[tuple[str, str]]:
-    """(who sums, who sent) where what has come is not what was sent: of such a sum nobody can say
-    what it should be. `owners`: of these alone."""
+    """(who sums, who sent) where what came is not what was sent: nobody can say what such a sum
+    should be. `owners`: only those that these peers sum."""
     found = set()
     for number, segment in enumerate(segments):
         for owner in segment.holders if len(segment.holders) > 1 else ():
@@ -257,8 +260,8 @@ def unlike_parts(
 
 
 def unlike_sums(said: Mapping[str, Prepared], segments: Sequence[Segment]) -> list[tuple[str, str]]:
-    """(who has got them, who has made them) where these are not the ones that their maker states:
-    such pairs are in doubt whether there are audits or not (`core.commit.judgement`)."""
+    """(who got the sums, who made them) where the maker states other sums than came. Such pairs are
+    in doubt whether there are audits or not (`core.commit.judgement`)."""
     found = []
     for number, segment in enumerate(segments):
         sums = {peer: p.sums[number] for peer, p in said.items() if p.sums.get(number)}
@@ -270,8 +273,8 @@ def unlike_sums(said: Mapping[str, Prepared], segments: Sequence[Segment]) -> li
 
 
 def unlike_norms(shares: Mapping[str, Share], segments: Sequence[Segment]) -> set[tuple[str, str]]:
-    """(who states it, who has summed it) where the one states another norm of a sum than the other:
-    one of the two lies, or has been given something else."""
+    """(who states a norm, who has summed) where the two state unlike norms of a sum: one of them
+    lies, or has been given something else."""
     found = set()
     for number, segment in enumerate(segments):
         for peer_id in segment.holders:
@@ -288,8 +291,9 @@ def odd_norms(
     segments: Sequence[Segment],
     others: Collection[tuple[str, str]],
 ) -> set[str]:
-    """Who states another norm of what this one has summed than more than half of the segment's
-    holders do. `others`: who has got other sums, and from whom, and has no word here."""
+    """Who states another norm of what `maker` has summed than more than half of the segment's
+    holders do. `others`: pairs (who got other sums, from whom); who got other sums from `maker` has
+    no say."""
     odd = set[str]()
     for number, segment in enumerate(segments):
         if maker not in segment.holders or number not in shares[maker].norms:
@@ -305,18 +309,18 @@ def odd_norms(
 
 
 def fit(got: Sequence[bytes], sent: Sequence[bytes]) -> bool:
-    """Whether what has come of each chunk, if anything, is what was sent."""
+    """Whether what came of each chunk, if anything, is what was sent."""
     pairs = zip(got, sent, strict=False)
     return len(got) == len(sent) and all(not mine or mine == theirs for mine, theirs in pairs)
 
 
 def computes_alike(judge: str, peer_id: str, arithmetics: Mapping[str, str]) -> bool:
-    """Whether another one comes to the same bits."""
+    """Whether `judge` is another peer, and one that comes to the same bits."""
     name = arithmetics.get(peer_id, "")
     return judge != peer_id and bool(name) and arithmetics.get(judge) == name
 
 
 def has_layers_of(judge: str, peer_id: str, plan: Plan) -> bool:
-    """The other's, or more."""
+    """Whether `judge` has all layers of `peer_id`, or more."""
     mine, layers = plan.layers_of(judge), plan.layers_of(peer_id)
     return bool(layers) and mine.start <= layers.start and layers.stop <= mine.stop

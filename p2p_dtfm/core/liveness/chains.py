@@ -1,8 +1,8 @@
-"""Chains of waits: from who is owed something to the peer that waits for nobody, or whose wait is
-no reason.
+"""Chains of waits: from a peer that is owed something to one that waits for nobody, or without a
+reason.
 
-A wait is one only if the plan knows it (`core.liveness.waits`), and if what is said to be lacked
-has not been accepted. What is held against who stands at the end is for `core.liveness.stalls`.
+A wait counts only if the plan knows it (`core.liveness.waits`), and if the peer has not accepted
+what it says it lacks. What is held against the peer at the end is for `core.liveness.stalls`.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from p2p_dtfm.core.messages.work import LACKS_LIMIT, Kind, Lack, Work
 Handed = Callable[[str, Lack], bool]
 """`handed(peer, lack)`: this peer has given `peer` what it says it lacks, and it was accepted."""
 _HEARD_BEFORE = {Kind.CLAIM: (Kind.AUDIT, Kind.PREPARED), Kind.AUDIT: (Kind.PREPARED,)}
-"""Who lacks one of these last ones has heard all of that kind."""
+"""By kind: a peer that lacks nothing but these has heard all of that kind."""
 
 
 @dataclass
@@ -38,20 +38,21 @@ class ChainEnd:
     peer_id: str
     denied: tuple[Lack, ...] = ()
     travels: bool = False
-    """Something is on its way from it or to it: nobody sees it complete anything."""
+    """Something is on its way from the peer or to it: nobody sees it complete anything."""
     fetches: bool = False
     is_given: bool = False
-    """What it fetches: somebody says that it gives it something."""
+    """Somebody says that it gives the peer something, which may be what it fetches."""
     owes_word: bool = False
-    """Its claim or its Prepared alone: it says that it does nothing else, or what it may have to
-    compute first is here."""
+    """The peer owes its claim or its Prepared alone. It says that it does nothing else, or all that
+    it may have to compute first is here."""
     in_circle: bool = False
-    """There is no end: peers say that they wait for one another. Those of them that do not lie know
-    who does, and are given the time to say so."""
+    """There is no end: peers say that they wait for one another. The honest ones among them know
+    who lies, and are given time to say so."""
 
 
 class Chains:
-    """All that begin at one peer, `mine` in its own words; each peer is visited once."""
+    """All chains that begin at one peer; each peer is visited once. `mine`: where this peer says
+    that it stands itself."""
 
     def __init__(
         self,
@@ -76,11 +77,11 @@ class Chains:
         self.untold: set[str] = set()
         """Those who owe their word, and have said nothing of the step yet."""
         self.leads_away = False
-        """To one of whom this peer hears nothing: it owes this one its word at most, as it owes it
-        to all, and others watch it."""
+        """A chain leads to a peer that this one does not watch. Such a peer owes this one its word
+        at most, as it owes it to all, and others watch it."""
 
     def follow(self, owed: Lack, step: int) -> None:
-        """`owed` is lacked in `step`: why has it not come?"""
+        """Follows the chains that explain why `owed`, which is lacked in `step`, has not come."""
         self.owing.add(owed.peer_id)
         waiting = [(owed, step, self._me)]
         while waiting:
@@ -93,9 +94,12 @@ class Chains:
                 self._note_untold(owed, step)
 
     def _denies(self, owed: Lack, by: str) -> bool:
-        """That another computes a work again and lacks this for it: all have claimed, it waits for
-        that one's word, and gives it nothing, as it says. One of the two lies, and they know which:
-        they wait in a circle. Who names whom it asks for nothing has all others accuse that one."""
+        """Whether the peer that owes this denies that `by` needs it to compute a work again.
+
+        All have claimed. The peer says that it waits for the word of `by`, and gives it nothing.
+        One of the two lies, and they know which: they wait in a circle. Else a liar could name a
+        peer that it asks for nothing, and have all others accuse that peer.
+        """
         work = self._work_of(owed.peer_id)
         if not self._possible.audits or work is None or by in (self._me, *work.sends_to):
             return False
@@ -109,9 +113,9 @@ class Chains:
             self.untold.add(owed.peer_id)
 
     def _visit(self, owed: Lack, step: int) -> list[tuple[Lack, int]]:
-        """The waits that excuse who owes this; if there are none, the chain ends there."""
+        """The waits that excuse the peer that owes this; without any, the chain ends there."""
         peer_id, work = owed.peer_id, self._work_of(owed.peer_id)
-        if owed.kind is Kind.RECEIPT:  # whatever else it does
+        if owed.kind is Kind.RECEIPT:  # whatever else the peer does
             self.found[peer_id] = ChainEnd(peer_id, travels=True)
         elif self._watched is not None and peer_id not in self._watched:
             self.leads_away = True
@@ -135,10 +139,10 @@ class Chains:
         return []
 
     def _excuses(self, owed: Lack, work: Work, step: int) -> list[tuple[Lack, int]]:
-        """Of a peer that says it can do nothing: what it waits for."""
+        """What a peer waits for that says it can do nothing."""
         is_known = work.step == step and owed.kind is Kind.PART and owed in self._mine.lacks
         lacks = [lack for lack in work.lacks if self._may_wait(owed, lack, work.step == step)]
-        if is_known:  # this peer needs nobody's word for it, and no reduction holds up a part of it
+        if is_known:  # this peer lacks the part itself, and no reduction holds up a part
             lacks = [lack for lack in lacks if lack.kind not in (Kind.PART, Kind.SUM)]
         of_others = [lack for lack in lacks if self._is_reason(lack, work.step)]
         if not of_others:
@@ -147,13 +151,15 @@ class Chains:
         return [(lack, work.step) for lack in of_others]
 
     def _found_idle(self, owed: Lack, of_me: tuple[Lack, ...], work: Work) -> ChainEnd:
-        """Of one that says it can do nothing, and waits for nobody else: `of_me` it lacks."""
+        """The end at a peer that says it can do nothing, and waits for nobody else. `of_me`: what
+        it lacks of this peer."""
         denied = tuple(lack for lack in of_me if self._handed(owed.peer_id, lack))
         on_its_way = owed.peer_id in self._mine.sends_to
         comes = bool(of_me and on_its_way)
         travels = self._sends_work(work) or comes
         is_free = not comes and denied == of_me and not self._is_wanted(owed.peer_id, work)
-        is_told = any(self._has_heard_all(lack.kind) for lack in work.lacks)  # but not at once
+        # others tell it what it lacks, but not at once
+        is_told = any(self._has_heard_all(lack.kind) for lack in work.lacks)
         owes_word = self._is_due_word(owed) and is_free and not is_told
         return ChainEnd(owed.peer_id, denied, travels, owes_word=owes_word)
 
@@ -161,8 +167,9 @@ class Chains:
         return owed.kind in WORDS and self._words_count and not self._has_told_most(owed)
 
     def _has_told_most(self, owed: Lack) -> bool:
-        """Its claim, since they wait for what comes later: these tell it to who has not heard it,
-        and whoever blamed it for that would be the only one."""
+        """Whether the peer has told at least half of the others its claim: they wait for what comes
+        later. They pass the claim on to those that have not heard it. A peer that blamed the maker
+        for that would be the only one."""
         later, passed = _HEARD_BEFORE.get(owed.kind, ()), list[bool]()
         for peer_id in self._said.keys() - {owed.peer_id} if later else ():
             work = self._work_of(peer_id)
@@ -172,29 +179,33 @@ class Chains:
         return 0 < len(passed) <= 2 * sum(passed)
 
     def _all_have_begun(self) -> bool:
-        """This step. Who has a stage, and lacks no more tensors, has got what rests on all others'
-        work: how far away somebody is makes no difference then. A spare waits for all words from a
-        step's first moment on, and what is done of it far away it hears late: until somebody has
-        said Prepared, for which all were needed as well."""
+        """Whether all have begun this step, so that words that are late count.
+
+        A stage-holder that lacks only words has got what rests on all others' work: then it makes
+        no difference how far away somebody is. A spare waits for all words from a step's first
+        moment on, and hears late what is done far away. For a spare words count once somebody has
+        said Prepared: that needed all others as well.
+        """
         if self._possible.has_stage(self._me):
             return True
         most = min(self._possible.stage_count, LACKS_LIMIT)
         return len(self._mine.lacks) < most
 
     def _is_given(self, peer_id: str) -> bool:
-        """Whether anybody says that it gives this one what it may fetch."""
+        """Whether anybody says that it gives `peer_id` something, which it may be fetching."""
         others = (self._work_of(each) for each in self._said if each != peer_id)
         said = (self._mine, *others)
         return any(work is not None and peer_id in work.sends_to for work in said)
 
     def _sends_work(self, work: Work) -> bool:
-        """What is given to those that fetch excuses nobody: anybody may ask for it."""
+        """Whether the peer sends to somebody that does not fetch. What it gives to those that fetch
+        is no excuse: anybody may ask for it."""
         theirs = map(self._work_of, work.sends_to)
         return any(each is None or not each.fetches for each in theirs)
 
     def _is_wanted(self, peer_id: str, work: Work) -> bool:
-        """Whether one of those to whom it gives something says that it lacks a tensor of it, or has
-        not come so far. What else it gives, to whom computes works again, holds up no word."""
+        """Whether a receiver of `peer_id` says that it lacks a tensor of it, or has not come so
+        far. What the peer gives to those that compute works again holds up no word."""
         theirs = (self._mine if each == self._me else self._work_of(each) for each in work.sends_to)
         return any(
             each is None or each.step < work.step or _lacks_a_tensor(each, peer_id)
@@ -208,22 +219,23 @@ class Chains:
         return is_due and self._possible.allow(owed.kind, owed.peer_id, lack)
 
     def _has_heard_all(self, kind: Kind) -> bool:
-        """All claims, or audits, of this step: whoever has not heard one is told it by others that
-        have. So nobody waits for one that this peer has heard, nor is who has said it the first,
-        and the only one, to say so."""
+        """Whether this peer has heard all claims, or all audits, of this step. Others that have
+        heard one tell it to a peer that has not. So to wait for one is no reason then, and its
+        maker need not be the only one to say that it has told it."""
         later = _HEARD_BEFORE.get(kind, ())
         has_stage = bool(later) and self._possible.has_stage(self._me)
         return has_stage and all(lack.kind in later for lack in self._mine.lacks)
 
     def _is_reason(self, lack: Lack, step: int) -> bool:
-        """Who has gone on to a later step has given everybody all of this one."""
+        """Whether `lack` is a reason to wait. A peer that has gone on to a later step has given
+        everybody all of this one. What is lacked of this peer itself is judged apart."""
         if lack.peer_id == self._me:
             return False
         work = self._work_of(lack.peer_id)
         return work is None or work.step <= step
 
     def _work_of(self, peer_id: str) -> Work | None:
-        """Where a peer says that it stands in this view."""
+        """Where a peer says that it stands, if that is in this view."""
         said = self._said.get(peer_id)
         work = said.work if said is not None else None
         return work if work is not None and work.view == self._mine.view else None

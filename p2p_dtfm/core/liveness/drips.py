@@ -1,10 +1,10 @@
 """Who lets the others wait for its word step after step, each time for less than a fault.
 
-The patience with which a step is judged begins anew with each (`core.liveness.stalls`): a member
+The patience with which a step is judged begins anew with each (`core.liveness.stalls`). So a member
 that said its claim or its Prepared four seconds late slowed steps of a fifth of a second twenty
-times, for good. So of the last steps it counts how much of their time went by while one peer
-owed nothing but its word and had no reason to wait. Who computes or sends slowly is not meant: what
-it owes meanwhile are tensors.
+times, for good. Therefore this peer adds up, over the last steps, the time in which another owed
+nothing but its word and had no reason to wait. A peer that computes or sends slowly is not meant:
+what it owes meanwhile are tensors.
 
 Pure: time is an argument.
 """
@@ -16,21 +16,21 @@ from p2p_dtfm.core.liveness.liveness import Suspect
 from p2p_dtfm.core.units import SECOND_NS
 
 STEPS = 12
-"""Of whatever views: who is late may have them changed. Machines that do other things are late for
-a few."""
+"""So many last steps count, of whatever views, since a late peer may have views changed. Machines
+that do other things are late for a few steps only."""
 JOINING_DIVISOR = 2
-"""Where one accuses another, half of what is evidence alone is enough to say which of them is at
-fault: not all see the same, who computes works again meanwhile has waited for less."""
+"""Where one accuses another, half of what is evidence otherwise shows which of them is at fault.
+Not all see the same: a peer that computes works again meanwhile has waited for less."""
 SHARE_OF_STEPS = 1, 2
-"""So much of their time or more: steps take twice as long as they could. Of honest members a tenth
-was seen, with eight daemons on two busy cores."""
+"""A peer is waited for during this part of the steps' time or more, so that they take twice as long
+as they could. For honest members a tenth was seen, with eight daemons on two busy cores."""
 LEAST_NS = SECOND_NS // 2
-"""Of each step, on average: ticks, and what travels, take a part of that."""
+"""The least wait in each step, on average: ticks, and what travels, take a part of that."""
 
 
 class Drips:
-    """`begins` with each view, `step_over` after each step. The one in which a view begins is not
-    counted."""
+    """Call `begins` with each view, and `step_over` after each step. The step in which a view
+    begins is not counted."""
 
     def __init__(self) -> None:
         self._began_ns = 0
@@ -42,13 +42,13 @@ class Drips:
         self._began_ns = now_ns
 
     def keep(self, peers: Collection[str]) -> None:
-        """Of all others nothing is held against them: who was left out begins anew."""
+        """Forgets what is held against all other peers: a peer that was left out begins anew."""
         for step in self._waited:
             for peer_id in step.keys() - peers:
                 del step[peer_id]
 
     def step_over(self, waited_ns: Mapping[str, int], least_ns: int, now_ns: int) -> list[Suspect]:
-        """`waited_ns`: by peer, for how long its word alone was waited for in the step now over.
+        """`waited_ns`: by peer, how long its word alone was waited for in the step now over.
         `least_ns`: `LEAST_NS`, or more where this peer itself is late."""
         took_ns, self._began_ns = now_ns - self._began_ns, now_ns
         self._took_ns.append(took_ns)
@@ -58,8 +58,8 @@ class Drips:
         return self._found(waited_ns, least_ns)
 
     def join(self, doubted: Collection[str], least_ns: int) -> list[Suspect]:
-        """Somebody accuses, or is accused by, one of these: who was about to be suspected here is
-        so now. Whoever was the first to have seen enough would be out for being the only one."""
+        """Suspects now which of the `doubted`, one of whom accuses another, were about to be
+        suspected here. Else the first member to have seen enough would go, as the only accuser."""
         if len(self._took_ns) * JOINING_DIVISOR < STEPS:
             return []
         return self._found(doubted, least_ns, JOINING_DIVISOR)

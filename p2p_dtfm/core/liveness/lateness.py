@@ -1,8 +1,8 @@
-"""How late this peer itself runs: who hears late, and answers late, is patient with others.
+"""How late this peer itself runs: a peer that hears late, and answers late, is patient with others.
 
-Lifeguard's self-doubt. Where a machine has less time than its programs want, ticks come late,
-and so do the answers of all others that share it: what looks like their silence is one's own. Only
-lateness that lasts counts; on a machine with time to spare nothing changes.
+Lifeguard's self-doubt. Where a machine has less time than its programs want, ticks come late. So do
+the answers of all others that share the machine: what looks like their silence is this peer's own
+lateness. Only lateness that lasts counts; on a machine with time to spare nothing changes.
 """
 
 from collections import deque
@@ -10,15 +10,15 @@ from collections import deque
 from p2p_dtfm.core.units import SECOND_NS
 
 PUNCTUAL_NS = SECOND_NS * 3 // 10
-"""Ticks are a tenth of a second apart; what they are further apart than this, they were late."""
+"""Ticks are a tenth of a second apart. By what they are further apart than this, they are late."""
 ASLEEP_NS = 10 * SECOND_NS
 """A longer gap is a sleep, and says nothing about how late this peer runs when it is awake."""
 TICKS = 32
-"""Over about so many the mean is taken."""
+"""The mean lateness is taken over about so many ticks."""
 FEW = 8
-"""So few wait no longer than ever: what one of them may take is known."""
+"""With so few fellows patience does not grow: what one of them may take is known."""
 LONGEST = 4
-"""No patience becomes more than so many times as long."""
+"""Patience becomes at most so many times as long."""
 LAPSES_LIMIT = 64
 PATIENT_ABOVE = 16
 """With more fellows than this, patience grows: each speaks less often."""
@@ -27,12 +27,12 @@ THINNEST = 32
 
 
 def of_many_ns(fellows: int, patience_ns: int) -> int:
-    """How long one waits for each of so many."""
+    """How long a peer waits for each of so many fellows."""
     return patience_ns * min(max(fellows, PATIENT_ABOVE), THINNEST) // PATIENT_ABOVE
 
 
 class Lateness:
-    """`ticked` with each tick; deadlines are then longer by what this peer is late on average."""
+    """Call `ticked` with each tick: deadlines grow with how late this peer is on average."""
 
     def __init__(self) -> None:
         self._last_ns: int | None = None
@@ -46,27 +46,28 @@ class Lateness:
             self._late_ns += (max(0, gap_ns - PUNCTUAL_NS) - self._late_ns) // TICKS
 
     def stretched_ns(self, patience_ns: int, fellows: int) -> int:
-        """In a crowd: of 16 fellows who is half a second late on average waits twice as long."""
+        """The patience of this peer in a crowd. With 16 fellows, and half a second late on average,
+        it is twice as long."""
         late_ns = self._late_ns * fellows // FEW if fellows > FEW else 0
         return min(LONGEST * patience_ns, patience_ns + patience_ns * late_ns // SECOND_NS)
 
 
 class Lapses:
-    """How late this peer's own loop was at worst, lately: on a machine that others share, or that
-    is like theirs, their loops may be as late."""
+    """How late this peer's own loop was at worst, lately. Others may share its machine, or have one
+    like it: then their loops may be as late."""
 
     def __init__(self, lately_ns: int) -> None:
         self._lately_ns = lately_ns
         self._late_ns: deque[tuple[int, int]] = deque(maxlen=LAPSES_LIMIT)
-        """When, and by how much; of those within a while only such as no later one exceeds."""
+        """(when, by how much) of each lapse that no later one reaches."""
 
     def note(self, late_ns: int, now_ns: int) -> None:
-        """It came round so much too late."""
+        """The loop came round so much too late."""
         while self._late_ns and self._late_ns[-1][1] <= late_ns:
             self._late_ns.pop()
         self._late_ns.append((now_ns, late_ns))
 
     def longest_ns(self, now_ns: int) -> int:
-        """0: it was punctual."""
+        """The worst lapse within the last while; 0 if the loop was punctual."""
         recent = (late_ns for at_ns, late_ns in self._late_ns if now_ns - at_ns < self._lately_ns)
         return next(recent, 0)

@@ -17,20 +17,21 @@ from p2p_dtfm.core.messages.message_bounds import MISSED_LIMIT
 from p2p_dtfm.core.units import MILLISECOND_NS, SECOND_NS
 
 CALM_NS = 10 * SECOND_NS
-"""So long this peer was not late, and nobody came, went or was suspected: then times are calm."""
+"""Times are calm if for so long this peer was not late, and nobody came, went or was suspected."""
 ASKED_BEFORE_NS = SECOND_NS * 3 // 10
-"""So long before all others' silence would be evidence they are asked once more."""
+"""So long before their silence about a peer becomes evidence, all others are asked once more."""
 LATE_FACTOR = 3
-"""This many times this peer's own delay is added: others' loops may be as late."""
+"""This many times this peer's own delay is added to a bound: others' loops may be as late."""
 THIN_ABOVE = 8
 """A peer with more fellows than this speaks to each less often, so that it says as much a second in
-all; with `THINNEST` fellows, or more, a quarter as often."""
+all. With `THINNEST` fellows, or more, it speaks to each a quarter as often."""
 
 
 @dataclass(frozen=True)
 class LivenessTiming:
     heartbeat_ns: int
-    """Anything said to a peer counts as one, up to twice; then one that tells of work is due."""
+    """The time between heartbeats. Anything else said to a peer counts as one, up to twice; then a
+    heartbeat that tells of work is due."""
     silence_ns: int
     """Nothing heard for so long is evidence, whatever is usual for a peer."""
     least_silence_ns: int
@@ -38,17 +39,17 @@ class LivenessTiming:
     calm_silence_ns: int
     """The same bound for a peer that has long been regular, while nothing else is unsettled."""
     missed_ns: int
-    """Nothing heard for so long: fellows are asked whether they hear it."""
+    """After so long a silence of a peer, fellows are asked whether they hear it."""
     cut_ns: int
     """If others have heard the peer this much later than this one has, the link is cut; 0: never
     judged."""
     reset_ns: int
-    """After a stream to a peer broke: nothing heard since for so long is evidence."""
+    """Nothing heard for so long, after a stream to the peer broke, is evidence."""
     refused_ns: int
-    """The same where nobody listens at its addresses any more: its process has ended."""
+    """The same where nobody listens at the peer's addresses any more: its process has ended."""
     punctual_ns: int
-    """This peer's own loop was late by what two ticks are further apart than this; silences count
-    as that much shorter."""
+    """If two ticks are further apart than this, this peer's own loop was late by the difference.
+    Silences count as that much shorter."""
     sleep_ns: int
     """A longer time between two ticks means that this peer itself was asleep."""
     together_ns: int = 0
@@ -57,8 +58,8 @@ class LivenessTiming:
 
     @cached_property
     def innocent_ns(self) -> int:
-        """A shorter silence is evidence of nothing, whatever is known besides: each bound is one of
-        these at least, and others have heard nobody later than now."""
+        """A shorter silence is evidence of nothing, whatever else is known. Each bound is at least
+        one of these, and others have heard nobody later than now."""
         judged = (self.cut_ns, self.together_ns, self.calm_silence_ns, self.least_silence_ns)
         return min(self.silence_ns, *filter(None, judged))
 
@@ -99,14 +100,14 @@ class Suspect:
 @dataclass
 class _Watched:
     heard_ns: int
-    """Later than it was by what this peer's own loop was late: for judging alone."""
+    """For judging alone: later than the peer was heard by what this peer's own loop was late."""
     truly_heard_ns: int
-    """What fellows are told."""
+    """When the peer was heard, as fellows are told."""
     reset_ns: int | None = None
     is_refused: bool = False
-    """Since the stream broke: nobody listens where it was."""
+    """The stream broke, and nobody listens where the peer was."""
     is_rerouted: bool = False
-    """Since the stream broke: a relay was between, and the way may lead through another one."""
+    """The stream broke, a relay was between, and the way may lead through another relay."""
     said_ns: int = 0
     beat_ns: int = 0
     asked: bool = False
@@ -117,7 +118,8 @@ class _Watched:
     missed_again: bool = False
     """Fellows were asked a second time, before their silence counts as evidence."""
     settled_from_ns: int = 0
-    """As it was when it was missed: whom others are suspected with later is no slower for that."""
+    """`Liveness._settled_from_ns` when the peer was missed: suspicions of others since then do not
+    slow the judgement."""
     rhythm: Rhythm = field(default_factory=Rhythm)
 
 
@@ -134,7 +136,7 @@ class Liveness:
         self._fellows = 0
         self._calm_from_ns = 0
         self._settled_from_ns = 0
-        """The same, whether or not this peer itself was late."""
+        """Like `_calm_from_ns`, but lateness of this peer itself does not count."""
         self._late_until_ns = 0
         """What is heard before then may have been said while this peer's own loop stood still."""
 
@@ -144,8 +146,8 @@ class Liveness:
         return self._timing.sleep_ns
 
     def watch(self, peers: Iterable[str], now_ns: int, fellows: int | None = None) -> None:
-        """Watch exactly these; a peer that is new to the set counts as heard now. `fellows` are in
-        the view in all, which both ends of a link know alike."""
+        """Watch exactly these; a peer that is new to the set counts as heard now. `fellows`: how
+        many are in the view in all, which both ends of a link know alike."""
         wanted = set(peers)
         self._fellows = len(wanted) if fellows is None else fellows
         if wanted != self._watched.keys():
@@ -174,9 +176,9 @@ class Liveness:
     def stream_reset(
         self, peer_id: str, now_ns: int, is_refused: bool = False, is_rerouted: bool = False
     ) -> None:
-        """A stream to this peer broke, or a call to it failed; `is_refused`: nobody listens at any
-        of its addresses; `is_rerouted`: a relay was between, and no other one says that it has lost
-        the peer. It is called at once, so that one finds out which it is."""
+        """A stream to this peer broke, or a call to it failed. `is_refused`: nobody listens at any
+        of its addresses. `is_rerouted`: a relay was between, and no other relay says that it has
+        lost the peer. The peer is called at once, to find out which it is."""
         watched = self._watched.get(peer_id)
         if watched is None:
             return
@@ -195,7 +197,8 @@ class Liveness:
     def fellow_says(
         self, sender: str, missed: Collection[str], silent_ms: Mapping[str, int], now_ns: int
     ) -> None:
-        """A heartbeat: whom its sender misses, and how long it has not heard whom others miss."""
+        """A heartbeat has come. `missed`: peers that its sender misses. `silent_ms`: how long the
+        sender has not heard the peers that others miss."""
         if (watched := self._watched.get(sender)) is None:
             return
         ours = self._watched.keys() - {sender}
@@ -206,12 +209,12 @@ class Liveness:
         self._second_hand.told(sender, told, now_ns)
 
     def missed(self) -> tuple[str, ...]:
-        """Of whom fellows are asked, in order; nobody where that is too many."""
+        """The peers of whom fellows are asked, in order; none where they are too many."""
         names = sorted(name for name, watched in self._watched.items() if watched.missed)
         return tuple(names) if len(names) <= MISSED_LIMIT else ()
 
     def silent_ms(self, now_ns: int) -> dict[str, int]:
-        """For how long whom somebody misses has not been heard here."""
+        """By peer that somebody misses: for how long it has not been heard here."""
         if self._is_late(now_ns):  # what they have said meanwhile is still to be read
             return {}
         wanted = self._second_hand.wanted(now_ns)
@@ -229,7 +232,7 @@ class Liveness:
             watched.said_ns = now_ns
 
     def due_heartbeats(self, now_ns: int) -> tuple[str, ...]:
-        """Whom to send a heartbeat now; they count as sent."""
+        """The peers to send a heartbeat now; it counts as sent."""
         due, heartbeat_ns = [], self._thinned_ns(self._timing.heartbeat_ns)
         for peer_id, watched in sorted(self._watched.items()):
             silent = now_ns - watched.said_ns >= heartbeat_ns
@@ -241,8 +244,8 @@ class Liveness:
         return tuple(due)
 
     def tick(self, now_ns: int) -> list[Suspect]:
-        """New evidence. What this peer's own loop was late by, or slept, does not count: it has not
-        listened, and who it would accuse may well have spoken."""
+        """New evidence. Time in which this peer's own loop was late, or slept, does not count. It
+        has not listened then, and the peer that it would accuse may well have spoken."""
         gap_ns = 0 if self._last_tick_ns is None else now_ns - self._last_tick_ns
         self._last_tick_ns = now_ns
         self._lateness.ticked(now_ns)
@@ -258,15 +261,15 @@ class Liveness:
         return self._judge_all(now_ns)
 
     def tick_early(self, now_ns: int) -> list[Suspect]:
-        """New evidence between two ticks, at `due_ns`. Who is late by then leaves it to the next
-        tick, which knows by how much."""
+        """New evidence between two ticks, at `due_ns`. If this peer is late by then it leaves the
+        judgement to the next tick, which knows by how much."""
         if self._last_tick_ns is None or now_ns - self._last_tick_ns > self._timing.punctual_ns:
             return []
         return self._judge_all(now_ns)
 
     def due_ns(self, now_ns: int) -> int | None:
-        """When something is to be judged or said, if nothing is heard before; `now_ns` where it is
-        by now. Of whom is suspected nothing more is."""
+        """When something is to be judged or said, if nothing is heard before; `now_ns` if it is due
+        already. A suspected peer is not judged again."""
         due = (self._due_ns(peer_id, it, now_ns) for peer_id, it in self._watched.items())
         return min((due_ns for due_ns in due if due_ns is not None), default=None)
 
@@ -313,7 +316,7 @@ class Liveness:
         return now_ns < self._late_until_ns or now_ns - last_ns > self._timing.punctual_ns
 
     def _miss(self, now_ns: int) -> None:
-        """Ask all others at once of who has newly fallen silent."""
+        """Asks all others at once about the peers that have newly fallen silent."""
         if not self._timing.cut_ns:
             return
         missed_ns = now_ns - self._patience_ns(self._thinned_ns(self._timing.missed_ns))
@@ -333,16 +336,16 @@ class Liveness:
         return bound_ns > 0 and now_ns - watched.heard_ns >= bound_ns - ASKED_BEFORE_NS
 
     def _thinned_ns(self, apart_ns: int) -> int:
-        """Who is one of many says less to each, and misses each later."""
+        """The time stretched for a crowd: one of many says less to each, and misses each later."""
         return apart_ns * min(max(self._fellows, THIN_ABOVE), THINNEST) // THIN_ABOVE
 
     def _patience_ns(self, patience_ns: int) -> int:
         return self._lateness.stretched_ns(patience_ns, len(self._watched))
 
     def _bound_ns(self, watched: _Watched, now_ns: int) -> int:
-        """A longer silence is evidence. A living peer's silence of seconds comes of other things
-        that its machine does, which lasts and shows in its rhythm; of a view's first steps; or
-        of this peer's own lateness. What is neither is hardly ever there."""
+        """A longer silence than this is evidence. A living peer is silent for seconds for one of
+        three reasons. Its machine does other things, which lasts and shows in its rhythm. A view
+        takes its first steps. Or this peer itself is late. Other reasons are very rare."""
         timing = self._timing
         is_calm = now_ns >= self._calm_from_ns and watched.rhythm.is_known
         least_ns = timing.calm_silence_ns if is_calm else timing.least_silence_ns
@@ -350,9 +353,9 @@ class Liveness:
         return watched.rhythm.bound_ns(of_many_ns(self._fellows, least_ns), silence_ns)
 
     def _together_bound_ns(self, watched: _Watched, now_ns: int) -> int:
-        """So long since anybody heard it, while all are asked, is evidence; 0: no time is. What
-        speaks for a living peer that is slow adds to it: somebody came or went lately, it is not
-        known for long, or this peer's own loop was late."""
+        """If nobody that is asked has heard the peer for so long, that is evidence; 0: no time is.
+        The bound grows with what speaks for a living peer that is slow. Somebody came or went
+        lately, the peer is not known for long, or this peer's own loop was late."""
         timing, known_slots = self._timing, watched.rhythm.known_slots
         if not timing.together_ns or known_slots < FEWEST_SLOTS:
             return 0
@@ -369,8 +372,8 @@ class Liveness:
         )
 
     def _heard_by_any_ns(self, peer_id: str, watched: _Watched, now_ns: int) -> int | None:
-        """When anybody heard it last, where at least half of those that are heard here have just
-        said when they did."""
+        """When anybody heard the peer last; None unless enough others have just said when they did:
+        at least half of those heard here, and `TELLERS` where there are so many."""
         others = sum(not it.missed for it in self._watched.values())
         if not watched.missed or not others:
             return None
@@ -378,7 +381,7 @@ class Liveness:
         return self._second_hand.heard_by_any_ns(peer_id, watched.heard_ns, needed, now_ns)
 
     def _together_due_ns(self, peer_id: str, watched: _Watched, now_ns: int) -> int | None:
-        """When others are asked once more, or their silence is evidence."""
+        """When others are asked once more about the peer, or their not hearing it is evidence."""
         if not watched.missed:
             return None
         bound_ns = self._together_bound_ns(watched, now_ns)
@@ -421,9 +424,9 @@ class Liveness:
         return ""
 
     def _judge_rerouted(self, broken_ns: int) -> str:
-        """It may be the relay that died, which breaks all lines over it at once. Finding the way
-        through another one takes two who call one another, and a third who joins them: seconds, in
-        which others hear the peer, or miss it just as well."""
+        """The relay may have died, which breaks all lines over it at once. To find a way through
+        another one, two peers must call one another, and a third must join them. That takes
+        seconds, in which others hear the peer, or miss it just as well."""
         if broken_ns < self._patience_ns(self._timing.least_silence_ns):
             return ""
         return "its relay is gone, and nothing was heard another way since"

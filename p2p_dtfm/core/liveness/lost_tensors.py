@@ -6,33 +6,37 @@ from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.units import SECOND_NS
 
 OFTEN = 6
-"""Half as many stops as have a member in doubt itself (`core.membership.accusers`): else one that
-hangs up on it once in each step has the others take it for who stops them."""
+"""Half as many stops as put the member that stops the steps in doubt (`core.membership.accusers`).
+Else a peer that hangs up on it once in each step has the others blame it for the stops."""
 OFTEN_NS = 60 * SECOND_NS
 OFTEN_STEPS = 6
-"""Or within so many, however long these take: not with one for each."""
+"""Losses within so many steps count as well, however long these take. One for each step is not
+enough."""
 
 
 class AfterLoss(Enum):
     REPEAT = auto()
-    """It may be the link: the step is repeated, in a view that accuses nobody."""
+    """The link may be at fault: the step is repeated, in a view that accuses nobody."""
     NOTHING = auto()
-    """The same trouble: one line that breaks loses all frames under way, and each lane says so."""
+    """It is the same trouble: one line that breaks loses all frames under way, and each lane says
+    so."""
     SUSPECT = auto()
-    """What was repeated for it is lost as well, or steps are repeated for it again and again: it is
-    the peer."""
+    """The peer is at fault: a tensor was lost in the repeated step as well, or steps are repeated
+    for this peer again and again."""
 
 
 class LostTensors:
-    """With whom, and in which view first, since the last commit; and in which views of late."""
+    """The losses of tensors: with which peer, and in which views."""
 
     def __init__(self) -> None:
         self._first: dict[str, ViewId] = {}
+        """By peer: the view of the first loss since the last commit."""
         self._late: dict[ViewId, tuple[int, int, set[str]]] = {}
+        """By view with a loss of late: when that was, after how many commits, and which peers."""
         self._commits = 0
 
     def remedy(self, peer_id: str, view: ViewId, now_ns: int) -> AfterLoss:
-        """A tensor is lost in this view."""
+        """What to do after a tensor was lost in this view, on its way to the peer or from it."""
         is_often = self._is_often(peer_id, view, now_ns)
         first = self._first.get(peer_id)
         if first is None:
@@ -41,9 +45,9 @@ class LostTensors:
         return AfterLoss.NOTHING if first == view else AfterLoss.SUSPECT
 
     def _is_often(self, peer_id: str, view: ViewId, now_ns: int) -> bool:
-        """Whether so many views have lost some within a minute, or a few steps, and one of them
-        with this peer. Lines break, and those of one machine all at once: a few times it is
-        nobody."""
+        """Whether `OFTEN` other views lost tensors within a minute, or a few steps, and one of them
+        with this peer. Lines break, and those of one machine all at once: a few times nobody is at
+        fault."""
         self._late = {
             it: (at_ns, commits, peers)
             for it, (at_ns, commits, peers) in self._late.items()

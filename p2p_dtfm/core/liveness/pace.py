@@ -1,4 +1,4 @@
-"""How long a peer may take, by what the plan and the last steps say: its pieces and whole steps."""
+"""How long a peer may take for a piece of work and for a whole step, by the plan and past steps."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -15,59 +15,60 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.units import SECOND_NS
 
 FLOOR_NS = 5 * SECOND_NS
-"""Less says nothing: a machine that does other things, too, is away for seconds."""
+"""A shorter wait says nothing: a machine that does other things, too, is away for seconds."""
 PIECE_FACTOR = 20
-"""A peer may take this many times the planned time for one piece of its work, beside the floor."""
+"""A peer may take this many times the planned time for one piece of its work, plus the floor."""
 STEP_FACTOR = 10
 """A peer whose work gets on may hold up a step for this many times its expected length."""
 FETCH_BYTES_PER_S = 250_000
 FETCHING_AT_ONCE = 8
-"""In a new swarm all fetch from one home, until the first of them can give as well."""
+"""At most so many share a line: in a new swarm all fetch from one home, until the first of them can
+give as well."""
 SLOWER_FETCHES = 32
-"""Thin lines may carry this many times less, and no less: who only says that it fetches holds up no
-longer."""
+"""A thin line may carry at most this many times less than `FETCH_BYTES_PER_S`. So a peer that only
+says that it fetches does not hold up the others for longer."""
 SAVE_BYTES_PER_S = 10_000_000
 WARM_UP_NS = SECOND_NS
 """What is done for the first time in a view takes longer."""
 FIRST_FACTOR = 2
 """A peer whose work gets on may hold up a view's first step this many times as long as a later one:
-nobody knows yet what else its machines do."""
+nobody knows yet what else the machines do."""
 AGAIN_FACTOR = 3
-"""A disputed work may take whoever computes it again this many times as long as by its timings."""
+"""Who computes a disputed work again may take this many times as long as by its own timings."""
 SLOWER_JUDGES = 32
-"""For layers that it does not hold a peer is waited for at most this many times as long as most
-would be: no plan shows what it says of those."""
+"""For layers that it does not hold, a peer is waited for at most this many times as long as most
+would be: what it says of those shows in no plan."""
 GRADIENTS_ON_THEIR_WAY = 2
-"""Of the last step, and of the one before where lines are slow."""
+"""Gradients of the last step, and of the one before where lines are slow."""
 MEASURED_STEPS = 8
 TOLD_LIMIT = 1024
 
 
 @dataclass(frozen=True)
 class Patience:
-    """What one peer may take in one step."""
+    """How long one peer may take in one step."""
 
     stuck_ns: int
-    """With nothing that it completes."""
+    """While it completes nothing."""
     step_ns: int
     """In all, while the others wait for nobody else."""
     fetch_ns: int
-    """For data or states that it says it fetches, with none that come."""
+    """While it says that it fetches data or states, and none come."""
     given_ns: int = 0
-    """For those, if somebody says that it gives them: over the thinnest line that any here has."""
+    """The same if somebody says that it gives them: over the thinnest line that any here has."""
     fetch_all_ns: int = 0
-    """For all of them, while more and more come; 0: no longer."""
+    """For all that it fetches, while more and more come; 0: no longer than `fetch_ns`."""
     given_all_ns: int = 0
-    """The same of what somebody gives."""
+    """The same for what somebody gives; 0: no longer than `given_ns`."""
 
 
 class Pace:
-    """Of one view. `committed` tells how long its steps take."""
+    """The pace of one view. `committed` tells it how long steps take."""
 
     def __init__(
         self, view: View, spec: RunSpec, largest_file_bytes: int, all_files_bytes: int = 0
     ) -> None:
-        """`largest_file_bytes`, `all_files_bytes`: of the data."""
+        """`largest_file_bytes`, `all_files_bytes`: sizes of the run's data files."""
         self._view = view
         self._spec = spec
         self._file_bytes = largest_file_bytes
@@ -80,9 +81,10 @@ class Pace:
         self._fetch_bytes_per_s = fetch_bytes_per_s(view)
         self._given_bytes_per_s = given_bytes_per_s(view)
         self._usual_ns: dict[tuple[int, ...], int] = {}
-        """There and back through these layers, as most say of themselves."""
+        """By layers: there and back through them in the middle of what all say of themselves."""
         self._told: dict[tuple[str, int, int, tuple[str, ...]], Patience] = {}
-        """Until a step is over: it is asked for all the time while somebody is waited for."""
+        """Answers, kept until a step is over: `patience` is asked all the time while somebody is
+        waited for."""
 
     def begin(self, step: int) -> None:
         """The view's first step, as far as this peer knows."""
@@ -97,7 +99,7 @@ class Pace:
 
     @property
     def expected_ns(self) -> int:
-        """Of one step: as planned, or as measured if that is more."""
+        """The time of one step: as planned, or as measured if that is more."""
         plan = self._view.plan
         planned_ns = plan.predicted_step_ns if isinstance(plan, Plan) else 0
         measured_ns = int(median(self._measured_ns)) if self._measured_ns else 0
@@ -106,9 +108,9 @@ class Pace:
     def patience(
         self, peer_id: str, step: int, borrowed: int = 0, disputed: tuple[str, ...] = ()
     ) -> Patience:
-        """For what this peer does in `step`. `borrowed`: of so many works that it is to compute
-        again it has not got the layers. `disputed`: whose works are among these as somebody doubts
-        them, all on top of what a step takes."""
+        """For what `peer_id` does in `step`. `borrowed`: how many works it is to compute again
+        without holding their layers. `disputed`: makers whose works it is to compute again as
+        somebody doubts them, on top of what a step takes."""
         asked = (peer_id, step, borrowed, disputed)
         told = self._told.get(asked)
         if told is None:
@@ -146,8 +148,8 @@ class Pace:
         return step == spec.total_steps or step % spec.evaluation.every_steps == 0
 
     def _piece_ns(self, peer_id: str) -> int:
-        """A microbatch there and back through all of the peer's layers; or through another stage's,
-        where it may be computing a work of that again."""
+        """One microbatch there and back through all of the peer's layers. In runs with audits, the
+        longest through any stage's layers: the peer may be computing another's work again."""
         own_ns, plan = self._there_and_back_ns(peer_id, self._layers(peer_id)), self._view.plan
         if not self._spec.audit.rate or not isinstance(plan, Plan):
             return own_ns
@@ -162,7 +164,7 @@ class Pace:
         return sum(timing.forward_ns + timing.backward_ns for timing in timings)
 
     def _as_judge_ns(self, peer_id: str, layers: tuple[int, ...]) -> int:
-        """For one microbatch of another one's work."""
+        """How long the peer may take for one microbatch of another one's work."""
         if layers not in self._usual_ns:
             each_ns = sorted(self._there_and_back_ns(it, layers) for it in self._records)
             self._usual_ns[layers] = each_ns[(len(each_ns) - 1) // 2]
@@ -170,7 +172,7 @@ class Pace:
         return min(own_ns, SLOWER_JUDGES * self._usual_ns[layers])
 
     def _again_ns(self, peer_id: str, maker: str) -> int:
-        """For another one's whole work."""
+        """How long the peer may take for the whole work of `maker`."""
         plan, once_ns = self._view.plan, 0
         if not isinstance(plan, Plan):
             return 0
@@ -181,7 +183,7 @@ class Pace:
         return AGAIN_FACTOR * once_ns
 
     def _save_ns(self, peer_id: str, step: int) -> int:
-        """A checkpoint is saved just before the step begins."""
+        """Time to save a checkpoint, if one is saved just before the step begins."""
         if step == 0 or not self._spec.checkpoint.saves_at(step, self._spec.audit.undo_every):
             return 0
         return duration_ns(self._state_bytes(self._layers(peer_id)), SAVE_BYTES_PER_S)
@@ -190,8 +192,8 @@ class Pace:
         return self._file_bytes * (2 if self._evaluates(step) else 1)  # held-out data, too
 
     def _read_bytes(self, peer_id: str, step: int) -> int:
-        """Of the files that the peer may read in a step: of large data each sequence lies in
-        another one, as likely as not, and in its first steps it has none of them."""
+        """Bytes of the files that the peer may read in a step. In large data each sequence is
+        likely to lie in another file, and in its first steps the peer has none of them."""
         plan = self._view.plan
         if not isinstance(plan, Plan):
             return 0
@@ -207,21 +209,22 @@ class Pace:
         return min(self._all_files_bytes, sequences * self._file_bytes)
 
     def _fetch_ns(self, peer_id: str, step: int, size: int, bytes_per_s: int) -> int:
-        """Of so many bytes, and of the states with which the first step begins."""
+        """Time to fetch `size` bytes and, in the first step, the states with which it begins."""
         if step != self._first_step:
             return duration_ns(size, bytes_per_s)
         layers = self._layers(peer_id)
         if self._view.snapshot.planned:
             return duration_ns(size + self._last_gradients_bytes(peer_id, layers), bytes_per_s)
-        # they may come from a disk, or be made
+        # states may come from a disk, or be made
         made_ns = duration_ns(self._state_bytes(layers), SAVE_BYTES_PER_S)
         if step > 0:
             size += self._state_bytes(layers - self._had.get(peer_id, set()))
         return made_ns + duration_ns(size, bytes_per_s)
 
     def _last_gradients_bytes(self, peer_id: str, layers: set[int]) -> int:
-        """Of the layers that it did not have: states are there before their view takes over, and
-        what the last steps before it have moved them by may still be on its way."""
+        """Bytes of the last gradients of the layers that the peer did not have. Their states are
+        there before the view takes over. What the last steps moved these by may still be on its
+        way."""
         present, workload = self._view.snapshot.present, self._view.snapshot.workload
         new = layers - set(present.layers_of(peer_id) if present is not None else ())
         parameters = sum(workload.cost(layer).parameter_count for layer in new)
@@ -237,8 +240,8 @@ class Pace:
 
 
 def _lent_bytes(view: View) -> int:
-    """The parameters of a stage, which whoever judges a work of it and has other layers fetches.
-    Whose frames it lacks it names."""
+    """Bytes of the parameters of the largest stage: a judge of its work that has other layers
+    fetches them. Frames do not count here: the judge names the peer whose frames it lacks."""
     plan, workload = view.plan, view.snapshot.workload
     if not isinstance(plan, Plan) or not states_parameters(plan):
         return 0
@@ -248,22 +251,22 @@ def _lent_bytes(view: View) -> int:
 
 
 def fetch_bytes_per_s(view: View) -> int:
-    """At which one of those that fetch at once gets what it fetches: of lines as most in the view
-    have them, since a few may say anything of theirs."""
+    """How fast data come to one of those that fetch at once, over the middle line in the view: a
+    few members may say anything of theirs."""
     uplinks = _uplinks_bytes_per_s(view)
     return _share_of(uplinks[(len(uplinks) - 1) // 2], view) if uplinks else FETCH_BYTES_PER_S
 
 
 def given_bytes_per_s(view: View) -> int:
-    """The same, where all that is fetched comes over the thinnest line: in a new swarm the founder
-    has all data, whatever its line."""
+    """The same over the thinnest line: in a new swarm the founder has all data, even over a thin
+    line."""
     uplinks = _uplinks_bytes_per_s(view)
     return _share_of(uplinks[0], view) if uplinks else FETCH_BYTES_PER_S
 
 
 def bytes_per_s_from(giver: str, view: View) -> int:
-    """The same, from one member over the line that it says it has; of whom nobody knows it, as most
-    have them."""
+    """The same from `giver`, over the line that it says it has; if that is unknown, over the middle
+    line."""
     for record in view.snapshot.records:
         if record.peer_id == giver and record.uplink_bytes_per_s > 0:
             return _share_of(record.uplink_bytes_per_s, view)
@@ -271,7 +274,7 @@ def bytes_per_s_from(giver: str, view: View) -> int:
 
 
 def _uplinks_bytes_per_s(view: View) -> list[int]:
-    """As members state them, the thinnest first; without those that nobody has measured."""
+    """The lines that members state, the thinnest first, without those that nobody has measured."""
     return sorted(
         record.uplink_bytes_per_s
         for record in view.snapshot.records
@@ -280,7 +283,7 @@ def _uplinks_bytes_per_s(view: View) -> list[int]:
 
 
 def _share_of(uplink_bytes_per_s: int, view: View) -> int:
-    """Of a line over which as many fetch as may."""
+    """One fetcher's share of a line over which as many fetch as may, within bounds."""
     sharing = max(1, min(len(view.members) - 1, FETCHING_AT_ONCE))
     least = FETCH_BYTES_PER_S // SLOWER_FETCHES
     return min(FETCH_BYTES_PER_S, max(uplink_bytes_per_s // sharing, least))

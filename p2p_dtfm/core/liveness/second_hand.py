@@ -1,8 +1,9 @@
-"""A link that is cut, told from a peer that stands still: others hear whom this peer does not.
+"""Tells a link that is cut from a peer that stands still: others hear the peer behind a cut link.
 
 Everyone speaks to all its fellows at least every second heartbeat. So all last heard a peer that
-stands still at about the same time, and one to which only the link is cut is heard elsewhere long
-after it was last heard here. Machines that are busy delay the first, never make the second.
+stands still at about the same time. A peer to which only the link is cut is heard elsewhere long
+after it was last heard here. A busy machine may delay what all hear, but never makes it look as if
+a link were cut.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,11 +12,11 @@ from p2p_dtfm.core.messages.message_bounds import MISSED_LIMIT
 from p2p_dtfm.core.units import MILLISECOND_NS, SECOND_NS
 
 ASKED_NS = 3 * SECOND_NS
-"""So long a question stands."""
+"""A question stands for so long."""
 FRESH_NS = SECOND_NS * 3 // 4
-"""Who has answered within so long would have said if it had heard who is missed."""
+"""A fellow that answered within so long would have said so if it had heard the missed peer."""
 TELLERS = 2
-"""Whose word counts, where there are as many: one alone may lie."""
+"""So many must say the same, where there are as many: one alone may lie."""
 
 
 class SecondHand:
@@ -23,14 +24,15 @@ class SecondHand:
 
     def __init__(self) -> None:
         self._asked: dict[str, tuple[frozenset[str], int]] = {}
-        """By who asks: whom it misses, and when it said so."""
+        """By peer that asks: whom it misses, and when it said so."""
         self._heard_ns: dict[str, dict[str, int]] = {}
-        """Of each missed peer, by teller: when it was last heard there, on this peer's clock."""
+        """By missed peer, by teller: when it was last heard there, on this peer's clock."""
         self._told_ns: dict[str, dict[str, int]] = {}
         """By the same keys: when the teller said so."""
 
     def asks(self, sender: str, missed: Collection[str], now_ns: int) -> bool:
-        """Whether it misses somebody that it did not miss before: then it is answered at once."""
+        """Notes whom `sender` misses. Returns whether one of them is new: then it is answered at
+        once."""
         before, _ = self._asked.pop(sender, (frozenset(), 0))
         names = frozenset(sorted(missed)[:MISSED_LIMIT])
         if names:
@@ -47,15 +49,15 @@ class SecondHand:
         }
 
     def told(self, teller: str, silent_ms: Mapping[str, int], now_ns: int) -> None:
-        """For how many milliseconds `teller` has not heard those whom somebody misses."""
+        """`silent_ms`: for how long `teller` has not heard each peer that somebody misses."""
         for name, since_ms in silent_ms.items():
             heard_ns = self._heard_ns.setdefault(name, {})
             heard_ns[teller] = max(heard_ns.get(teller, 0), now_ns - since_ms * MILLISECOND_NS)
             self._told_ns.setdefault(name, {})[teller] = now_ns
 
     def heard_elsewhere_ns(self, name: str, others: int) -> int:
-        """When it was heard last where `TELLERS` of the `others` say so, or all of fewer; 0: not
-        so many say anything."""
+        """When the peer was last heard, as `TELLERS` of the `others` say, or all if they are fewer;
+        0: not so many say anything."""
         told = sorted(self._heard_ns.get(name, {}).values(), reverse=True)
         needed = max(1, min(TELLERS, others))
         return told[needed - 1] if len(told) >= needed else 0
@@ -63,15 +65,15 @@ class SecondHand:
     def heard_by_any_ns(
         self, name: str, heard_here_ns: int, needed: int, now_ns: int
     ) -> int | None:
-        """When anybody heard it last; None where not `needed` others have just said when they did.
-        Their words may make a silence shorter than it is here, never longer."""
+        """When anybody heard the peer last; None unless `needed` others have just said when they
+        did. Their words may make a silence shorter than it is here, never longer."""
         told_ns = self._told_ns.get(name, {}).values()
         if sum(now_ns - at_ns <= FRESH_NS for at_ns in told_ns) < needed:
             return None
         return max(heard_here_ns, *self._heard_ns[name].values())
 
     def forget(self, name: str) -> None:
-        """Here, again: what others hear of it is of no use any more."""
+        """The peer is heard here again: what others hear of it is of no use any more."""
         self._heard_ns.pop(name, None)
         self._told_ns.pop(name, None)
 

@@ -1,16 +1,19 @@
 """Who holds up a step, judged from who owes what to whom.
 
 A peer that is owed something and can do nothing without it follows the chain of waits
-(`core.liveness.chains`): of whoever owes it, what that peer says it lacks, and so on. The chain
-ends in a peer that waits for nobody, or whose wait is no reason: the plan knows no such wait, or
-what it says it lacks of this peer it has accepted. There time counts: while it completes nothing,
-against what one piece of its work may take; while its work gets on, against what a whole step may
-take (`core.liveness.pace`). So a slow peer is waited for as long as it takes, and those who wait
-for it are not blamed; who is stuck, or lies, is suspected after seconds; who is late with its word
-alone, by less than that in each step, after some steps (`core.liveness.drips`).
+(`core.liveness.chains`): to the peer that owes it, to what that peer says it lacks, and so on. The
+chain ends in a peer that waits for nobody, or whose wait is no reason. The plan may know no such
+wait, or the peer has accepted what it says it lacks of this one.
 
-Pure: time is an argument. Only time in which this peer was awake, and waited, counts. In a crowd
-who runs late itself is patient with others, as in judging silence (`core.liveness.lateness`).
+Time counts against the peer at the end. While it completes nothing, it has the time that one piece
+of its work may take. While its work gets on, it has the time of a whole step
+(`core.liveness.pace`). So a slow peer is waited for as long as it takes, and those who wait for it
+are not blamed. A peer that is stuck, or lies, is suspected after seconds. One that is late with its
+word alone, by less than that in each step, is suspected after some steps (`core.liveness.drips`).
+
+Pure: time is an argument. Only time in which this peer was awake, and waited, counts. In a crowd a
+peer that runs late itself is patient with others, as when it judges silence
+(`core.liveness.lateness`).
 """
 
 from collections.abc import Callable, Iterable
@@ -31,26 +34,29 @@ from p2p_dtfm.core.units import SECOND_NS
 
 PatienceOf = Callable[[str, int], Patience]
 FELLOWS_THAT_JUDGE = 2
-"""Beside this peer. Of two members neither knows which one is slow, and each would go on alone."""
+"""At least so many others must be there for drips to be judged. Of two members neither knows which
+one is slow, and each would go on alone."""
 
 
 @dataclass
 class _End:
-    """What is held against a peer in which chains end, in one step of this peer's."""
+    """What is held against a peer in which chains end, during one step of this peer."""
 
     progress: int
     stuck_ns: int = 0
     held_ns: int = 0
     word_ns: int = 0
-    """Of that, for a word of its own, which needs nobody else."""
+    """Nanoseconds of `held_ns` spent waiting for a word of the peer's own, which needs nobody
+    else."""
     false_ns: dict[Lack, int] = field(default_factory=dict)
-    """By what it says it lacks of this peer, and has accepted."""
+    """By tensor that the peer says it lacks of this one, and has accepted: for how long."""
     found: ChainEnd | None = None
-    """How it stood when a chain ended there last: that says how much time it has."""
+    """How the peer stood when a chain ended there last: that says how much time it has."""
 
 
 class Stalls:
-    """`heard` whatever peers say of their work; `tick` gives suspicions, each once in a step."""
+    """Call `heard` with what peers say of their work; `tick` gives suspicions, each once in a
+    step."""
 
     def __init__(self, me: str, sleep_ns: int) -> None:
         """A longer time than `sleep_ns` between two ticks does not count: this peer slept."""
@@ -59,7 +65,7 @@ class Stalls:
         self._said: dict[str, WorkSaid] = {}
         self._ends: dict[str, _End] = {}
         self._untold_ns: dict[str, int] = {}
-        """For how long each has owed its word in this step of which it has said nothing."""
+        """By peer that has said nothing of this step: for how long it has owed its word in it."""
         self._at: tuple[object, int] | None = None
         self._ticked_ns: int | None = None
         self._suspected: set[str] = set()
@@ -67,11 +73,11 @@ class Stalls:
         self._drips = Drips()
         self._watched: frozenset[str] | None = None
         self._is_of_two = False
-        """Of those that it watches one at most is in the view with it."""
+        """At most one of the peers that this one watches is in the view with it."""
 
     def watch(self, peers: Iterable[str]) -> None:
-        """Forget all others: of many these tell what they do, and who watches the rest judges it.
-        Until this is called everybody is watched."""
+        """Forget all others. In a large view only these tell this peer what they do, and whoever
+        watches the others judges those. Until this is called everybody is watched."""
         self._watched = frozenset(peers)
         self._said = {peer: said for peer, said in self._said.items() if peer in self._watched}
         self._drips.keep(self._watched)
@@ -114,7 +120,7 @@ class Stalls:
         return found
 
     def _step_over(self, mine: Work, now_ns: int) -> list[Suspect]:
-        """Who has done no more in its step than let the others wait, as in those before."""
+        """The step is over: suspects peers that let the others wait in it, as in those before."""
         if self._at is None or self._at[0] != mine.view:
             self._drips.begins(now_ns)
             return []
@@ -129,10 +135,10 @@ class Stalls:
     def join(
         self, doubted: Iterable[str], patience: PatienceOf, view: ViewId | None
     ) -> list[Suspect]:
-        """The step is stopped, since one of these accuses another: who was about to be suspected
-        here is so now. Half of the time is enough, and that by the same measure: who fetches, or
-        has something on its way, is given as much more. `view`: in force; what was held against
-        somebody in another one's step is over."""
+        """The step is stopped, since one of the `doubted` accuses another. Suspects now which of
+        them were about to be suspected here. Half of their time is enough, by the same measure: who
+        fetches, or has something on its way, still has more. `view`: the one in force; what was
+        held against somebody in another view's step does not count."""
         found = []
         if view is None:
             return []
@@ -164,7 +170,7 @@ class Stalls:
         )
 
     def _stretched_ns(self, patience_ns: int) -> int:
-        """Those who share a slow machine with this peer are as late as it is."""
+        """The patience, longer while this peer is late: others on its slow machine are as late."""
         fellows = len(self._watched - {self._me}) if self._watched is not None else 0
         return self._lateness.stretched_ns(patience_ns, fellows)
 
@@ -200,7 +206,8 @@ class Stalls:
         return self._reason(end, patience)
 
     def _reason(self, end: _End, patience: Patience, divisor: int = 1) -> str:
-        """The same with such a part of the time that it has."""
+        """Why the peer is suspected if it has one part in `divisor` of its time; empty if it is
+        not."""
         found = end.found
         if found is None:
             return ""
@@ -224,8 +231,8 @@ class Stalls:
 
 
 def _time_of_fetch(found: ChainEnd, patience: Patience) -> tuple[int, int]:
-    """It may read many files in a step, one after the other: of each, by what comes, and of all of
-    them together."""
+    """How long a fetch may bring nothing, and how long it may take in all: a peer may read many
+    files in a step, one after the other."""
     limit_ns, all_ns = patience.fetch_ns, patience.fetch_all_ns
     if found.is_given:
         limit_ns = max(limit_ns, patience.given_ns)

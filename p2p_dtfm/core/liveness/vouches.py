@@ -1,8 +1,8 @@
 """Who keeps an agreed view from being taken over, though it takes its steps and answers.
 
 A planned view is taken over with the first step of which every Prepared says that all are ready for
-it. One stage-holder that never says so would keep out all that ask to be let in, and keep a plan in
-force that serves it: nothing else of what it does is wrong.
+the view. One stage-holder that never says so could keep out all newcomers, and keep a plan in force
+that serves it. Nothing else that it does would be wrong.
 """
 
 from collections.abc import Iterable
@@ -13,14 +13,16 @@ from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.units import SECOND_NS
 
 PATIENCE_NS = 24 * SECOND_NS
-"""Who cannot hear a newcomer gives that view up after eight seconds, and another is agreed on."""
+"""A shorter wait may be honest: a member that cannot hear a newcomer gives that view up after eight
+seconds, and another is agreed on."""
 STEPS_ENOUGH = 3
-"""What was heard too late for one Prepared is in the next one."""
+"""After so many steps no delay excuses it: what was heard too late for one Prepared is in the next.
+"""
 REASON = "does not say that it is ready for the next view, as most are"
 
 
 class Vouches:
-    """`committed` with each step; all that have seen it come to the same."""
+    """Call `committed` with each step; all that have seen the step come to the same."""
 
     def __init__(self) -> None:
         self._view: ViewId | None = None
@@ -30,7 +32,8 @@ class Vouches:
     def committed(
         self, said: Iterable[Prepared], next_view: ViewId | None, now_ns: int
     ) -> list[Suspect]:
-        """`next_view`: the agreed view that was not taken over with this step."""
+        """Who is suspected now. `next_view`: the agreed view that was not taken over with this
+        step."""
         if next_view != self._view:
             self._view, self._since_ns, self._steps = next_view, {}, {}
         prepared = list(said)

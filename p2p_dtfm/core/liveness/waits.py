@@ -1,4 +1,4 @@
-"""What a peer says of its work: what it lacks, of whom; and which such waits a plan allows."""
+"""Which waits a plan allows: what a peer may say that it lacks, and of whom."""
 
 from collections import defaultdict
 from itertools import pairwise
@@ -20,20 +20,22 @@ _PHASE = {
     Kind.ACTIVE: 6,
 }
 _NEED_NOTHING = (Kind.RECEIPT, Kind.ACTIVE)
-"""To be given as soon as what they are for has come."""
+"""A peer gives these as soon as what they are for has come."""
 _OWN_FIRST = (Kind.CLAIM, Kind.AUDIT, Kind.PREPARED)
+"""A peer that lacks these of others has said its own."""
 COMPUTED_AGAIN_FOR = (Kind.AUDIT, Kind.PREPARED)
-"""What is said of works that others did; who owes it may lack what these got of anybody."""
+"""Words on works that others did. A peer that owes one may lack what those others got of anybody.
+"""
 TENSORS = (Kind.ACTIVATION, Kind.GRADIENT, Kind.PART, Kind.SUM)
 WORDS = (Kind.CLAIM, Kind.PREPARED)
-"""Which need nothing but what their maker has, once nobody lacks a tensor of it."""
+"""Words that need nothing but what their maker has, once nobody lacks a tensor of it."""
 
 
 def may_wait(owed: Kind, lacked: Kind, *, both_in_one_step: bool) -> bool:
-    """Whether who owes `owed` may have to wait for `lacked` first.
+    """Whether a peer that owes `owed` may have to wait for `lacked` first.
 
-    Of an earlier step anything may be lacked. What is lacked last in a step holds up nothing that
-    comes before it; and who lacks others' claims, audits or Prepared has said its own.
+    Anything may be lacked of an earlier step. Within a step, what comes late holds up nothing that
+    comes before it. A peer that lacks others' claims, audits or Prepared has said its own.
     """
     if not both_in_one_step:
         return True
@@ -43,8 +45,8 @@ def may_wait(owed: Kind, lacked: Kind, *, both_in_one_step: bool) -> bool:
 
 
 class PossibleWaits:
-    """Who may lack what of whom in a view. `ends_meet`: a tied matrix has its sums from both ends
-    of a pipeline. `audits`: works are computed again."""
+    """Who may lack what of whom in a view. `ends_meet`: the sums of a tied matrix come from both
+    ends of a pipeline. `audits`: works are computed again."""
 
     def __init__(self, view: View, ends_meet: bool = False, audits: bool = False) -> None:
         plan = view.plan
@@ -55,7 +57,7 @@ class PossibleWaits:
         self._beside: dict[str, set[str]] = defaultdict(set)
         self._layers: dict[str, range] = {}
         self._firsts: dict[str, set[int]] = defaultdict(set)
-        """Of each of its stages the first layer: it computes the gradients of that one last."""
+        """By peer: the first layer of each of its stages, whose gradients it computes last."""
         self._other_ends: dict[str, tuple[int, str]] = {}
         self._guards: dict[str, set[str]] = defaultdict(set)
         self._holders: frozenset[str] = frozenset()
@@ -93,13 +95,13 @@ class PossibleWaits:
 
     @property
     def stage_count(self) -> int:
-        """How many peers have one."""
+        """How many peers have a stage."""
         return len(self._holders)
 
     def sees_to_the_end(self, one: str, other: str) -> bool:
-        """It holds what the other computes last: who has got all that it is owed of the other's
-        gradients knows that it has computed them. Who shares later layers alone with it does not,
-        as the other goes from these to its first one."""
+        """Whether `one` holds the layers whose gradients `other` computes last. If so, and it has
+        got all that it is owed of them, it knows that `other` has computed all. A peer that shares
+        only later layers with `other` does not: `other` computes from these to its first layer."""
         layers, end = self._layers.get(one, range(0)), self._other_ends.get(one)
         shared = (first in layers or end == (first, other) for first in self._firsts[other])
         return other in self._beside[one] and all(shared)
@@ -122,7 +124,8 @@ class PossibleWaits:
         return of in (self.members if lack.kind is Kind.ACTIVE else self._beside[waiting])
 
     def _may_be_asked(self, lack: Lack) -> bool:
-        """By whoever computes a work again: for what it has given whose work it is."""
+        """Whether the peer may be asked by one that computes a work again, for what it has given to
+        that work's maker."""
         given = {Kind.ACTIVATION: self._after, Kind.GRADIENT: self._before, Kind.PART: self._beside}
         return lack.kind in given and bool(
             given[lack.kind].get(lack.peer_id, set()) - {lack.peer_id}

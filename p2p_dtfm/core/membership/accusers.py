@@ -1,5 +1,8 @@
-"""Who accuses others again and again, though they are heard by most, who was lately in doubt with
-somebody, or holds up all others."""
+"""What this peer remembers of troublesome members.
+
+They accuse others whom most hear, were lately in doubt with somebody, stop steps or hold up
+attempts.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -13,18 +16,19 @@ ATTEMPTS = 2
 PEERS_LIMIT = 256
 NAMED_LIMIT = 64
 DOUBTS_LIMIT = 128
-"""Pairs, the last ones, some 14 KB in a contribution: as many as eleven colluders of 34 make that
-accuse as many at once as they can have out."""
+"""So many last pairs are kept, some 14 KB in a contribution. That many come of eleven colluders of
+34 that accuse as many at once as they can have out."""
 STOPS_LIMIT = 3
-"""So often a member may stop the steps without one that commits in between."""
+"""A member may stop the steps so often without a commit in between."""
 STOPS_OFTEN = 12
-"""In a minute, or in `STOPS_STEPS`, which may take hours: not in as many steps, since one line that
-breaks in each of them may be nobody's fault (`core.liveness.lost_tensors`)."""
+"""A member may stop the steps so often in a minute, or in `STOPS_STEPS` steps, which may take
+hours. `STOPS_STEPS` is smaller than this: one line that breaks once in each step may be nobody's
+fault (`core.liveness.lost_tensors`)."""
 STOPS_STEPS = 8
 OFTEN_NS = 60 * SECOND_NS
 UNANSWERED_LIMIT = 3
-"""So many views in a row a member may leave without its word, while it trains: messages get lost,
-and machines are busy."""
+"""So many views in a row without its word are too many for a member that trains. Fewer are excused:
+messages get lost, and machines are busy."""
 
 
 class Accusers:
@@ -33,7 +37,7 @@ class Accusers:
     def __init__(self) -> None:
         self._seen: dict[str, dict[int, int]] = {}
         self._pairs: dict[Pair, int] = {}
-        """Which two were in doubt, and when last."""
+        """By pair that was in doubt: when last."""
         self._held_up: dict[Member, tuple[int, int]] = {}
         self._stops: dict[Member, list[tuple[int, int]]] = {}
         self._unanswered: dict[Member, tuple[int, int]] = {}
@@ -47,8 +51,8 @@ class Accusers:
         now_ns: int,
         had_agreed: bool = True,
     ) -> set[Member]:
-        """They kept an attempt from its end; those of them that have done so of late before. Who
-        `had_agreed` on what is known has less of an excuse."""
+        """These members kept an attempt from its end. Returns those that did so before of late. Who
+        `had_agreed` on what is known has less of an excuse: it is remembered for longer."""
         within_ns = REMEMBERED_NS if had_agreed else OFTEN_NS
         again = set()
         for member in members:
@@ -61,11 +65,11 @@ class Accusers:
         return again
 
     def says_nothing(self, members: Collection[Member]) -> set[Member]:
-        """They are alive, and an attempt was given up without a word of theirs; those of whom that
-        is so too often in a row.
+        """These members are alive, and an attempt was given up without a word of theirs. Returns
+        those of whom that is so too often in a row.
 
-        It counts once between two steps that commit: who has promised in its Prepared to wait for
-        an earlier view must not answer before that step commits, however long that takes.
+        It counts once between two steps that commit. A member that promised in its Prepared to wait
+        for an earlier view must not answer before that step commits, however long that takes.
         """
         found = set()
         for member in members:
@@ -79,7 +83,7 @@ class Accusers:
         return found
 
     def answers(self, members: Iterable[Member]) -> None:
-        """They have contributed to a view that was to be agreed on."""
+        """These members have contributed to a view that was to be agreed on."""
         for member in members:
             self._unanswered.pop(member, None)
 
@@ -88,7 +92,8 @@ class Accusers:
         self._commits += 1
 
     def stops_steps(self, members: Collection[Member], now_ns: int) -> set[Member]:
-        """They have all agree anew, and give no reason; those that do so too often."""
+        """These members have all agree anew, and give no reason. Returns those that do so too
+        often."""
         found = set()
         for member in members:
             stops = [it for it in self._stops.pop(member, []) if self._is_late(it, now_ns)]
@@ -113,10 +118,10 @@ class Accusers:
         me: Member,
         now_ns: int,
     ) -> None:
-        """An attempt is over. A member's accusation of who was heard, and is accused by fewer than
-        half of the members heard, was not borne out; if that is one of them the two were in
-        doubt. A newcomer's is not heeded: keys are made for nothing, and one liar could have all
-        members in doubt but itself."""
+        """An attempt is over. A member has accused a peer in vain if that peer was heard, and fewer
+        than half of the members heard accuse it. If the accused is one of these members, the two
+        were in doubt. A newcomer's accusation is not heeded: keys are made for nothing, and one
+        liar could have all members in doubt but itself."""
         members = {member for member, part in heard.items() if part.present is not None}
         charged: dict[Member, set[Member]] = {}
         for item in accusations:
@@ -130,15 +135,17 @@ class Accusers:
                     self.heed_doubts([(it.peer_id, of.peer_id) for it in by - {of}], now_ns)
 
     def heed_doubts(self, pairs: Iterable[tuple[str, str]], now_ns: int) -> None:
-        """An attempt is over, in which one of each pair had to go, and nobody knew which one says
-        what is not so, or which end of a line does not hear the other. Who it was will be in doubt
-        with somebody else next: then that one stays. Else a liar whose id is low has the others go,
-        one after the other, until it is alone; and so have two of whom each time a third one is in
-        doubt with both.
+        """An attempt is over in which one of each pair had to go. Nobody knew which of the two does
+        not say what is so, or which end of a line does not hear the other.
 
-        What counts is with how many, not how often: few liars can be in doubt with one honest
-        member as often as they like, but are only so many. And several that accuse several at once
-        would be in doubt once, and had all others out in as many attempts as they were.
+        The one at fault will be in doubt with somebody else next: then that one stays. Else a liar
+        whose id is low has the others go, one after the other, until it is alone. Two liars can do
+        so, too, if each time both are in doubt with a third member.
+
+        What counts is with how many a member was in doubt, not how often. Few liars can be in doubt
+        with one honest member as often as they like, but they are only so many. And several that
+        accuse several at once would be in doubt only once each. By that they had all others out in
+        as many attempts as they were.
         """
         for pair in sorted({pair_of(*pair) for pair in pairs}):
             self._pairs.pop(pair, None)
@@ -147,12 +154,12 @@ class Accusers:
             del self._pairs[next(iter(self._pairs))]
 
     def adopt(self, contributions: Iterable[Contribution], now_ns: int) -> None:
-        """What most members say of attempts that this peer, new among them, knows nothing of. Else
-        too few would know of them once so many have come, or have been out and let in again."""
+        """Takes over what most members say of attempts before this peer, new among them, came. Else
+        too few would know of these once many have come, or have been out and let in again."""
         self.heed_doubts(earlier_doubts(contributions), now_ns)
 
     def named(self, now_ns: int) -> tuple[str, ...]:
-        """Those that have accused others in vain in several attempts of late."""
+        """Peers that have accused others in vain in several attempts of late."""
         late = {
             peer_id: sum(now_ns - at_ns < REMEMBERED_NS for at_ns in attempts.values())
             for peer_id, attempts in self._seen.items()
@@ -166,7 +173,7 @@ class Accusers:
 
 
 def _note(seen: dict[str, dict[int, int]], peer_id: str, number: int, now_ns: int) -> None:
-    """The attempt, of which so many are kept for each peer."""
+    """Notes the attempt for the peer; of each peer the last `ATTEMPTS` are kept."""
     attempts = seen.setdefault(peer_id, {})
     attempts.setdefault(number, now_ns)
     while len(attempts) > ATTEMPTS:

@@ -1,8 +1,8 @@
-"""Who was convicted of false work, and has no place for a while: it is in each snapshot.
+"""Who was convicted of false work, and has no place for a while: each snapshot says so.
 
-A verdict of more than half of all stage-holders bars a key, for so many steps that no daemon's
-restart and no new life ends it. Whoever is only in doubt is not barred: it may be the honest one.
-Decision 73 says why, `docs/decisions/0073-bars-and-new-keys.md`.
+A verdict of more than half of all stage-holders bars a key for a number of steps: no restart of a
+daemon and no new life ends it. A peer that is only in doubt is not barred: it may be the honest
+one. Decision 73 says why, `docs/decisions/0073-bars-and-new-keys.md`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -12,16 +12,17 @@ from p2p_dtfm.core.messages.message_bounds import BARS_LIMIT
 from p2p_dtfm.core.protocol.snapshot import Bar, ViewId
 
 FIRST_STEPS = 400
-"""A device that erred once comes back; whoever lies again waits twice as long each time."""
+"""Steps of a first bar. A device that erred once comes back; a peer that lies again waits twice as
+long each time."""
 DOUBLINGS_LIMIT = 30
 
 
 def agreed_bars(contributions: Collection[Contribution]) -> tuple[Bar, ...]:
-    """Of those whom more than half of the voters name, by whatever verdict.
+    """The bars of those whom more than half of the voters name, by whatever verdict.
 
-    Parts of a split swarm that meet may each have convicted it. The bar that stays is the longest
-    than which more than half name none that is shorter: it lies between two that honest members
-    name, and a few can neither end a bar nor draw it out.
+    Parts of a split swarm that meet may each have convicted the peer. The bar that stays is the
+    longest such that more than half of the voters name it or a longer one. It lies between two that
+    honest members name, so a few can neither end a bar nor draw it out.
     """
     heard = voters(contributions)
     here = {part.member.peer_id for part in contributions}
@@ -36,9 +37,10 @@ def agreed_bars(contributions: Collection[Contribution]) -> tuple[Bar, ...]:
 
 
 def voters(contributions: Collection[Contribution]) -> list[Contribution]:
-    """The members of the newest view that any contributor is in, whichever they say that they are
-    in: who has been left out since an older one has no word, though somebody says that this is the
-    present one. Where nobody is in a view, as when all have started again, all contributors."""
+    """The contributors that are members of the newest view that any contributor is in, whichever
+    view they say that they are in. A peer that has been left out since an older view has no vote,
+    though somebody says that the older one is the present one. If nobody is in a view, as when all
+    have started again, all contributors vote."""
     present = [part.present for part in contributions if part.present is not None]
     if not present:
         return list(contributions)
@@ -51,8 +53,8 @@ def _how_long(bar: Bar) -> tuple[int, int, Bar]:
 
 
 def step_of_most(contributions: Collection[Contribution]) -> int:
-    """A step that at least half of the voters have committed, or say so: nobody alone has a bar end
-    by it."""
+    """A step that at least half of the voters say they have committed: nobody alone can have a bar
+    end by it."""
     steps = sorted(part.step for part in voters(contributions))
     return steps[(len(steps) - 1) // 2] if steps else 0
 
@@ -63,7 +65,8 @@ def with_convicted(
     reasons: Mapping[str, str],
     here: Collection[str] = (),
 ) -> tuple[Bar, ...]:
-    """`convicted` in which view, and of which step's work; `here`: who stays."""
+    """The bars after these verdicts. `convicted`: by peer, in which view, and for which step's
+    work. `here`: who stays."""
     known = {bar.peer_id: bar for bar in bars}
     for peer_id, (view, step) in sorted(convicted.items()):
         before = known.get(peer_id)
@@ -76,9 +79,9 @@ def with_convicted(
 
 
 def bar_ends_step(bar: Bar) -> int:
-    """The step from which it has a place again, by its own last verdict. `until_step` is later
-    where those of others have it wait for a stage (`core.audit.roles`): that bars nobody, and is no
-    reason to remember it for longer."""
+    """The step from which the peer has a place again, by its own last verdict. `until_step` is
+    later where the verdicts of others have it wait for a stage (`core.audit.roles`). That bars
+    nobody, and is no reason to remember the bar for longer."""
     return min(bar.until_step, _ends_step(bar.step, bar.count))
 
 
@@ -87,12 +90,12 @@ def _ends_step(step: int, count: int) -> int:
 
 
 def united(bars: Iterable[Bar], here: Collection[str] = ()) -> tuple[Bar, ...]:
-    """Of each peer the one that lasts longest; of too many those that are needed most, in order.
-    `here`: who is in the view that they are for.
+    """Of each peer the bar that counts most verdicts, then lasts longest; if they are too many,
+    those that are needed most. They are sorted. `here`: who is in the view that they are for.
 
-    Those that end last stay: one that is over goes first, and whoever makes keys to have others
-    forgotten must lose a place with each. Then those that are in the view, so that nobody's own
-    entry goes.
+    Verdicts are needed more than entries without one. Among these, those of peers in the view are
+    needed more, so that nobody's own entry goes. Then those that end later: a bar that is over goes
+    first, and who makes keys to have others forgotten must lose a place with each.
     """
     longest: dict[str, Bar] = {}
     for bar in sorted(bars):
@@ -101,9 +104,9 @@ def united(bars: Iterable[Bar], here: Collection[str] = ()) -> tuple[Bar, ...]:
             longest[bar.peer_id] = bar
 
     def how_needed(bar: Bar) -> tuple[bool, bool, int, int, int, Bar]:
-        """Verdicts outlive what is only known of a key, or many new keys would have them forgotten.
-        Then a member without an entry is established, and no key is while it follows: those that
-        come after it and go again do not have it forgotten."""
+        """Verdicts outlive entries of keys that are only known, or many new keys would have them
+        forgotten. A member without an entry is established, and no key may become so while it
+        follows: those that come after it and go again do not have its entry forgotten."""
         ends_step = bar_ends_step(bar) if bar.count > 0 else 0
         return (bar.count > 0, bar.peer_id in here, ends_step, *_how_long(bar))
 

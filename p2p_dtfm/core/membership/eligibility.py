@@ -20,9 +20,9 @@ def universe(
 ) -> frozenset[Member]:
     """Contributors, the members of their views, and the newcomers they name; newest lives only.
 
-    Where anyone is in a view, newcomers name nobody: members know whom they had to keep out. A
-    later life of who has answered is waited for only once it answers as well: a member could name
-    one that there is not.
+    Where anyone is in a view, newcomers name nobody: members know whom they had to keep out. If a
+    peer has answered, a later life of it is waited for only once that answers as well: a member
+    could name one that does not exist.
     """
     named: set[Member] = set(contributions) | named_newcomers(contributions, planned)
     heard = {member.peer_id for member in contributions}
@@ -36,8 +36,8 @@ def universe(
 def named_newcomers(
     contributions: Mapping[Member, Contribution], planned: bool = True
 ) -> set[Member]:
-    """By those whose word counts. After a failure of a view that trains nobody's does: a member
-    could have all wait for its inventions."""
+    """Newcomers that those name whose word counts. After a failure of a view that trains its
+    members' word does not: one of them could have all wait for its inventions."""
     named: set[Member] = set()
     presents = [part.present for part in contributions.values() if part.present is not None]
     any_view, training = bool(presents), {it.view for it in presents if it.plan is not None}
@@ -58,9 +58,10 @@ def unanswered(
 ) -> set[Member]:
     """Who is still waited for: not heard from, not marked absent, not accused by all heard from.
 
-    `watchers`: in a swarm of many only these have anything to do with a peer, so not accused by
-    most of those of them that are heard from and not in doubt themselves. Where there are none,
-    all others that are not in doubt must have accused it, or all where everybody is.
+    `watchers`: in a large swarm only these have anything to do with a peer. Then it is waited for
+    unless most of its watchers accuse it, counting those that are heard from and not in doubt
+    themselves. If there are none, all others that are not in doubt must accuse it. If everybody is
+    in doubt, all must.
     """
     named = set(named)
     heard = named & set(known)
@@ -88,13 +89,14 @@ def mutually_reachable(
 ) -> tuple[Member, ...]:
     """The contributors without those that must go so that no evidence is left between two.
 
-    Goes first who is in doubt with most others, now or, by the word of most members, of late: of
-    colluders that accuse or contradict one honest member after the other each time another one is
-    in doubt with all of them, but they are with all of these. Among equals who was with more of
-    them before, then who accuses again and again, by the word of most as well, then the one without
-    whom the rest goes on from the furthest step (`reached_step` of their contributions, -1 if
-    layers are lost), then newcomers, then the highest peer id. `bounds` spare asking for that of
-    each.
+    The member that is in doubt with most others goes first. Doubts of late count as well, by the
+    word of most members. Colluders may accuse or contradict one honest member after the other: each
+    of these is in doubt with all colluders, but the colluders are with all of these.
+
+    Among equals the order is: who was in doubt with more members of late; who accuses again and
+    again, by the word of most as well; without whom the rest goes on from the furthest step
+    (`reached_step` of their contributions, -1 if layers are lost); newcomers; the highest peer id.
+    `bounds` save asking for the step of each.
     """
     staying, bound = dict(heard), None
     accusers, before = known_accusers(heard.values()), dict[str, set[str]]()
@@ -125,7 +127,8 @@ def _needed_least(
     reached_step: Callable[[list[Contribution]], int],
     bound: FurthestStep | None,
 ) -> Member:
-    """Each answer takes long where there are many: who cannot be the one is not asked for."""
+    """Which of the `tied` goes. Each `reached_step` takes long where there are many, so it is not
+    asked for members that cannot be the one."""
     if len(tied) == 1:
         return tied[0]
 
@@ -149,7 +152,7 @@ def _needed_least(
 
 
 def _in_doubt(links: Iterable[Accusation]) -> dict[Member, set[str]]:
-    """Of those with a link in doubt the peers on the other ends."""
+    """By member with a link in doubt: the peers on the other ends."""
     found: dict[Member, set[str]] = {}
     for it in links:
         found.setdefault(it.by, set()).add(it.of.peer_id)
@@ -160,10 +163,10 @@ def _in_doubt(links: Iterable[Accusation]) -> dict[Member, set[str]]:
 def without_newcomers_in_doubt(
     heard: Mapping[Member, Contribution], accusations: Iterable[Accusation]
 ) -> tuple[dict[Member, Contribution], set[Accusation]]:
-    """Of those that agree on a planned view: a newcomer with a link in doubt to a member loses the
-    attempt, and no member its place. Keys are made for nothing, and two that accuse one member have
-    a link in doubt each, and that one has two. And the accusations that are left: of newcomers none
-    by whom most members have seen accuse others in vain, or it could keep all out for good."""
+    """The contributions that stay for a planned view, and the accusations that are left. A newcomer
+    with a link in doubt to a member loses the attempt, and no member loses its place. Keys are made
+    for nothing: if two newcomers accuse one member, they have a link in doubt each, and it has two.
+    Accusations of newcomers by known accusers go: else one of these could keep all out for good."""
     new = {member for member, part in heard.items() if part.present is None}
     accusers, gone = known_accusers(heard.values()), set[Member]()
     left = {it for it in accusations if not (it.of in new and it.by.peer_id in accusers)}
@@ -178,8 +181,8 @@ def ends_in_doubt(
     links: Collection[Accusation],
     members: set[Member],
 ) -> set[Member]:
-    """Who has a link in doubt to one of the `members` of a view; and of two others one, since the
-    other may reach everybody else."""
+    """Who has a link in doubt to one of the `members` of a view, and those members. Of two others
+    with a link in doubt one, since the other may reach everybody else."""
     beside = {end for it in links if {it.by, it.of} & members for end in (it.by, it.of)}
     between = [it for it in links if not {it.by, it.of} & beside]
     staying = mutually_reachable(heard, between, lambda rest: 0)
@@ -191,7 +194,7 @@ def pair_of(one: str, other: str) -> Pair:
 
 
 def known_accusers(contributions: Iterable[Contribution]) -> frozenset[str]:
-    """Whom more than half of the members among the contributors name so."""
+    """Accusers of others, as more than half of the members among the contributors name them."""
     return _named_by_most(contributions, lambda part: part.accusers)
 
 
@@ -204,7 +207,7 @@ def earlier_doubts(contributions: Iterable[Contribution]) -> frozenset[Pair]:
 def _named_by_most(
     contributions: Iterable[Contribution], named: Callable[[Contribution], Iterable[Named]]
 ) -> frozenset[Named]:
-    """Those that have been left out since an older view have no say."""
+    """What more than half of the members name. Those left out since an older view have no say."""
     members = [part for part in voters(list(contributions)) if part.present is not None]
     counts = Counter(it for part in members for it in set(named(part)))
     return frozenset(it for it, count in counts.items() if 2 * count > len(members))

@@ -1,8 +1,7 @@
-"""Whom a peer knows by itself: by its user's word, from before, or by those that it knows so.
+"""Which peers a peer knows: by its user's word, from an earlier view, or by the word of such peers.
 
 Keys are made for nothing: any number of peers can sign a view, and train as far as they like. So
-whom to follow without having been in a view together is not for those to say who want to be
-followed.
+strangers that want to be followed have no say in whom this peer follows.
 """
 
 from collections.abc import Iterable
@@ -14,8 +13,8 @@ STRANGERS_LIMIT = 512
 
 
 class FamiliarPeers:
-    """`given` are those that the user named for this start. Others that were only heard of are
-    remembered apart: whoever makes keys by the thousand does not crowd out those that count."""
+    """`given`: peers that the user named for this start. Strangers are remembered apart: who makes
+    keys by the thousand does not crowd out the peers that count."""
 
     def __init__(self, me: str) -> None:
         self._me = me
@@ -24,15 +23,15 @@ class FamiliarPeers:
         self._strangers: dict[str, None] = {}
 
     def give(self, peer_ids: Iterable[str]) -> None:
-        """The user has named them."""
+        """The user has named these peers."""
         self._add(self._given, peer_ids, GIVEN_LIMIT)
 
     def meet(self, peer_ids: Iterable[str]) -> None:
-        """They were members of a view with this peer, or are so by the word of such."""
+        """These peers were members of a view with this one, or are familiar to such members."""
         self._add(self._familiar, peer_ids, FAMILIAR_LIMIT)
 
     def hear_of(self, peer_id: str) -> None:
-        """Somebody that may be in another view."""
+        """This peer has heard of one that may be in another view."""
         if not self.holds(peer_id):
             self._add(self._strangers, [peer_id], STRANGERS_LIMIT)
 
@@ -62,11 +61,11 @@ class FamiliarPeers:
 
     @property
     def all(self) -> tuple[str, ...]:
-        """The familiar ones at the end."""
+        """All known peers, the familiar and the given ones at the end."""
         return tuple(dict.fromkeys((*self._strangers, *self._familiar, *self._given)))
 
     def next_of(self, outside: Iterable[str], count: int) -> tuple[str, ...]:
-        """So many of the peers outside a view, in turns; the familiar ones have half the places."""
+        """`count` of the peers outside a view, in turns; familiar ones have half of the places."""
         left = set(outside)
         near = [peer for peer in (*self._given, *self._familiar) if peer in left]
         far = [peer for peer in self._strangers if peer in left]

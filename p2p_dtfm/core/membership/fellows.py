@@ -1,6 +1,8 @@
-"""Who comes back after all of a swarm have ended: for whom it waits before it goes on by itself,
-who of another version keeps it from that, and when it goes on from its own disk though somebody
-trains already."""
+"""How a peer comes back after all of a swarm have ended.
+
+It waits for some before it goes on by itself, and peers of another version may keep it from that.
+It may go on from its own disk though somebody trains already.
+"""
 
 from collections.abc import Collection, Sequence
 
@@ -8,23 +10,25 @@ from p2p_dtfm.core.messages.agreement_messages import KnownView
 from p2p_dtfm.core.units import SECOND_NS
 
 FELLOWS_WAIT_NS = 15 * SECOND_NS
-"""For those it trained with last: one of them may have newer states than it has itself."""
+"""It waits so long for those that it trained with last: one of them may have newer states."""
 
 
 def missing_fellows(
     history: Sequence[KnownView], me: str, here: Collection[str]
 ) -> tuple[str, ...]:
-    """Of the newest view that this peer was in (`history`, oldest first), who is not `here`."""
+    """Members of the newest view that this peer was in (`history`, oldest first) that are not
+    `here`."""
     last = history[-1].peer_ids if history else frozenset()
     return tuple(sorted(last - {me, *here}))
 
 
 def hold_back(others: Collection[str], unlike: Collection[str], alike: Collection[str]) -> bool:
-    """Whether those of another version keep this peer from going on by itself: they may train on
-    where they are half of the `others` that it remembers of its last view, or more. Where they are
-    half the other half may be with them, but for those that were heard in this version.
+    """Whether peers of another version (`unlike`) keep this one from going on by itself.
 
-    One that was forgotten, or lies, would keep all that are updated out for good.
+    They may train on if they are at least half of the `others`, which this peer remembers of its
+    last view. If they are half the other half may be with them, but for those that were heard in
+    this version (`alike`). Fewer do not count: one that was forgotten, or lies, would keep all that
+    are updated out for good.
     """
     theirs = set(others) & set(unlike)
     ours = set(others) & set(alike) - theirs
@@ -32,11 +36,11 @@ def hold_back(others: Collection[str], unlike: Collection[str], alike: Collectio
 
 
 def is_worth_a_return(own_step: int, their_step: int, members: int, every_steps: int) -> bool:
-    """Whether to go on from a whole checkpoint of one's own, of `own_step`, where a fellow trains
+    """Whether to go on from this peer's own whole checkpoint, of `own_step`, though a fellow trains
     already at `their_step`, from an older one.
 
-    Only where it is alone: where parts of a swarm meet, more members count before more steps, and
-    it comes over. And only for more steps than lie between two checkpoints, which any crash may
-    cost.
+    Only if the fellow is alone: where parts of a swarm meet, more members count before more steps,
+    and the fellow comes over. And only for more steps than lie between two checkpoints, which any
+    crash may cost.
     """
     return members == 1 and own_step - their_step > every_steps

@@ -1,8 +1,8 @@
-"""Who leaves goes in two views: first it gives up its place, then, when others hold it, it goes.
+"""A peer leaves in two views: first it gives up its place, then, when others hold that, it goes.
 
-In the first view it is a member without a stage, still watched and asked for its states; the first
-step that commits in it shows that every other member has what its place needs. So a failure in
-between finds the states at a member. `docs/decisions/0015-who-leaves-goes-last.md`.
+In the first view the leaver is a member without a stage, still watched and asked for its states.
+The first step that commits there shows that every other member has what its own place needs. So a
+failure in between finds the states at a member. `docs/decisions/0015-who-leaves-goes-last.md`.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -19,12 +19,12 @@ def staying(
     held: Collection[HeldLayer],
     is_anybody_absent: bool,
 ) -> list[PeerRecord]:
-    """Those that are members of the next view: without who leaves, unless it still has something.
+    """The records of the next view's members: without leavers, unless they still have something.
 
-    In a planned view change that is a stage of the `present` plan. In an unplanned one it is any
-    layer at the newest version (`held`) while steps happen: whoever else has it may fail before
-    the next holders have it. Where no steps happen it is what nobody else has who stays.
-    Where all leave nobody needs anything, unless somebody failed, who may come back.
+    In a planned view change that is a stage of the `present` plan. In an unplanned one, while steps
+    happen, it is any layer at the newest version (`held`): others that have it may fail before its
+    next holders get it. Where no steps happen it is a layer that nobody who stays has as new. If
+    all leave, nobody needs anything, unless somebody failed, who may come back.
     """
     leaving = leavers(records)
     if len(leaving) == len(records) and not is_anybody_absent:
@@ -44,7 +44,7 @@ def leavers(records: Iterable[PeerRecord]) -> frozenset[str]:
 
 
 def newest_holders(held: Iterable[HeldLayer]) -> dict[int, frozenset[str]]:
-    """By layer, who has its newest version."""
+    """By layer: who has its newest version."""
     newest: dict[int, tuple[int, set[str]]] = {}
     for item in held:
         version, peers = newest.get(item.layer, (-1, set()))
@@ -56,15 +56,15 @@ def newest_holders(held: Iterable[HeldLayer]) -> dict[int, frozenset[str]]:
 
 
 def last_holders(held: Iterable[HeldLayer], leaving: frozenset[str]) -> frozenset[str]:
-    """Those of the `leaving` that have a layer as new as nobody has who stays."""
+    """Those of the `leaving` that have a layer newer than anybody who stays."""
     ends = [peers for peers in newest_holders(held).values() if peers <= leaving]
     return frozenset(peer for peers in ends for peer in peers)
 
 
 def is_waited_for(peer_id: str, snapshot: Snapshot, has_plan: bool) -> bool:
     """Whether a leaver had better stay: no steps happen, and nobody who stays has its states. The
-    view's own record of it may be of a time before it wanted to. Where all want to, nobody waits
-    for anybody."""
+    view's record of the leaver may be older than its wish to leave. If all want to leave, nobody
+    waits for anybody."""
     leaving = leavers(snapshot.records) | {peer_id}
     if len(snapshot.records) > 1 and leaving >= {record.peer_id for record in snapshot.records}:
         return False

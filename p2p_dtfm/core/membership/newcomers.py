@@ -10,7 +10,8 @@ from p2p_dtfm.core.units import SECOND_NS
 
 REFUSED_NS = 10 * SECOND_NS
 REFUSALS_LIMIT = 4
-"""A newcomer that some member cannot reach is heard again after 10, 20, 40, then 80 seconds."""
+"""The wait grows so often: a newcomer that some member cannot reach is heard again after 10, 20,
+40, then 80 seconds."""
 FORGIVEN_AFTER = 4
 """Refusals are forgotten after this many times the last wait. Being let in does not clear them: the
 newcomer may be cut off again at once."""
@@ -18,27 +19,27 @@ REMEMBERED = 1024
 WAITING_LIMIT = 32
 """At most this many wait at once; whoever else asks has to ask again."""
 WAITING_WIDE_ABOVE = 64
-"""Members. Only from a larger view on may so many newcomers ask at once that they would be most of
-the next one."""
+"""With more members than this, a view lets more newcomers wait. They may be so many that they would
+be most of the next view."""
 WAITING_WIDE_LIMIT = 128
 WAITING_WIDE_LIMIT_BYTES = 768 * 1024
-"""The same in a view of many, where records are brief: a storm should come in with one view.
-Together they must fit in a message with what else it says."""
+"""The same limit in such a large view, where records are brief: a storm should come in with one
+view. Their records together must fit in a message with what else it says."""
 FOUNDING_LIMIT = 1023
-"""With who founds a run: it keeps nobody from training."""
+"""The same limit where nobody is in a view yet, as at a run's founder: waiting keeps nobody from
+training there."""
 FREE_AGAIN_NS = FORGIVEN_AFTER * (REFUSED_NS << (REFUSALS_LIMIT - 1))
 """A newcomer that fails to come though others count on it is excused once in this time: it may have
 been cut off, or started again."""
 NUMBERS_PASSED_LIMIT = 64
-"""How far others may raise the number of the next attempt above the last one, all newcomers
-together: else many messages to one member would take it to numbers that the others do not
-follow."""
+"""How far all newcomers together may raise the number of the next attempt above the last one. Else
+many messages to one member would take it to numbers that the others do not follow."""
 SILENT_ONCE = 1
-"""A newcomer that does not answer is heard again at once so often: a message may get lost."""
+"""A newcomer that does not answer is heard again at once so many times: a message may get lost."""
 
 
 def most_waiting(member_count: int) -> int:
-    """How many may be let in by one view of so many members, and be named by each."""
+    """How many newcomers a view of so many members may let in at once, and each member name."""
     return WAITING_LIMIT if member_count <= WAITING_WIDE_ABOVE else WAITING_WIDE_LIMIT
 
 
@@ -62,7 +63,7 @@ class Newcomers:
 
     @property
     def waiting_bytes(self) -> int:
-        """Of the records of those that wait."""
+        """Bytes of the records of those that wait."""
         return sum(len(signed.payload) for _, signed in self._asked.values())
 
     @property
@@ -73,7 +74,7 @@ class Newcomers:
 
     @property
     def opened(self) -> tuple[PeerRecord, ...]:
-        """Their records, sorted by peer id."""
+        """The records of those that wait, sorted by peer id."""
         return tuple(self._asked[peer_id][0] for peer_id in self.waiting)
 
     def due(self, now_ns: int, window_ns: int) -> bool:
@@ -99,14 +100,14 @@ class Newcomers:
         return bool(count) and now_ns - refused_ns < REFUSED_NS << (count - 1)
 
     def refusals(self, peer_id: str) -> int:
-        """How often in a row it was refused."""
+        """How often in a row the newcomer was refused."""
         return self._refused.get(peer_id, (0, 0))[0]
 
     def forget(self, peer_id: str) -> None:
         self._asked.pop(peer_id, None)
 
     def note_silent(self, peer_id: str, now_ns: int) -> None:
-        """It was asked for an answer, and none came."""
+        """The newcomer was asked for an answer, and none came."""
         count = self._silent.pop(peer_id, 0)
         if count >= SILENT_ONCE:
             self.refuse(peer_id, now_ns)
@@ -117,7 +118,7 @@ class Newcomers:
         self._silent[peer_id] = count + 1
 
     def tried(self, peer_ids: Iterable[str], now_ns: int) -> None:
-        """A planned attempt with them has ended, as a view or not: all members know of it."""
+        """A planned attempt with these newcomers has ended, as a view or not: all members know."""
         for peer_id in peer_ids:
             count = self.tries(peer_id, now_ns)
             if len(self._tries) >= REMEMBERED:
@@ -125,14 +126,16 @@ class Newcomers:
             self._tries[peer_id] = (count + 1, now_ns)
 
     def tries(self, peer_id: str, now_ns: int) -> int:
-        """Attempts with it, none of them `FREE_AGAIN_NS` after the one before."""
+        """How many attempts there were with the newcomer, each within `FREE_AGAIN_NS` of the one
+        before; 0 once that time has passed."""
         count, tried_ns = self._tries.get(peer_id, (0, 0))
         return count if now_ns - tried_ns <= FREE_AGAIN_NS else 0
 
     def refuse(self, peer_id: str, now_ns: int) -> None:
-        """Some member could not reach it, it did not get its states, or did not come: longer each
-        time. While it is refused it counts as the same time: whoever has found it out hears of it
-        once more when all have, and would refuse it for longer than they do."""
+        """Some member could not reach the newcomer, or it did not get its states, or did not come.
+        It is refused for longer each time. A refusal during another counts as the same one: the
+        member that finds it out first hears of it again when all have, and would otherwise refuse
+        the newcomer for longer than they do."""
         self._asked.pop(peer_id, None)
         count, refused_ns = self._refused.get(peer_id, (0, 0))
         if count and now_ns - refused_ns > FORGIVEN_AFTER * (REFUSED_NS << (count - 1)):

@@ -1,4 +1,4 @@
-"""Which of several records, and of several lives, of a peer counts: whatever the order."""
+"""Which of a peer's records, and of its lives, counts, in whatever order they come."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,7 +8,7 @@ from p2p_dtfm.core.protocol.snapshot import Member
 
 
 def newer(left: PeerRecord, right: PeerRecord) -> PeerRecord:
-    """The one that counts. A peer that signed two records of one version settles on one of them."""
+    """The record that counts. If a peer signed two of one version, all settle on the same one."""
     assert left.peer_id == right.peer_id
     if left.version != right.version:
         return left if left.version > right.version else right
@@ -16,7 +16,7 @@ def newer(left: PeerRecord, right: PeerRecord) -> PeerRecord:
 
 
 def newest_lives(members: Iterable[Member]) -> frozenset[Member]:
-    """Each peer in the newest of its lives that is named."""
+    """Each peer in the newest of its lives among `members`."""
     named = frozenset(members)
     if len({member.peer_id for member in named}) == len(named):
         return named
@@ -27,6 +27,6 @@ def newest_lives(members: Iterable[Member]) -> frozenset[Member]:
 
 
 def have_stayed(active: Iterable[Member], lives: Mapping[str, int]) -> frozenset[str]:
-    """Those of the `active` that have begun no other life since, as far as was heard: who has left
-    with a view says Active as well, and comes back knowing nothing of it."""
+    """Those of the `active` that have begun no other life since, as far as was heard. A peer that
+    leaves with a view says Active as well, and comes back knowing nothing of it."""
     return frozenset(it.peer_id for it in active if it.life >= lives.get(it.peer_id, 0))

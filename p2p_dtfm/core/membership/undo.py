@@ -1,10 +1,10 @@
 """How far a run goes back when somebody is barred, and in which epoch its members are.
 
-Only a verdict that bars does that, once: neither doubt nor accusation. What lies so far back that
-the proof came later than `undo_steps` stays: these are so many that a liar in each of them would
-have been found before. Where more is audited than the run's rate fewer do: while somebody is new,
-and after a verdict. So ever new keys, and colluders that are found one after the other, cost a
-tenth of what the first one does. Decision 74 says why, `docs/decisions/0074-undo.md`.
+Only a verdict that bars takes steps back, once: neither doubt nor accusation does. Steps more than
+`undo_steps` before the proof stay: a liar in each of so many steps would have been found before.
+Where more is audited than the run's rate, fewer steps are enough: while somebody is new, and after
+a verdict. So ever new keys, and colluders that are found one after the other, cost a tenth of what
+the first one does. Decision 74 says why, `docs/decisions/0074-undo.md`.
 """
 
 from collections import Counter
@@ -23,8 +23,8 @@ NEVER = 1 << 60
 
 
 def agreed_epochs(contributions: Collection[Contribution]) -> Epochs:
-    """The highest that more than half of the voters have come to, as their bars are: where fewer
-    know of a verdict it is found again, and what it takes back with it."""
+    """The highest epochs that more than half of the voters have come to, as with their bars. Where
+    fewer know of a verdict it is found again, and with it what it takes back."""
     told = sorted((_epochs(part) for part in voters(contributions)), reverse=True)
     if not told:
         return Epochs()
@@ -34,7 +34,8 @@ def agreed_epochs(contributions: Collection[Contribution]) -> Epochs:
 
 
 def _epochs(part: Contribution) -> Epochs:
-    """Of a member those of the step under way; of who is in no view the last that it has seen."""
+    """For a member: the epochs of the step under way. For a peer in no view: the last that it has
+    seen."""
     if part.pending is not None:
         return epochs_of(part.pending.base)
     names = [*part.lineages.values(), *(it.lineage for it in (*part.saved, *part.cuts))]
@@ -47,11 +48,11 @@ def undo_due(
     terms: StepTerms | None,
     epochs: Epochs,
 ) -> Undo | None:
-    """What is to be taken back for those that are barred now, and were not, or for something
-    else, `before`.
+    """What is to be taken back for those that are barred now, and in `before` were not, or for
+    something else.
 
-    Where the last verdict took back so many steps, whoever is found in them again was there the
-    first time as well, and was drawn for nothing in all of them: what is older stays.
+    The last verdict may have taken back `undo_steps` steps. A liar that is found in these again was
+    there the first time as well, and no draw in all of them found it. So older steps stay.
     """
     if terms is None or not terms.undo_steps:
         return None
@@ -75,9 +76,11 @@ def undo_due(
 
 
 def _alarmed_from(known: Iterable[Bar], epochs: Epochs, terms: StepTerms) -> int:
-    """Of the steps that stand now, the first since which all were made under an alarm: those of the
-    epoch that the last verdict began, and of the epochs before it, as far as each was under the
-    alarm of the verdict that began it until the next one began."""
+    """The first of the steps that stand now since which all were made under an alarm.
+
+    Those are the steps of the epoch that the last verdict began. Epochs before it count as far back
+    as each was, until the next one began, under the alarm of the verdict that began it.
+    """
     steps: dict[ViewId, int] = {}
     for bar in known:
         if bar.count > 0:
@@ -95,8 +98,8 @@ def _alarmed_from(known: Iterable[Bar], epochs: Epochs, terms: StepTerms) -> int
 
 
 def _sure_from(step: int, before: Bar | None, alarm: range, terms: StepTerms) -> int:
-    """A step before the proof's, `step`, so that whoever lied in each one since then would have
-    been found as surely as in `undo_steps` of those in which no more is audited than the rate."""
+    """A step before the proof's step, `step`. A liar in each step since then would have been found
+    as surely as in `undo_steps` steps that are audited at the run's rate."""
     watch, rate = _watch_of(before), max(1, terms.rate_millionths)
     due, at = terms.undo_steps * rate, step
     while due > 0 and at > 0:
@@ -111,15 +114,16 @@ def _count(bar: Bar | None) -> int:
 
 
 def _first_step(bar: Bar | None) -> int:
-    """In which it may have had a stage: none before it was known, nor while it was barred."""
+    """The first step in which the key may have had a stage: not before it was known, nor while it
+    was barred."""
     if bar is None or bar.until_step == 0:
         return 0
     return bar_ends_step(bar) if bar.count > 0 else bar.step
 
 
 def _watch_of(bar: Bar | None) -> range:
-    """In which steps a fifth of its works was audited, if it had a stage. What the convicted did
-    before the verdicts of others had them wait again was audited as anybody's."""
+    """The steps in which a fifth of the key's works were audited, if it had a stage. If verdicts of
+    others had a convicted key wait again, what it did before was audited like anybody's."""
     if bar is None:
         return range(0)
     return range(bar.until_step if bar.count > 0 else bar.step, watched_until(bar))

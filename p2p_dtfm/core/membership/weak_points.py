@@ -1,7 +1,7 @@
-"""Members and links whose loss alone would cut a swarm in parts that nothing measured joins.
+"""Members and links whose loss alone would cut a swarm in parts that no measured link joins.
 
-Articulation points and bridges of the graph of measured links (Tarjan 1972), for people: nothing is
-decided by it, since who has not been measured may still be reached.
+These are articulation points and bridges of the graph of measured links (Tarjan 1972). They are for
+people to see. Nothing is decided by them, since a peer may be reached over links not measured yet.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,8 +20,8 @@ class WeakPoints(msgspec.Struct, frozen=True):
 
 
 def weak_points(records: Iterable[PeerRecord]) -> WeakPoints:
-    """Of two members a link counts if one of them has measured it. Two members have none to name:
-    whoever is lost there is missed without any graph."""
+    """The weak points by these records. A link counts if one of its ends has measured it. A swarm
+    of two has none to name: whoever is lost there is missed without any graph."""
     told = {record.peer_id: record for record in records}
     near: dict[str, set[str]] = {peer_id: set() for peer_id in told}
     for peer_id, record in told.items():
@@ -40,7 +40,8 @@ def weak_points(records: Iterable[PeerRecord]) -> WeakPoints:
 
 @dataclass(slots=True)
 class _Search:
-    """Depth first: who is reached when, and how far back each can reach without its own way in."""
+    """A search depth first: when each peer is reached, and how far back each can reach without the
+    link by which it was reached."""
 
     near: dict[str, list[str]]
     number: dict[str, int] = field(default_factory=dict)

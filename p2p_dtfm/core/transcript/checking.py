@@ -1,8 +1,8 @@
 """Reads a transcript and believes nothing of it that is not signed.
 
-What holds afterwards: each view is what all who made it have signed, each step committed by what
-all its stage-holders have signed, from the lineage to which the step before led. It does not show
-that anybody has computed what it says: that is for whoever computes a sample of it again.
+Afterwards this holds: each view is what all who made it have signed. Each step committed by what
+all its stage-holders have signed, from the lineage to which the step before led. A transcript does
+not show that anybody computed what it says: for that, a sample of it has to be computed again.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class NotTrue(Exception):
     """A transcript says what cannot be, or what is not so."""
 
     def __init__(self, reason: str, step: int | None = None, peer_id: str = "") -> None:
-        """`peer_id`: whose signature stands under it, if it is one peer's."""
+        """`peer_id`: whose signature stands under what is not true, if it is one peer's."""
         self.reason = reason
         self.step = step
         self.peer_id = peer_id
@@ -56,22 +56,22 @@ class Checker:
         self._verify = verify
         self.spec: RunSpec | None = None
         self.steps: dict[int, Step] = {}
-        """Of the lineage that stayed, by number. Some may be missing: see `gaps`."""
+        """Steps of the lineage that stayed, by number. Some may be missing: see `gaps`."""
         self.views: list[ViewId] = []
-        """In the order in which they took over."""
+        """Views in the order in which they took over."""
         self.repeated = 0
-        """Committed steps that a later view has given up."""
+        """How many committed steps later views have given up."""
         self._terms: StepTerms | None = None
         self._view: View | None = None
         self._ledger: Ledger | None = None
         self._lineage: dict[int, str] = {0: GENESIS_LINEAGE}
-        """After so many steps."""
+        """The lineage after so many steps."""
         self._must_follow = True
-        """Whether the next step starts where the last one here has led: else its writer may have
-        come over from another part of the swarm."""
+        """Whether the next step has to start where the last one here has led. If not, the writer
+        may have come over from another part of the swarm."""
 
     def take(self, entry: Entry) -> None:
-        """Raises `NotTrue`."""
+        """Checks the next entry. Raises `NotTrue`."""
         if isinstance(entry, Began):
             self._begin(entry)
         elif self.spec is None:
@@ -83,14 +83,14 @@ class Checker:
 
     @property
     def layer_count(self) -> int:
-        """Of the run's model: embedding, blocks and head."""
+        """Layers of the run's model: embedding, blocks and head."""
         assert self.spec is not None, "it has begun"
         return self.spec.model.layer_count
 
     @property
     def gaps(self) -> list[tuple[int, int]]:
-        """Steps that are missing, as (first, end): whoever wrote this was away, or has learnt of
-        the outcome from others after a failure."""
+        """Steps that are missing, as (first, end): the writer was away, or learnt of the outcome
+        from others after a failure."""
         found: list[tuple[int, int]] = []
         before = -1
         for step in sorted(self.steps):
@@ -100,7 +100,7 @@ class Checker:
         return found
 
     def tallies(self) -> dict[str, Tally]:
-        """Of all steps that trained and stayed."""
+        """What each peer did in all steps that trained and stayed."""
         assert self.spec is not None, "it has begun"
         tokens = self.spec.batch.microbatch * self.spec.model.context
         trained = [step for number, step in sorted(self.steps.items()) if self._trains(number)]
@@ -112,7 +112,7 @@ class Checker:
     def _begin(self, entry: Began) -> None:
         if self.spec is not None:
             raise NotTrue("it begins twice")
-        if entry.format < FORMAT:  # whose run spec may be none today
+        if entry.format < FORMAT:  # its run spec may not be valid today
             raise _of_another_format(entry, FORMAT)
         try:
             spec = RunSpec.from_canonical_bytes(entry.run_spec)
@@ -142,7 +142,7 @@ class Checker:
         if view.id not in self.views:
             self.views.append(view.id)
         step = entry.step
-        if not entry.snapshot.planned:  # all have signed where it goes on, and one alone says more
+        if not entry.snapshot.planned:  # all signed where it goes on; a later step is one's word
             step = min(step, entry.snapshot.step)
         if step < 0:
             raise NotTrue(f"{name} goes on from step {step}")
@@ -151,8 +151,8 @@ class Checker:
         self._view, self._ledger = view, None
         if isinstance(view.plan, Plan):
             counts, terms = loss_counts(view.plan), self._terms
-            # the first step may be what is left of one that failed: whose losses count there is
-            # the others' knowledge at that time; with audits a step is repeated whole
+            # the first step may be what is left of one that failed: only the members knew then
+            # whose losses count there; with audits a step is repeated whole
             first = counts if terms is not None and terms.audits else {}
             self._ledger = Ledger(view.id, view.plan, step, terms, counts, first)
 
@@ -177,8 +177,8 @@ class Checker:
         self._lineage = {n: lineage for n, lineage in self._lineage.items() if n <= step}
 
     def _goes_on(self, view: View) -> bool:
-        """Whether its first step starts from what came before it here. Whoever goes over to another
-        part of the swarm leaves its own steps: none of them leads to what follows."""
+        """Whether the view's first step starts from what came before it here. A writer that goes
+        over to another part of the swarm leaves its own steps: none leads to what follows."""
         snapshot = view.snapshot
         if snapshot.planned:
             return self._view is not None and snapshot.previous == self._view.id
@@ -209,7 +209,7 @@ class Checker:
             raise NotTrue("the run has no such step", step)
         named = said[0].prepared.view
         if named != view.id and named not in self.views:
-            return  # the line of that view is lost, and its steps with it
+            return  # the line of that view is lost, and so are its steps
         if step > ledger.step:
             ledger.skip_to(step)
         outcome = _outcome_of(ledger, step, said)
@@ -240,8 +240,8 @@ class Checker:
 
 
 def _flaw_of_members(snapshot: Snapshot, spec: RunSpec) -> str | None:
-    """What no view of this run can say, before anything is made of each pair of its members, or of
-    each layer that it speaks of."""
+    """Why this can be no view of the run; None if it may be. This is checked before anything is
+    made for each pair of its members, or for each layer that it speaks of."""
     if len(snapshot.records) > ITEMS_LIMIT:
         return f"it has {counted(len(snapshot.records), 'member')}, and {ITEMS_LIMIT} may be"
     work = snapshot.workload
@@ -253,7 +253,8 @@ def _flaw_of_members(snapshot: Snapshot, spec: RunSpec) -> str | None:
 
 
 def _flaw_of_places(plan: Plan, view: View, spec: RunSpec) -> str | None:
-    """What a plan of this view and run cannot have, though its numbers may be right."""
+    """Why this can be no plan of the view and the run, though its numbers may be right; None if it
+    may be."""
     members = {record.peer_id: record.intent for record in view.snapshot.records}
     if not {*plan.spares, *plan.stage_holders()} <= members.keys():
         return "it has a place for somebody who is no member"
@@ -267,7 +268,7 @@ def _flaw_of_places(plan: Plan, view: View, spec: RunSpec) -> str | None:
 
 
 def _outcome_of(ledger: Ledger, step: int, said: Sequence[Statement]) -> StepOutcome:
-    """What these come to, as for the members. Raises `NotTrue`."""
+    """The outcome of these statements, as members come to it. Raises `NotTrue`."""
     try:
         for statement in said:
             ledger.record(statement)

@@ -1,8 +1,8 @@
-"""What others' transcripts show of steps that this peer has not seen.
+"""What other peers' transcripts show of steps that this peer has not seen.
 
-A transcript may be made up whole, by one who signs for all its members. But whoever takes part
-knows the lineage of its own states, which names every step before it: only steps that lead there
-count.
+A transcript may be a whole invention, with one liar signing for all its members. But a peer that
+takes part knows the lineage of its own states, which names every step before. Only steps that lead
+there count.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from p2p_dtfm.core.transcript.entries import Began, Committed, Entry, TookOver, 
 
 LINE_LIMIT_BYTES = 8 << 20
 """Several times what a view of 1,024 members takes. What is made of a line takes up to ten times as
-much: 665 MB of 64 MiB, which is all that is asked for of one transcript."""
+much. A line of 64 MiB, which is all that is asked for of one transcript, would take 665 MB."""
 
 
 class Led(NamedTuple):
@@ -28,26 +28,26 @@ class Led(NamedTuple):
     step: int
     base: str
     shares: Mapping[str, int]
-    """By stage-holder, in tokens times layers."""
+    """By stage-holder: its share of the step, in tokens times layers."""
 
 
 class EarlierSteps:
-    """Reads one transcript as it comes, in pieces. Afterwards `led` has its steps, each by the
-    lineage to which it led, also those that were given up later."""
+    """Reads one transcript in pieces, as it comes. Afterwards `led` has its steps, each by the
+    lineage to which it led. Steps that were given up later are among them."""
 
     def __init__(self, verify: Verify, spec: RunSpec) -> None:
         self.led: dict[str, Led] = {}
         self.first_step: int | None = None
-        """From which on it tells; None: that has not come yet."""
+        """The step from which on the transcript tells; None: that has not come yet."""
         self._spec = spec
         self._checker = Checker(verify)
         self._begun: list[bytes] = []
-        """Of a line whose end has not come."""
+        """Pieces of a line whose end has not come."""
         self._begun_bytes = 0
         self._shares: Mapping[str, int] = {}
 
     def take(self, content: bytes) -> None:
-        """The next piece. A damaged line costs itself. Raises `NotTrue`."""
+        """Takes the next piece. Of a damaged line only that line is lost. Raises `NotTrue`."""
         *ends, rest = content.split(b"\n")
         for end in ends:
             self._begin_line(end)
@@ -63,7 +63,7 @@ class EarlierSteps:
         self._begin_line(rest)
 
     def _begin_line(self, part: bytes) -> None:
-        """Raises `NotTrue`."""
+        """Adds a piece of a line. Raises `NotTrue` if the line gets too long."""
         self._begun.append(part)
         self._begun_bytes += len(part)
         if self._begun_bytes > LINE_LIMIT_BYTES:
@@ -95,8 +95,8 @@ class EarlierSteps:
 
 
 def leading_to(led: Mapping[str, Led], known: Mapping[int, str]) -> dict[int, Mapping[str, int]]:
-    """Who computed the steps that made this peer's states, by step. `known`: the lineages of its
-    states, by how long they are."""
+    """By step that made this peer's states: who computed it, and the share of each. `known`: by
+    number of steps, the lineage of its states after them."""
     found: dict[int, Mapping[str, int]] = {}
     for length, lineage in sorted(known.items(), reverse=True):
         step = led.get(unmarked(lineage))

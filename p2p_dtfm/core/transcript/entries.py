@@ -1,8 +1,8 @@
 """The lines of a transcript: the run, each view that took over, each step that was committed.
 
-A line is the base64 of an entry's canonical MessagePack, so a file that was cut off in the middle
-of a line loses that line alone. Statements stand there as their makers signed them, and nothing
-that the writer alone says is believed.
+A line is the base64 of an entry's canonical MessagePack. So a file that was cut off in the middle
+of a line loses that line alone. Statements stand there as their makers signed them. Nothing that
+the writer alone says is believed.
 """
 
 import base64
@@ -20,8 +20,9 @@ from p2p_dtfm.core.protocol.snapshot import Snapshot
 
 FORMAT = 2
 AUDITED_FORMAT = 3
-"""Of runs with audits: before, no claim told of losses to the stage before the head, nor of norms.
-By what is due now its signers would be named as ones that had signed what cannot be true."""
+"""The format of runs with audits. Before it, claims had no losses told to the stage before the
+head, and no norms. Judged by what is due now, their signers would have signed what cannot be true.
+"""
 ENTRY_LIMIT_BYTES = 64 << 20
 
 
@@ -37,7 +38,8 @@ class Began(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="began"
 
 
 class TookOver(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="view"):
-    """From `step` on the view is in force; what was committed from there on before is given up."""
+    """From `step` on the view is in force. Earlier commits of that step and later ones are given
+    up."""
 
     snapshot: Snapshot
     plan: Plan | NoPlan
@@ -59,12 +61,12 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
 
 def line_of(entry: Entry) -> str:
-    """Without the end of the line."""
+    """The entry's line, without the end of the line."""
     return base64.b64encode(encode(_Line(entry))).decode("ascii")
 
 
 def entry_of(line: bytes) -> Entry:
-    """Raises `PeerFault` for what is none."""
+    """The entry of a line. Raises `PeerFault` for a line that has none."""
     try:
         payload = base64.b64decode(line.strip(), validate=True)
     except (binascii.Error, ValueError) as error:

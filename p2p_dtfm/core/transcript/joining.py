@@ -1,7 +1,7 @@
-"""Steps that one transcript lacks, from those of other members.
+"""Fills the gaps of one transcript with steps from those of other members.
 
 A step's Prepared name the lineage from which it starts, and that names every step before it. So of
-another's steps those belong here that lead to what stands here already, and no others can.
+another transcript only steps belong here that lead to what stands here already.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,8 +11,9 @@ from p2p_dtfm.core.transcript.checking import Checker, Step
 
 
 def joined(checkers: Sequence[Checker]) -> tuple[Checker, int]:
-    """Of transcripts of one run: the one that has come furthest (of those alike the first), with
-    what it lacked; and how many steps that were. What of the others leads elsewhere is left out."""
+    """Of transcripts of one run: the one that has come furthest (of equals the first), with the
+    steps that it lacked; and how many those were. Steps of others that lead elsewhere are left out.
+    """
     main = max(checkers, key=lambda each: max(each.steps, default=-1))
     led = _by_end(each.steps for each in checkers if each is not main)
     before = len(main.steps)
@@ -28,15 +29,15 @@ def joined(checkers: Sequence[Checker]) -> tuple[Checker, int]:
 
 
 def in_gaps(main: Checker, other: Checker) -> int:
-    """How many steps another one has of those that are missing: that they have led to what stands
-    here nothing shows, so they stay out. They may be of what was given up."""
+    """How many of the steps that `main` lacks another transcript has. Nothing shows that they led
+    to what stands in `main`, so they stay out: they may have been given up."""
     return sum(1 for it in other.steps for first, end in main.gaps if first <= it < end)
 
 
 def differ_from(main: Checker, other: Checker) -> int | None:
-    """The first step that both have and that is not the same: from there on nothing that is found
-    of the one is so of the other. After the last step each view measures the model once more, and
-    trains nothing: what counts is of which model."""
+    """The first step that both have and that is not the same; None if there is none. From there on
+    nothing that is found of the one is so of the other. After the last step each view measures the
+    model once more, and trains nothing: such entries are the same if they are of the same model."""
     for number in sorted(main.steps.keys() & other.steps.keys()):
         one, another = main.steps[number], other.steps[number]
         if one.outcome.loss is None and another.outcome.loss is None:
@@ -49,17 +50,17 @@ def differ_from(main: Checker, other: Checker) -> int | None:
 
 
 def end_of(number: int, step: Step) -> str:
-    """The lineage to which it leads; the digest alone."""
+    """The lineage to which the step leads; the digest alone."""
     return unmarked(extend(base_of(step), number, step.view.id, step.outcome.digest))
 
 
 def base_of(step: Step) -> str:
-    """The lineage of the states from which it starts: all who made it say the same."""
+    """The lineage of the states from which the step starts: all who made it say the same."""
     return next(iter(step.said.values())).base
 
 
 def _by_end(each: Iterable[Mapping[int, Step]]) -> dict[tuple[int, str], Step]:
-    """By where they lead: after how many steps, and the digest alone."""
+    """Steps by where they lead: after how many steps, and to which lineage, the digest alone."""
     found = {}
     for steps in each:
         for number, step in steps.items():

@@ -1,6 +1,6 @@
 """What each peer has done for a run, as the plans and the signed Prepared of committed steps say.
 
-A pure sum over steps: whoever reads the same steps comes to the same numbers.
+It is a pure sum over steps: whoever reads the same steps comes to the same numbers.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from p2p_dtfm.core.recovery.view import View
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """Of one peer, over all steps."""
+    """What one peer has done, over all steps."""
 
     stage_steps: int = 0
     """Steps in which it held a stage."""
@@ -23,7 +23,7 @@ class Tally(msgspec.Struct, frozen=True):
     token_layers: int = 0
     """Tokens times layers. Of all peers together: the run's tokens times its layers."""
     audits: int = 0
-    """Works of others that it has computed again, and said what they came to."""
+    """Works of others of which it has said what they come to, as it computed them again."""
     guarded_layers: int = 0
     """Copies of layers that nobody else held, over the steps: layers times steps."""
     predicted_ns: int = 0
@@ -37,7 +37,7 @@ class Tally(msgspec.Struct, frozen=True):
 def of_step(
     view: View, prepared: Mapping[str, Prepared], tokens_per_microbatch: int
 ) -> dict[str, Tally]:
-    """Of one committed step that trained."""
+    """What each peer did in one committed step that trained."""
     plan = view.plan
     assert isinstance(plan, Plan)
     microbatches = dict.fromkeys(plan.stage_holders(), 0)
@@ -65,7 +65,7 @@ def _audits(prepared: Prepared) -> int:
 
 
 def added(each: Iterable[Mapping[str, Tally]]) -> dict[str, Tally]:
-    """Over steps; by peer, sorted."""
+    """The sum over steps, by peer, sorted."""
     found: dict[str, Tally] = {}
     for tallies in each:
         for peer, tally in tallies.items():

@@ -203,7 +203,7 @@ def _written_s(directory: Path) -> float:
 
 def this_machine() -> str:
     """A name for this machine that says nothing of it. A container has another host name each time
-    that it is made, so it has one name for all."""
+    that it is made, so the host name is left out there."""
     try:
         own = MACHINE_ID.read_bytes()
     except OSError:

@@ -30,8 +30,8 @@ class EstimatesKept:
         self._off: collections.deque[tuple[float, float]] = collections.deque(maxlen=KEPT)
 
     def measured_in(self, snapshot: Snapshot, me: str, peer_id: str, link: Link) -> None:
-        """Count the estimate that this snapshot's plan used, if the plan is made without the
-        link."""
+        """Count the estimate of a link, if this snapshot's plan was made without the measured
+        one."""
         records = {record.peer_id: record for record in snapshot.records}
         if me not in records or peer_id not in records or records[me].brief is msgspec.UNSET:
             return

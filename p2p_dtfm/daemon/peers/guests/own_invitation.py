@@ -42,8 +42,8 @@ class KeptInvitation(msgspec.Struct, frozen=True):
 
 
 class OwnInvitation:
-    """The invitation to one run, of which nothing more need be known yet. The run's founder turns
-    it into a `GuestBook` (`book_of`)."""
+    """The invitation to one run, of which nothing more need be known yet. With the run's
+    founder it makes a `GuestBook` (`book_of`)."""
 
     def __init__(self, directory: Path, run_digest: str, identity: Identity) -> None:
         """Raises `UserError` where the file is there and cannot be read."""

@@ -23,8 +23,7 @@ from p2p_dtfm.web.state import DashboardState, Live
 
 MODULE = "p2p_dtfm.cli.commands.away"
 AFRESH: dict[str, Any] = {"reason": "its program was replaced: begins afresh", "until_s": RESUMED_S}
-"""For a process that steps aside because what it has still to load is of another version than
-itself."""
+"""Why and until when a process steps aside that would still load code of another version."""
 
 
 def _stamp(program: Path = Path(p2p_dtfm.__file__)) -> tuple[int, int] | None:

@@ -171,7 +171,7 @@ class Effects:
 
     async def _write_once_all_are_in(self, view: View) -> None:
         """Write the history again once all members have said that they are in the view: they say so
-        after it was written first."""
+        only after the first write."""
         agreement = self._membership.agreement
         while agreement.view is view and not agreement.is_taken_over_by_all:
             await asyncio.sleep(SIGNED_POLL_S)

@@ -28,7 +28,8 @@ class Local:
         seen: Seen | None = None,
         world: World | None = None,
     ) -> None:
-        """`dashboard` is closed by whoever made it. `seen`: by an earlier daemon of this home."""
+        """`dashboard` is closed by whoever made it. `seen`: what an earlier daemon of this
+        home has seen."""
         self.settings = settings
         self.founds = settings.founds
         """The user has brought a run along. The daemon then goes on alone, whichever peers it was

@@ -54,7 +54,7 @@ LATELY_S = 5.0
 
 DISCONNECTED = "disconnected %s: %s"
 FAULTS_TOLD_EVERY_S = 10.0
-"""For each peer, since one may open lane after lane."""
+"""How often the log tells of one peer's faults at most: a peer may open lane after lane."""
 FAULTS_OF_LIMIT = 4096
 
 log = logging.getLogger("p2p_dtfm")

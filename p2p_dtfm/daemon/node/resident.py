@@ -142,7 +142,7 @@ class Resident:
     async def _live(self) -> int:
         last_resort, past = self._settings, None
         if self._away is None:
-            recalling = await _loaded("p2p_dtfm.daemon.peers.recall")  # not if away
+            recalling = await _loaded("p2p_dtfm.daemon.peers.recall")  # a process away needs none
             past = await self._in_home(lambda: asyncio.to_thread(recalling.recall, last_resort))
         if (settings := await self._wait_to_begin()) is None:
             return 0
@@ -163,7 +163,7 @@ class Resident:
                 self._is_held_up = False
             except (UserError, OSError) as error:
                 reason, until_s = self._why_away(error, daemon, settings is last_resort)
-                if reason is None and not self._is_to_leave(daemon):  # as first started
+                if reason is None and not self._is_to_leave(daemon):  # tries again as first started
                     if not self._settings.run:  # a founder might found anew by `run`
                         settings = self._settings
                     last_resort, past = settings, None
@@ -248,7 +248,7 @@ class Resident:
         home = Home(self._settings.home)
         if _TRAINS in sys.modules or not await self._acquire(home):
             return
-        log.info("loads the program")  # for half a minute the only line
+        log.info("loads the program")  # the first line; alone for half a minute on a slow machine
         try:
             await _loaded(_TRAINS)
         finally:
@@ -295,7 +295,7 @@ class Resident:
         ]
         self._began_s = now.monotonic_s()
         try:
-            # if its home was held up, it may be another one than `recall` read
+            # after a wait for its home, that may be another one than `recall` read
             return await daemon.run(None if self._is_held_up else past)
         finally:
             for task in watching:
@@ -304,7 +304,7 @@ class Resident:
             await self._attention.look(state)
             if daemon.run_digest:
                 self._last = daemon.status_json()
-            if daemon.run_digest or self._last_state is None:  # a vain try shows nothing
+            if daemon.run_digest or self._last_state is None:  # a try in vain has nothing to show
                 self._last_state = state
 
     async def _watch_hours(self, daemon: "Daemon") -> None:

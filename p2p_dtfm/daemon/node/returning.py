@@ -26,8 +26,8 @@ TRY_AGAIN_S = 300.0
 are rare."""
 AT_ONCE_S = 3.0
 TOOK_PART_S = 600.0
-"""How long a daemon must have taken part to come back at once after its p2pd ended. After less, to
-come back at once was of no use."""
+"""How long a daemon must have taken part to come back at once after its p2pd ended. After less,
+another return at once would gain nothing."""
 IN_VAIN = "cannot take part now: "
 _OF_NO_USE = 5
 """Exit code of a run that cannot be joined: another run is trained there, or none any more."""
@@ -70,8 +70,8 @@ def in_vain(
     may pass: memory that others use, a full disk, a port or a device in use, nobody who answers.
 
     The text is empty where another try would fail alike, or where somebody watches. It is also
-    empty if the daemon had begun, perhaps hours ago. The exceptions are a device that makes way,
-    and a p2pd that has ended, since a new one may do.
+    empty if the daemon had begun, perhaps hours ago. The exceptions are a device that failed or
+    has no memory left, and a p2pd that has ended: either may pass.
     """
     if is_watched or (has_begun and not isinstance(error, DeviceFault | P2pdLost)):
         return ""

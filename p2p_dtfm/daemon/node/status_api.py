@@ -159,8 +159,8 @@ class StatusApi:
         }
 
     def _given_json(self) -> dict[str, float]:
-        """Tokens that this peer has given. A token counts once it has passed as many layers as the
-        model has."""
+        """What this peer has given, in tokens. Each is one token taken through as many layers as
+        the model has."""
         given = self._local.observer.contribution()
         return {
             "today": given.today.tokens,

@@ -68,7 +68,7 @@ class Examination:
 
 
 async def examine(what: Examination, tell: Callable[[Check], None]) -> list[Check]:
-    """All checks; `tell` hears of each as it is done."""
+    """Run all checks; `tell` hears of each as it is done."""
     done: list[Check] = []
 
     def add(check: Check) -> None:

@@ -77,7 +77,7 @@ class Messenger:
         self._unanswered: dict[str, list[Message]] = {}
         """Messages queued or under way to each peer that has a worker."""
         self._when_taken: dict[tuple[str, int], Callable[[], None]] = {}
-        """By the peer that is told, and the `id` of the message: not all messages can be hashed."""
+        """What to call when a message is taken, by peer and `id`, since not all can be hashed."""
         self._last_packed: deque[tuple[Message, bytes]] = deque(maxlen=PACKED_LIMIT)
         """Messages with their packed bytes."""
         self._connected: set[str] = set()

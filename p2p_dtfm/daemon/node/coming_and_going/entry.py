@@ -1,5 +1,4 @@
-"""From being nobody's member to the first view with this peer: it is let in, founds, or goes on
-alone."""
+"""The way of a peer in no view to its first view: it is let in, founds, or goes on alone."""
 
 import asyncio
 import logging
@@ -40,7 +39,7 @@ REFUSALS_LIMIT = 5
 """Refusals in a row of one member, until this peer looks for others before it asks that one
 again."""
 REMIND_EVERY = 2
-"""A peer that waits for an agreed view asks one of its members again each second turn."""
+"""A peer that waits for an agreed view asks one of its members again every second turn."""
 REASON_CHARACTERS = 200
 """So much is shown of a reason that a member states."""
 BARRED_FIX = (
@@ -50,7 +49,7 @@ BARRED_FIX = (
 
 
 class Entry:
-    """From being nobody's member to the first view with this peer."""
+    """Brings a peer in no view to its first view."""
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant

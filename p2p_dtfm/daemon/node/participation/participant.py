@@ -51,7 +51,7 @@ from p2p_dtfm.train.data import Dataset
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.stage.batches import Batches
 
-IN_FLIGHT_PART = 8  # of the memory offered here, for tensors that others have announced
+IN_FLIGHT_PART = 8  # one part in 8 of the memory offered, for tensors that others announced
 
 NO_PLACE = "a tensor of somebody who has no place here"
 BLAMED = "%s sends %s"

@@ -20,7 +20,7 @@ BBR = "bbr"
 
 @dataclass(frozen=True)
 class MeasuredWay:
-    """To another member, as this machine measured it."""
+    """The way to another member, as this machine measured it."""
 
     bytes_per_s: int
     round_trip_s: float

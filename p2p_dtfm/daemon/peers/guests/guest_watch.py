@@ -14,8 +14,8 @@ from p2p_dtfm.daemon.peers.wire import Revocations
 from p2p_dtfm.ports import now
 
 LOOK_EVERY_S = 0.5
-"""Also how long the others have to hear of a withdrawn invitation, before this peer asks for a view
-without that guest."""
+"""How often this peer looks. The others have as long to hear of a withdrawn invitation, before this
+peer asks for a view without that guest."""
 HANDING_ON = 3
 """How many members of a view tell newcomers by which invitations others have come."""
 

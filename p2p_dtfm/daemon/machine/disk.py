@@ -1,8 +1,8 @@
 """Keeping what a daemon stores under its owner's limit: the oldest goes first.
 
 These may go: old checkpoints of each run, but for the last two, the fullest, and those in use. Of
-runs that are not trained now, also data shards, and what was given to others or put aside. And the
-corpora that come along with the program and were prepared for founding.
+runs that are not trained now, data shards may go too, and what was given to others or put aside. So
+may the corpora that come along with the program and were prepared for founding.
 
 These stay: identity, manifests, tokenizers, given and frozen models, and whatever somebody else has
 put there. The shards of the run under way stay as well, which are fetched as they are needed.

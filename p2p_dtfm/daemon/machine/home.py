@@ -23,9 +23,9 @@ log = logging.getLogger("p2p_dtfm")
 PRIVATE_UMASK = 0o077
 USUAL_HOME = Path("~/.local/share/p2p-dtfm")
 DEVICES = "devices"
-"""The homes of this machine's other daemons, one for each device but the first."""
+"""Folder of the homes of this machine's other daemons, one for each device but the first."""
 BESIDE_FILE = "beside.json"
-"""The ids of all peers of this machine that were begun together, while they run."""
+"""File with the ids of all peers of this machine that were begun together, while they run."""
 KEPT_FILES = (
     "identity.key",
     "life.json",

@@ -1,8 +1,8 @@
 """What a process hands to the one that takes its place for the time of a pause.
 
 A process that has trained keeps what torch and libp2p have loaded for as long as it lives. So it
-makes room for a small one: the same process, by its number and for whoever started it, with another
-program in it, that keeps the home and answers until it is told to take part again.
+makes room for a small program. That runs in the same process, under its number and for whoever
+started it. It keeps the home and answers until it is told to take part again.
 """
 
 import contextlib
@@ -23,11 +23,12 @@ from p2p_dtfm.web.state import DashboardState, Live
 
 MODULE = "p2p_dtfm.cli.commands.away"
 AFRESH: dict[str, Any] = {"reason": "its program was replaced: begins afresh", "until_s": RESUMED_S}
-"""For what a process steps aside that would load the rest of another version than it is of."""
+"""Why and until when a process steps aside that would still load code of another version."""
 
 
 def _stamp(program: Path = Path(p2p_dtfm.__file__)) -> tuple[int, int] | None:
-    """An upgrade writes all files anew; None while it has not got to this one."""
+    """A mark of the program's files, which an upgrade writes anew; None while an upgrade has not
+    got to this one."""
     try:
         status = program.stat()
     except OSError:
@@ -45,28 +46,29 @@ def is_replaced() -> bool:
 
 
 class Away(msgspec.Struct, frozen=True):
-    """All that outlives the exchange."""
+    """What outlives the change of program."""
 
     settings: dict[str, Any]
-    """As the daemon was started."""
+    """The settings that the daemon was started with."""
     come_back: dict[str, Any]
     """The settings to take part again with."""
     reason: str
     by_itself: bool
-    """It ends when the hours begin again, or the owner of the machine needs it no more."""
+    """Whether the pause ends once the hours begin again, or the machine's owner no longer needs
+    it."""
     status: dict[str, Any]
-    """What the daemon told last."""
+    """The last status that the daemon told."""
     shown: DashboardState
     port: int | None
-    """The dashboard's: open pages find it again."""
+    """The dashboard's port, where open pages find it again."""
     listener: int | None = None
-    """A descriptor that listens there all the time."""
+    """A descriptor that listens at that port all the time."""
     until_s: float | None = None
-    """When the pause ends by itself, by the clock on the wall."""
+    """When the pause ends by itself, by the wall clock."""
 
 
 class StepAside(Exception):
-    """A pause begins, and everything but this is closed."""
+    """A pause begins, and all but the process itself is closed."""
 
     def __init__(self, away: Away) -> None:
         self.away = away
@@ -87,12 +89,12 @@ class StepAside(Exception):
 
 
 def _command(descriptor: int, home: str) -> list[str]:
-    """The home stands there for people who look for the process."""
+    """The command of the small program. It names the home for people who look for the process."""
     return python_command("-m", MODULE, str(descriptor), "--home", home)
 
 
 class _OfAnyVersion(msgspec.Struct, frozen=True):
-    """What matters of an `Away`: not what was shown."""
+    """What matters of an `Away` of another version: not what was shown."""
 
     settings: dict[str, Any]
     come_back: dict[str, Any]
@@ -104,7 +106,7 @@ class _OfAnyVersion(msgspec.Struct, frozen=True):
 
 
 def received(descriptor: int) -> Away:
-    """What the process before this one has left; it may have been one of another version."""
+    """What the process before this one has left, which may be of another version."""
     with os.fdopen(descriptor, "rb") as file:
         file.seek(0)
         payload = file.read()
@@ -131,5 +133,6 @@ def _known(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_plain(settings: Settings) -> dict[str, Any]:
-    """To be validated again on the other side, where what nobody has set is not set either."""
+    """The settings as plain data. Another version validates them again, and what nobody has set
+    stays unset."""
     return {"home": str(settings.home), **settings.model_dump(mode="json", exclude_unset=True)}

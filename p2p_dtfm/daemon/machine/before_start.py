@@ -22,8 +22,8 @@ from p2p_dtfm.train.stage.room_to_train import require_room
 
 
 def check_before_start(settings: Settings, without_data: tuple[str, ...] = ()) -> None:
-    """Raises `UserError` for the first thing that cannot be right. `without_data`: what does as
-    well where those of the run spec are missing."""
+    """Raises `UserError` for the first thing that cannot be right. `without_data`: other ways to
+    start, shown where the run spec's data are missing."""
     for address in settings.listen:
         check_listen_address(address)
     for address in settings.announce:
@@ -46,16 +46,17 @@ def check_before_start(settings: Settings, without_data: tuple[str, ...] = ()) -
 
 
 def has_own_data(spec: RunSpec) -> bool:
-    """Whether its data are in a directory, and none that come along."""
+    """Whether a run's data are in a directory of its own, and do not come along with the
+    program."""
     return spec.data.source not in (STANDARD_LIBRARY, DIGITS)
 
 
 def data_directory(spec: RunSpec, path: Path) -> Path:
-    """Where a run spec's own data are; a relative path starts at the run spec."""
+    """The directory of a run spec's own data. A relative path starts at the run spec."""
     source = expanded(Path(spec.data.source))
     return source if source.is_absolute() else path.parent / source
 
 
 def source_from_anywhere(spec: RunSpec, path: Path) -> str:
-    """What the same run spec says of its data in another place than `path`."""
+    """The data source, in words that hold if the run spec lies in another place than `path`."""
     return str(data_directory(spec, path).absolute()) if has_own_data(spec) else spec.data.source

@@ -1,4 +1,4 @@
-"""A bound on how much of something is under way at once."""
+"""A bound on how much may be under way at once."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 
 
 class ByteSemaphore:
-    """Holds at most `count` items, and `size_bytes` of them together unless one alone is larger."""
+    """Holds at most `count` items, and at most `size_bytes` together. One item alone may be
+    larger."""
 
     def __init__(self, count: int, size_bytes: int) -> None:
         self._count = count
@@ -20,7 +21,7 @@ class ByteSemaphore:
 
     @contextlib.asynccontextmanager
     async def taken(self, size_bytes: int) -> AsyncIterator[None]:
-        """Wait until there is room, and hold it meanwhile."""
+        """Wait until there is room, and hold it during the block."""
         while not self._has_room_for(size_bytes):
             self._left.clear()
             await self._left.wait()

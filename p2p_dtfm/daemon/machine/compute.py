@@ -1,4 +1,5 @@
-"""The thread in which this daemon computes, and one beside it: its event loop stays free."""
+"""The thread in which this daemon computes, and one beside it, so that its event loop stays
+free."""
 
 import asyncio
 import threading
@@ -25,8 +26,8 @@ class _ThreadJob(NamedTuple):
 
 
 class OneThread(Executor):
-    """For jobs of an event loop, one after the other. Its futures are the loop's: those of a pool
-    have a lock each, and are chained to the loop's, at three times the cost of a job."""
+    """Runs jobs of an event loop, one after the other. Its futures are the loop's own. A pool's
+    have a lock each and are chained to the loop's, at three times the cost of a job."""
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[_ThreadJob | None] = SimpleQueue()
@@ -37,7 +38,7 @@ class OneThread(Executor):
     def submit(  # type: ignore[override]
         self, function: Callable[..., Result], /, *args: Any, **kwargs: Any
     ) -> "asyncio.Future[Result]":
-        """From a loop's own thread."""
+        """Call this from the event loop's own thread."""
         if self._is_closed:
             raise RuntimeError("a job for a thread that has ended")
         loop = asyncio.get_running_loop()
@@ -64,11 +65,11 @@ def _work(jobs: "SimpleQueue[_ThreadJob | None]") -> None:
         if not job.future.cancelled():
             try:
                 result = job.function()
-            except BaseException as raised:  # noqa: BLE001 - whatever it is, who waits is told
+            except BaseException as raised:  # noqa: BLE001 - whatever it is, its waiter is told
                 error = raised
-        with suppress(RuntimeError):  # the loop has ended, and with it everybody who waits
+        with suppress(RuntimeError):  # the loop has ended, and its waiters with it
             job.loop.call_soon_threadsafe(_settle, job.future, result, error)
-        del job, result, error  # whatever they hold: the next may be long in coming
+        del job, result, error  # frees what they hold: the next may be long in coming
 
 
 def _settle(future: "asyncio.Future[Any]", result: object, error: BaseException | None) -> None:
@@ -81,14 +82,16 @@ def _settle(future: "asyncio.Future[Any]", result: object, error: BaseException 
 
 
 def _end(jobs: "SimpleQueue[_ThreadJob | None]", thread: threading.Thread) -> None:
-    """A thread that is cut off inside torch takes the whole process with it."""
+    """Wait for the thread's end. A thread that is cut off inside torch takes the whole process with
+    it."""
     jobs.put(None)
     if thread.is_alive() and thread is not threading.current_thread():
         thread.join()
 
 
 class Compute:
-    """Torch releases the GIL in its kernels; `busy_ns` counts the time they took in all."""
+    """Runs work in the compute thread. Torch releases the GIL in its kernels. `busy_ns` counts the
+    time that the work took in all."""
 
     def __init__(self) -> None:
         self._executor = OneThread("compute")
@@ -101,7 +104,7 @@ class Compute:
         self.stage_runner: Callable[..., StageRunner] = StageRunner
         """What runs a stage here: `stage_runner(spec, layer_states, recompute)`."""
         self.device: TorchDevice | None = None
-        """Where a stage's states are while it computes; None: in the host's memory."""
+        """The device of a stage's states while it computes; None: they are in the host's memory."""
 
     async def run(
         self,
@@ -126,8 +129,8 @@ class Compute:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Result:
-        """Run what only touches main memory, and little of it, beside `run`: a sum of gradients
-        must not wait until a long backward is through, since other peers wait for it."""
+        """Run work beside `run` that touches main memory alone, and little of it. A sum of
+        gradients must not wait for a long backward, since other peers wait for it."""
         return await self._run(self._beside, partial(function, *args, **kwargs))
 
     async def _run(self, executor: Executor, function: Callable[[], Result]) -> Result:
@@ -139,14 +142,14 @@ class Compute:
             self.advanced()
 
     def advanced(self) -> None:
-        """A piece of other work is done, in whichever thread: who writes what is large for others
-        is not stuck."""
+        """Count a piece of other work as done, in whichever thread. A peer that writes something
+        large for others is then seen not to be stuck."""
         with self._counts:
             self.done_count += 1
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is computed and nothing waits to be."""
+        """Whether nothing is computed or waits to be."""
         return self._waiting == 0
 
     def close(self) -> None:
@@ -154,8 +157,8 @@ class Compute:
             executor.shutdown(wait=True, cancel_futures=True)
 
     async def end(self) -> None:
-        """The same, while the event loop goes on: what is computed now may take a minute, in which
-        signals are to be heard."""
+        """As `close`, while the event loop goes on. What is computed now may take a minute, in
+        which signals are to be heard."""
         for executor in (self._executor, self._beside):
             executor.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self.close)

@@ -1,10 +1,11 @@
 """Keeping what a daemon stores under its owner's limit: the oldest goes first.
 
-What may go: checkpoints but for the last two and the fullest of each run, and those in use of the
-one that is trained now; shards of runs that are not trained now, and what was given to others or
-put aside in them; and the corpora that come along and were prepared for founding. What may not:
-identity, manifests, tokenizers, given and frozen models, whatever somebody else has put there, and
-the shards of the run under way, which are fetched as they are needed.
+These may go: old checkpoints of each run, but for the last two, the fullest, and those in use. Of
+runs that are not trained now, data shards may go too, and what was given to others or put aside. So
+may the corpora that come along with the program and were prepared for founding.
+
+These stay: identity, manifests, tokenizers, given and frozen models, and whatever somebody else has
+put there. The shards of the run under way stay as well, which are fetched as they are needed.
 """
 
 import asyncio
@@ -38,20 +39,20 @@ from p2p_dtfm.train.model.initial_state import named_as_initial
 
 CHECKPOINTS_KEPT = 2
 SET_ASIDE = "set-aside"
-"""In a run's directory: what a side of a split swarm had come to."""
+"""Folder in a run's directory: what one side of a split swarm had come to."""
 LOOK_EVERY_S = 0.5
 COUNT_EVERY_S = 60.0
-"""Counting looks at every file; between, only a new checkpoint is a reason to."""
+"""Counting looks at every file. In between, only a new checkpoint is a reason to count."""
 SHARD_LEAST_BYTES = 1 << 20
 """Smaller blobs (manifests, tokenizers) make the models of a run usable, and stay."""
 MANIFEST_STARTS_WITH = b'{"format_version":'
-"""That of many shards is as large as one."""
+"""How a manifest begins. That of many shards is as large as a shard."""
 
 log = logging.getLogger("p2p_dtfm")
 
 
 class _File(NamedTuple):
-    """`file`: whatever names it has."""
+    """One name of a file. `file` is the same for all names of a file."""
 
     path: Path
     file: tuple[int, int]
@@ -71,7 +72,7 @@ async def keep_under(
     limit_bytes: int,
     in_use: Callable[[], Collection[Path]] = tuple,
 ) -> None:
-    """Look now and then, until cancelled, and remove what must go; not what is `in_use`."""
+    """Look now and then, until cancelled, and remove what must go. What is `in_use` stays."""
     told = has_failed = False
     checkpoints = run_directory / "checkpoints"
     while True:
@@ -79,7 +80,7 @@ async def keep_under(
         try:
             kept = in_use()
             used_bytes = await asyncio.to_thread(trim, home, run_directory, limit_bytes, kept)
-        except OSError as error:  # of another machine's disk, or what is removed in this moment
+        except OSError as error:  # another machine's disk, or a file removed just now
             level = logging.DEBUG if has_failed else logging.WARNING
             log.log(level, "what %s holds cannot be counted now: %s", home, error)
             has_failed = True
@@ -98,7 +99,7 @@ async def keep_under(
 
 
 def changed_ns(directory: Path) -> int:
-    """When an entry was last made or removed in it."""
+    """When an entry was last made or removed in a directory; 0 if that cannot be read."""
     try:
         return directory.stat().st_mtime_ns
     except OSError:
@@ -106,10 +107,11 @@ def changed_ns(directory: Path) -> int:
 
 
 def trim(home: Path, run_directory: Path, limit_bytes: int, in_use: Collection[Path] = ()) -> int:
-    """Remove the oldest until `home` holds at most `limit_bytes`; how many bytes it then holds,
-    without those of this machine's other daemons below it, which have limits of their own.
+    """Remove the oldest until `home` holds at most `limit_bytes`. Returns how many bytes it then
+    holds.
 
-    `run_directory`: of the run that is trained now, of which what is `in_use` stays.
+    The homes of this machine's other daemons below it do not count: they have limits of their own.
+    `run_directory`: of the run that is trained now. What is `in_use` in it stays.
     """
     used = _Used(home, home / DEVICES)
     if used.total_bytes <= limit_bytes:
@@ -129,24 +131,26 @@ def trim(home: Path, run_directory: Path, limit_bytes: int, in_use: Collection[P
 
 
 def size_of(path: Path, but: Path | None = None) -> int:
-    """Bytes in a file, or in all files of a directory but those of one directory in it; a file with
+    """Bytes in a file, or in all files of a directory but those of one directory in it. A file with
     several names counts once."""
     return _Used(path, but).total_bytes
 
 
 class _Used:
-    """Counted once: a home may hold a hundred thousand shards, and each of them may have to go."""
+    """The bytes of a home, counted once: it may hold a hundred thousand shards, and each may have
+    to go."""
 
     def __init__(self, path: Path, but: Path | None) -> None:
         self.total_bytes = 0
         self._names: Counter[tuple[int, int]] = Counter()
-        """Of each file: what has another name there frees nothing."""
+        """How many names each file has here. To remove a file that has another name frees
+        nothing."""
         for _, file, size_bytes in _files_of(path, but):
             self.total_bytes += 0 if self._names[file] else size_bytes
             self._names[file] += 1
 
     def forget(self, files: Iterable[_File]) -> None:
-        """Those of them that are gone."""
+        """Subtract those of these files that are gone."""
         for path, file, size_bytes in files:
             if self._names[file] and not os.path.lexists(path):
                 self._names[file] -= 1
@@ -179,8 +183,9 @@ def _removable(home: Path, run_directory: Path) -> Iterator[_Removable]:
 
 
 def _left_over(run: Path) -> Iterator[Path]:
-    """Of a run that is not trained now: what was given to others, or put aside; and of states what
-    is torn or damaged, or of another side of a split swarm, where others of them are here."""
+    """What may go of a run that is not trained now: what was given to others, or put aside. Of
+    states, it is what is torn, damaged, or of another side of a split swarm, where the same layers
+    have states here."""
     yield from filter(Path.is_dir, (run / "offers", run / BLOBS_NAME / QUARANTINE))
     checkpoints = run / "checkpoints"
     if not (found := list_checkpoints(checkpoints)):
@@ -192,8 +197,8 @@ def _left_over(run: Path) -> Iterator[Path]:
 
 
 def _layers_of(damaged: Path) -> set[int]:
-    """As its manifest says; where that cannot be read, now or by this version, one that nothing
-    else has."""
+    """The layers in a damaged checkpoint, as its manifest says. Where the manifest cannot be read,
+    now or by this version: one that nothing else has."""
     if not is_begun(damaged):
         return set()
     try:
@@ -203,7 +208,7 @@ def _layers_of(damaged: Path) -> set[int]:
 
 
 def _shards(blobs: Path) -> Iterator[Path]:
-    """Of data: not what a run started from, or lies over."""
+    """The data shards of a run, and not what it started from, or lies over."""
     if not blobs.is_dir():
         return
     sizes = {path: size_of(path) for path in blobs.iterdir() if path.is_file()}
@@ -233,5 +238,5 @@ def _starts_with(path: Path, start: bytes) -> bool:
 def _item(path: Path, remove: Callable[[Path], None]) -> _Removable:
     try:
         return _Removable(path.stat().st_mtime, path, remove)
-    except OSError:  # removed meanwhile, by whoever else clears up
+    except OSError:  # removed meanwhile by another clean-up
         return _Removable(0.0, path, lambda gone: None)

@@ -23,9 +23,9 @@ log = logging.getLogger("p2p_dtfm")
 PRIVATE_UMASK = 0o077
 USUAL_HOME = Path("~/.local/share/p2p-dtfm")
 DEVICES = "devices"
-"""The homes of this machine's other daemons, one for each device but the first."""
+"""Folder of the homes of this machine's other daemons, one for each device but the first."""
 BESIDE_FILE = "beside.json"
-"""The ids of all peers of this machine that were begun together, while they run."""
+"""File with the ids of all peers of this machine that were begun together, while they run."""
 KEPT_FILES = (
     "identity.key",
     "life.json",
@@ -37,20 +37,22 @@ KEPT_FILES = (
     "stderr",
 )
 RUN_NAME = "[0-9a-f]" * 16
-"""Of the directory of a run, as a pattern."""
+"""The name of a run's directory, as a pattern."""
 KEPT_DIRECTORIES = ("runs", "prepared", DEVICES)
 _SOCKET_PATH_LIMIT = 100
-"""A unix socket's path may have 107 bytes; a little is kept in reserve."""
+"""A unix socket's path may have 107 bytes. A little is kept in reserve."""
 
 
 def default_home() -> Path:
-    """Raises `UserError` where the system knows no directory of this user's."""
+    """The home that is used where none is named. Raises `UserError` where the system knows no
+    directory of this user's."""
     base = os.environ.get("XDG_DATA_HOME") or str(expanded(USUAL_HOME.parent))
     return Path(base) / "p2p-dtfm"
 
 
 def expanded(path: Path) -> Path:
-    """`~` is the user's own directory also where no shell has read it. Raises `UserError`."""
+    """The path with `~` as the user's own directory, also where no shell has read it. Raises
+    `UserError`."""
     try:
         return path.expanduser()
     except RuntimeError as error:
@@ -67,13 +69,13 @@ def expanded(path: Path) -> Path:
 
 
 def is_full(error: OSError) -> bool:
-    """Of the disk, or of what its user may have of it."""
+    """Whether the disk is full, or the user's share of it."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def fault_of_home(error: OSError, home: Path) -> str:
-    """What is wrong with a file of a home, where that is why this was raised: a directory in its
-    place, a disk that may only be read. Empty if it is something else."""
+    """What is wrong with a file of a home, if that raised `error`: a directory in its place, a disk
+    that may only be read. Empty if it is something else."""
     kinds = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
     name = error.filename2 or error.filename
     if error.errno not in kinds or not isinstance(name, str):
@@ -84,18 +86,18 @@ def fault_of_home(error: OSError, home: Path) -> str:
 
 
 def fault_of_disk(error: OSError, home: Path) -> str:
-    """What is wrong with this machine, where that is why this was raised; else empty."""
+    """What is wrong with this machine, if that raised `error`; else empty."""
     return f"a disk is full: {error}" if is_full(error) else fault_of_home(error, home)
 
 
 def unexplained(error: UserError | OSError, home: Path) -> OSError | None:
-    """The same where its words do not say what to see to: the log has where it comes from."""
+    """`error`, if its words do not say what to see to. The log then has where it comes from."""
     return None if isinstance(error, UserError) or fault_of_disk(error, home) else error
 
 
 def all_below(directory: Path, but: Path | None = None) -> Iterator[Path]:
-    """Files and directories, but for one directory in it and what is below that. `Path.rglob` fails
-    where another removes one meanwhile."""
+    """All files and directories below, but for `but` and what is below that. `Path.rglob` fails
+    where another program removes one meanwhile."""
     for folder, folders, files in os.walk(directory):
         if but is not None and but.parent == Path(folder):
             folders[:] = [name for name in folders if name != but.name]
@@ -104,7 +106,7 @@ def all_below(directory: Path, but: Path | None = None) -> Iterator[Path]:
 
 
 def home_option(root: Path) -> str:
-    """What a command needs to mean this home: nothing where it is the default."""
+    """The option that a command needs to mean this home; empty for the default home."""
     with contextlib.suppress(UserError):
         if root == default_home():
             return ""
@@ -112,13 +114,13 @@ def home_option(root: Path) -> str:
 
 
 def require_made(root: Path) -> None:
-    """For a service: where the disk of a home that was named is not there yet, another one, with
-    another identity, would be made in its place. Raises `UserError`."""
+    """Raises `UserError` if no home is there, for a service. If the disk of a named home is not
+    there yet, another home with another identity would be made in its place."""
     place = Home(root).root
     kept = (place / name for name in (*KEPT_FILES, *KEPT_DIRECTORIES))
     if any(map(os.path.exists, kept)):
         return
-    with contextlib.suppress(UserError):  # who has no directory has named another place
+    with contextlib.suppress(UserError):  # without a home directory, another place was named
         if place == expanded(USUAL_HOME):
             return
     raise UserError(
@@ -137,7 +139,7 @@ def place_of_run(root: Path, run_digest: str) -> Path:
 
 
 def _may_be_entered(folder: Path) -> bool:
-    """By others than its user."""
+    """Whether others than its user may enter it."""
     try:
         return bool(folder.stat().st_mode & 0o077)
     except OSError:
@@ -148,8 +150,8 @@ class Home:
     """A directory of one daemon."""
 
     def __init__(self, root: Path, lock_folder: Path | None = None) -> None:
-        """`lock_folder`: where all daemons of this machine hold their identities' locks, if that
-        is another place than usual."""
+        """`lock_folder`: where all daemons of this machine hold their identities' locks, if not in
+        the usual place."""
         self._lock_folder = lock_folder
         self.root = expanded(root).absolute()
         self._lock: IO[str] | None = None
@@ -161,7 +163,8 @@ class Home:
 
     @property
     def socket(self) -> Path:
-        """The local API. Next to the temporary files if the home's own path is too long."""
+        """The local API's socket. It lies next to the temporary files if the home's own path is too
+        long."""
         path = self.root / "daemon.sock"
         if len(os.fsencode(path)) <= _SOCKET_PATH_LIMIT:
             return path
@@ -169,7 +172,7 @@ class Home:
         return temporary_folder() / f"p2p-dtfm-{os.getuid()}-{name}.sock"
 
     def of_this_machine(self) -> tuple[str, ...]:
-        """The ids of all peers that were begun together with this home's, for other devices; none
+        """The ids of all peers that were begun together with this home's, for other devices. None
         where it is alone."""
         try:
             return tuple(map(str, json.loads((self.root / BESIDE_FILE).read_text())))
@@ -177,7 +180,8 @@ class Home:
             return ()
 
     def run_directory(self, run_digest: str) -> Path:
-        """Blobs, checkpoints and events of one run."""
+        """The directory with blobs, checkpoints and events of one run. It is made if it is
+        missing."""
         path = place_of_run(self.root, run_digest)
         path.mkdir(parents=True, exist_ok=True)
         return path
@@ -208,7 +212,7 @@ class Home:
                 ),
                 exit_code=3,
             ) from None
-        except OSError as error:  # such as a disk of another machine that keeps no locks
+        except OSError as error:  # such as another machine's disk that keeps no locks
             lock.close()
             raise UserError(
                 f"cannot use {self.root}: it cannot be locked, {error.strerror}",
@@ -243,9 +247,13 @@ class Home:
         self._identity_lock = hold_identity(self.identity, self.root, self._lock_folder)
 
     def _close_to_others(self) -> None:
-        """What an earlier program left readable: the directory, and what daemons keep in it. Of one
-        of other things, too, such as a project with runs of its own, only what is surely theirs.
-        Below a folder that nobody else may enter it is once for all."""
+        """Close to others what an earlier program left readable: the directory, and what daemons
+        keep in it. If other things lie there too, as in a project with runs of its own, only what
+        is surely a daemon's.
+
+        What is below a folder that nobody else may enter needs no look: closing that folder was
+        enough.
+        """
         kept = [self.root / name for name in KEPT_FILES]
         if {path.name for path in self.root.iterdir()} <= {*KEPT_FILES, *KEPT_DIRECTORIES}:
             self.root.chmod(0o700)
@@ -261,13 +269,13 @@ class Home:
                 path.chmod(0o700 if path.is_dir() else 0o600)
 
     def release(self) -> None:
-        """By a daemon that ends."""
+        """Free the home, as a daemon that ends."""
         self.let_go()
 
     def let_go(self) -> None:
-        """As the operating system does for a process that was killed, too."""
+        """Free the home, as the operating system does for a process that was killed."""
         if self._lock is not None:
-            with contextlib.suppress(OSError):  # of another user, in a place that all share
+            with contextlib.suppress(OSError):  # another user's, in a place that all share
                 self.socket.unlink(missing_ok=True)
             self._lock.close()
             self._lock = None
@@ -276,7 +284,8 @@ class Home:
             self._identity_lock = None
 
     def next_life(self) -> int:
-        """A number that grows with each start, even if the file is lost and the clock is right."""
+        """A number that grows with each start, even if the file is lost, as long as the clock is
+        right."""
         path = self.root / "life.json"
         try:
             last = int(json.loads(path.read_text())["life"])
@@ -286,5 +295,5 @@ class Home:
             last = 0  # damaged: nobody would know a peer of such a life
         life = max(last + 1, int(now.wall_s() * 1000))
         disk.write_whole(path, json.dumps({"life": life}).encode())
-        disk.sync_directory(self.root)  # before anybody hears of it: clocks are set back, too
+        disk.sync_directory(self.root)  # before others hear of it: clocks are set back, too
         return life

@@ -9,7 +9,7 @@ from p2p_dtfm.ports import now
 
 _TIME = r"([01]?\d|2[0-3])(:[0-5]\d)?"
 HOURS_PATTERN = rf"^({_TIME}-({_TIME}|24(:00)?))?$"
-"""A day ends at 24:00: what ends later, as 00:30-24:30, would mean never, or another time."""
+"""A day ends at 24:00. A later end, as in 00:30-24:30, would mean never, or another time."""
 LONGEST_PAUSE_S = 30 * 86_400.0
 _WEEKDAY_TELLS_S = 6 * 86_400.0
 _LEAVE_AHEAD = timedelta(minutes=2)
@@ -18,14 +18,14 @@ _LEAVE_AHEAD = timedelta(minutes=2)
 
 @dataclass(frozen=True)
 class Hours:
-    """From `start_minute` of the day until `end_minute`, over midnight if that is earlier."""
+    """From `start_minute` of the day until `end_minute`, over midnight if the end is earlier."""
 
     start_minute: int
     end_minute: int
 
     @classmethod
     def parse(cls, text: str) -> "Hours | None":
-        """ "22-07" or "21:30-06:15"; None for the empty text, and for a whole day."""
+        """The hours in "22-07" or "21:30-06:15". None for the empty text, and for a whole day."""
         if not text:
             return None
         assert re.fullmatch(HOURS_PATTERN, text), text
@@ -37,7 +37,8 @@ class Hours:
         return timedelta(minutes=(self.end_minute - self.start_minute) % (24 * 60))
 
     def left(self, now: datetime) -> timedelta:
-        """How long yet to take part; negative outside. It ends early enough to hand over."""
+        """How long the daemon is yet to take part; negative outside the hours. It ends early enough
+        to hand over."""
         since = timedelta(
             hours=now.hour,
             minutes=now.minute - self.start_minute,
@@ -63,7 +64,8 @@ def _clock(minute: int) -> str:
 
 
 def pause_seconds(parameters: Mapping[str, str]) -> float:
-    """How long somebody on this machine asks for; bounded, whatever is asked."""
+    """The length of the pause that a user on this machine asks for. It is bounded, whatever is
+    asked."""
     try:
         asked_s = float(parameters.get("seconds", "0"))
     except ValueError:
@@ -72,7 +74,7 @@ def pause_seconds(parameters: Mapping[str, str]) -> float:
 
 
 def for_a_while(until_s: float, now_s: float) -> str:
-    """Why a peer is away."""
+    """The reason to tell while a peer is away until then."""
     at = now.at_home(until_s)
     day = f"{at:%A}" if until_s - now_s < _WEEKDAY_TELLS_S else f"{at:%A %Y-%m-%d}"
     return f"its user asked for it, until {day} {at:%H:%M}; p2p-dtfm resume ends it before"

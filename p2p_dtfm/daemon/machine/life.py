@@ -19,21 +19,22 @@ Result = TypeVar("Result")
 ORPHAN_GRACE_S = 15.0
 """A daemon whose parent has died hands its layers over within this time, or ends without."""
 STILL_S, LATELY_S = 2.0, 60.0
-"""After a standstill of the first length others may take this peer for dead; a rejoin within the
-second length after it may be put down to that."""
+"""After a standstill of the first length others may take this peer for dead. A rejoin within the
+second length after it may be put down to it."""
 SERVICE_VARIABLE = "SERVICE_OF_P2P_DTFM"
-"""The process that systemd has started, for those that it begins, one for each device."""
+"""The id of the process that systemd has started. That process sets it for the daemons that it
+begins, one for each device."""
 FOR_ITS_OWNER = (2, 3, 5)
-"""Exit codes after which a service is not begun again: its owner must see to it, or it is done."""
+"""Exit codes after which a service is not begun again. Its owner must see to it, or it is done."""
 RESUMED_S = 0.0
-"""`pause_until_s` of who was told to come back while it still left."""
+"""`pause_until_s` of a daemon that was told to come back while it still left."""
 
 log = logging.getLogger("p2p_dtfm")
 
 
 class Life:
-    """`leaving` is set when it is told to go, `left` when nobody depends on it any more, `failed`
-    when one of its tasks has, with `error`."""
+    """The life of a daemon. `leaving` is set when it is told to go, and `left` when nobody depends
+    on it any more. `failed` is set when one of its tasks has failed, with `error`."""
 
     def __init__(self, on_leaving: Callable[[], None]) -> None:
         self.leaving = asyncio.Event()
@@ -43,14 +44,14 @@ class Life:
         self.pause_reason: str | None = None
         """Why this peer left, if it is to come back."""
         self.pause_until_s: float | None = None
-        """When it is to come back by itself, by the clock on the wall; None: when it is told."""
+        """When it is to come back by itself, by the wall clock; None: when it is told to."""
         self._on_leaving = on_leaving
         self.standstill = Standstill()
         self._signalled = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Begin a task that lives as long as the daemon at most, whose failure ends it."""
+        """Begin a task that lives at most as long as the daemon. Its failure ends the daemon."""
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
@@ -68,9 +69,12 @@ class Life:
             task.cancel()
 
     def pause(self, reason: str, until_s: float | None = None, *, is_asked: bool = False) -> bool:
-        """Leave like any peer, but to come back: `run` ends with `pause_reason` set. Who leaves for
-        a pause already is told otherwise by its user alone (`is_asked`), whose last word counts.
-        Whether it is a pause: else it leaves for good."""
+        """Leave like any peer, but to come back: `run` ends with `pause_reason` set. Returns
+        whether it is a pause; otherwise the daemon leaves for good.
+
+        If it leaves for a pause already, only its user (`is_asked`) changes the reason and the
+        time: the user's last word counts.
+        """
         is_leaving = self.leaving.is_set()
         if not is_leaving or (is_asked and self.pause_reason is not None):
             self.pause_reason, self.pause_until_s = reason, until_s
@@ -79,14 +83,15 @@ class Life:
         return self.pause_reason is not None
 
     def resume(self) -> bool:
-        """Whoever still leaves for a pause comes back as soon as it has left. Whether it does."""
+        """Come back as soon as the daemon has left, if it still leaves for a pause. Returns whether
+        it does."""
         if self.pause_reason is None:
             return False
         self.pause_until_s = RESUMED_S
         return True
 
     def leave(self) -> None:
-        """For good, even if a pause has begun."""
+        """Leave for good, even if a pause has begun."""
         self.pause_reason = None
         self._begin_to_leave()
 
@@ -95,8 +100,8 @@ class Life:
         self.leaving.set()
 
     async def unless_leaving(self, work: Coroutine[Any, Any, Result]) -> Result | None:
-        """What `work` comes to; None if this peer is told to leave before, which cancels it. Raises
-        what has ended one of its tasks before."""
+        """The result of `work`. None if this peer is told to leave before, which cancels `work`.
+        Raises the error of a task of its own that has failed before."""
         working = asyncio.create_task(work)
         ends = [asyncio.create_task(it.wait()) for it in (self.leaving, self.failed)]
         try:
@@ -129,21 +134,22 @@ class Life:
         self.leave()
 
     def _on_hangup(self) -> None:
-        """Not a signal of its user's: both the shell and the kernel may send it."""
+        """The terminal is closed. This is no signal of the user's: both the shell and the kernel
+        may send it."""
         log.info("its terminal is closed: leaves after this step")
         self.leave()
 
 
 class Standstill:
-    """Whether the machine has let this daemon run. By the clock that goes on while it sleeps: the
-    one on the wall may be set, and the other one stands still as well."""
+    """Whether the machine has let this daemon run. It goes by the clock that goes on while the
+    machine sleeps. The wall clock may be set, and the monotonic one stands still as well."""
 
     def __init__(self) -> None:
         self._seen_s = self._ended_s = now.awake_or_asleep_s()
         self._still_s = 0.0
 
     def look(self) -> None:
-        """All the time: who has not looked for a while stood still."""
+        """Call this all the time. A daemon that has not looked for a while stood still."""
         seen_s, self._seen_s = self._seen_s, now.awake_or_asleep_s()
         still_s = self._seen_s - seen_s
         if self._seen_s > self._ended_s + LATELY_S:
@@ -152,7 +158,7 @@ class Standstill:
             self._still_s, self._ended_s = still_s, self._seen_s
 
     def lately(self) -> str:
-        """Why others have gone on without this peer, if it is that; else empty."""
+        """Why others have gone on without this peer, if a standstill explains it; else empty."""
         self.look()
         if not self._still_s:
             return ""
@@ -163,7 +169,7 @@ class Standstill:
 
 
 def listen_for_the_end(decide: Callable[[bool], None], until_stdin_closes: bool) -> None:
-    """`decide(False)` at each signal that is to end a process which takes no part."""
+    """Call `decide(False)` at each signal that is to end a process which takes no part."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, decide, False)
@@ -174,30 +180,32 @@ def listen_for_the_end(decide: Callable[[bool], None], until_stdin_closes: bool)
 
 
 def ends_with_its_terminal() -> bool:
-    """Not so under nohup."""
+    """Whether the process ends with its terminal. Under nohup it does not."""
     return signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
 
 def is_begun_by_systemd(environment: Mapping[str, str] = os.environ) -> bool:
-    """It has started this very process. What is begun in a terminal may have the same variable,
-    with the number of the terminal's process."""
+    """Whether systemd has started this very process. A program begun in a terminal may have the
+    same variable, with the number of the terminal's process."""
     return environment.get("SYSTEMD_EXEC_PID") == str(os.getpid())
 
 
 def is_a_service(environment: Mapping[str, str] = os.environ) -> bool:
-    """Nobody reads what it says: systemd has started it, or the process that has."""
+    """Whether nobody reads the log: systemd has started this process, or the process that began
+    it."""
     is_of_one = environment.get(SERVICE_VARIABLE) == str(os.getppid())
     return is_of_one or is_begun_by_systemd(environment)
 
 
 def code_of_what_may_pass() -> int:
-    """The exit code where the home is in the way, or its disk: systemd begins a service again that
-    ends with it, as where that disk comes later or is full for an hour."""
+    """The exit code where the home or its disk is in the way. systemd begins a service again after
+    it: that disk may come later, or be full for an hour."""
     return UNREACHABLE if is_a_service() else 2
 
 
 def when_stdin_closes(act: Callable[[], None], ends_after_s: float | None = None) -> None:
-    """Have the event loop `act` then; and end the process after so long, if it is still there."""
+    """Have the event loop call `act` when stdin closes. End the process after `ends_after_s` more,
+    if it is still there."""
     loop = asyncio.get_running_loop()
 
     def watch() -> None:

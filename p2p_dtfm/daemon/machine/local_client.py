@@ -16,14 +16,14 @@ TIMEOUT_S = 10.0
 PATIENCE_S = 10.0
 LOOK_EVERY_S = 0.05
 CLOCK_S = 2.0
-"""The beginning of a process is known about as well as this."""
+"""How exactly the beginning of a process is known."""
 _CREDENTIALS = struct.Struct("3i")
-"""Of who listens: process, user, group."""
+"""Credentials of the process that listens: process, user, group."""
 
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: Path, timeout_s: float, is_own: bool) -> None:
-        """`is_own`: only this very user may listen there."""
+        """`is_own`: only a process of this very user may listen there."""
         super().__init__("localhost", timeout=timeout_s)
         self._path = path
         self._is_own = is_own
@@ -33,7 +33,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self._timeout_s)
         self.sock.connect(str(self._path))
-        # a long home's socket lies where every user of the machine may put one
+        # every user may put a socket where a long home's lies
         _, uid, _ = _CREDENTIALS.unpack(
             self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )
@@ -43,7 +43,8 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def homes_here(home: Path | None) -> list[Path]:
-    """Of the daemons that were begun together with `--device all`; of one there is one home."""
+    """Homes of the daemons that were begun together with `--device all`. A daemon begun alone has
+    one."""
     first = Home(home or default_home())
     below = sorted((first.root / DEVICES).glob("*"), key=lambda path: (len(path.name), path.name))
     return [first.root, *(root for root in below if holder_of(Home(root)))]
@@ -66,9 +67,12 @@ def call_daemon(
     timeout_s: float = TIMEOUT_S,
     patience_s: float = PATIENCE_S,
 ) -> Any:
-    """One request. Raises `UserError` with exit code 4 if no daemon runs in that home, and with the
-    daemon's own words where it refuses. One that lives, but has no socket at this moment, is waited
-    for: it starts, or begins or ends a pause."""
+    """Make one request. A daemon that lives but has no socket at this moment is waited for: it
+    starts, or begins or ends a pause.
+
+    Raises `UserError` with exit code 4 if no daemon runs in that home, and with the daemon's own
+    words where it refuses.
+    """
     place = Home(home or default_home())
     _await_socket(place, patience_s)
     is_shared = not place.socket.is_relative_to(place.root)
@@ -121,8 +125,8 @@ def _await_socket(place: Home, patience_s: float) -> None:
 
 
 def holder_of(place: Home) -> int | None:
-    """The process that held this home last, if it is still there, and has not left its number to
-    another: that would have begun since."""
+    """The process that held this home last, if it still lives. A process that began later has only
+    taken over its number."""
     import psutil  # only where no daemon answers at once
 
     from p2p_dtfm.daemon.machine.owner.sights import is_ours
@@ -133,7 +137,7 @@ def holder_of(place: Home) -> int | None:
         if process.pid == os.getpid():  # in a container all daemons have had the same number
             return None
         is_older = process.create_time() <= lock.stat().st_mtime + CLOCK_S
-        # a clock may have been put right
+        # a clock may have been corrected
         return process.pid if is_older or is_ours(process.cmdline()) else None
     except (OSError, ValueError, OverflowError, psutil.Error):
         return None

@@ -1,6 +1,8 @@
-"""Locks of this machine, beyond one home: one daemon on one accelerator, or two would take each
-other's memory and spoil what was measured; one daemon for one identity, or two would speak as one
-peer and undo each other's work, as where a home is copied.
+"""Locks of this machine, beyond one home.
+
+One daemon may use one accelerator: two would take each other's memory and spoil what was measured.
+One daemon may use one identity: two, as where a home is copied, would speak as one peer and undo
+each other's work.
 """
 
 import contextlib
@@ -18,7 +20,8 @@ HOLDER_LIMIT_BYTES = 4096
 
 
 def temporary_folder() -> Path:
-    """Of this machine. Raises `UserError` where nothing can be written in any."""
+    """This machine's folder for temporary files. Raises `UserError` where nothing can be written in
+    any."""
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError as error:
@@ -30,7 +33,8 @@ def temporary_folder() -> Path:
 
 @contextlib.contextmanager
 def only_daemon_on(device: str | None) -> Iterator[None]:
-    """Hold the lock of a device, of whichever user and home; None is one that may be shared.
+    """Hold the lock of a device, whichever user and home has it. None is a device that may be
+    shared.
 
     Raises `UserError` with exit code 3 if another daemon holds it.
     """
@@ -53,13 +57,14 @@ def only_daemon_on(device: str | None) -> Iterator[None]:
 def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    except PermissionError:  # another user's, where such files may be opened but not made
+    except PermissionError:  # another user's: it may be opened but not made
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
 
 
 def hold_identity(identity: Path, home: Path, folder: Path | None = None) -> IO[str] | None:
-    """The lock, held until it is closed; None where that cannot be told, as where it is another
-    user's. Raises `UserError` with exit code 3 if a daemon of another home has it."""
+    """The lock of an identity, held until it is closed. None where nobody can tell, as where the
+    lock is another user's. Raises `UserError` with exit code 3 if a daemon of another home has
+    it."""
     name = digest_bytes(identity.read_bytes())[:16]
     folder = folder or temporary_folder()
     path = folder / f"p2p-dtfm-identity-{name}.lock"

@@ -25,7 +25,7 @@ from p2p_dtfm.ports.granted import granted_memory
 TRAVELLING_BYTES = 256 << 20
 """Left for what is sent and received: a few windows of `net.streams.bulk`."""
 PLANNED_SIXTEENTHS = 5
-"""Of the rest: what a plan may give."""
+"""The part of the rest that a plan may give."""
 
 
 def planned_bytes(limit_bytes: int) -> int:
@@ -44,8 +44,9 @@ def planned_bytes(limit_bytes: int) -> int:
 
 
 def within_resident_limit(settings: Settings, measured: Device) -> Device:
-    """Told to others with as much memory as leaves the whole process under its limit. Asked after
-    measuring, when all that the program itself needs is loaded. Raises `UserError`."""
+    """The device as others are told of it. Its memory is what leaves the whole process under its
+    limit. This is called after measuring, when all that the program itself needs is loaded. Raises
+    `UserError`."""
     limit_bytes = int(settings.resident_gib * (1 << 30))
     if not limit_bytes or measured.kind != "cpu":
         return measured
@@ -60,7 +61,7 @@ def resident_bytes(process_id: int | None = None) -> int:
     for member in (process, *process.children(recursive=True)):
         try:
             total += member.memory_info().rss
-        except psutil.NoSuchProcess:  # it has ended meanwhile
+        except psutil.NoSuchProcess:  # ended meanwhile
             continue
     return total
 

@@ -1,4 +1,5 @@
-"""What a daemon was told: defaults < configuration file < environment < flags."""
+"""What a daemon was told. Defaults come first, then the configuration file, the environment and the
+flags, each over the one before."""
 
 import difflib
 import os
@@ -30,7 +31,7 @@ _ALTERNATIVES = {"dashboard": 'must be a port from 1 to 65535, "auto" or "off"'}
 
 
 def _name(text: str) -> str:
-    """Seen on the screens of strangers; empty: none is given."""
+    """A name, which strangers see on their screens; empty: none is given."""
     fault = fault_of_name(text) if text else ""
     if fault or not text.isprintable():
         raise ValueError(fault or "must be of characters that can be seen")
@@ -38,15 +39,16 @@ def _name(text: str) -> str:
 
 
 def _path(value: object) -> object:
-    """An empty one would be the directory that somebody happens to be in: what a variable that is
-    not set comes to must not fill that with a home."""
+    """A path, which may not be empty. An empty one would be the current directory, and an unset
+    variable would fill that with a home."""
     if value == "":
         raise ValueError("must be the path of a directory")
     return value
 
 
 def _own(path: Path | None) -> Path | None:
-    """Raises `UserError`, which says more than where the path stands."""
+    """The path with `~` expanded. Raises `UserError`, which says more than where the path
+    stands."""
     return None if path is None else expanded(path)
 
 
@@ -58,21 +60,24 @@ def _webhook(text: str) -> str:
 
 
 def _disk(gib: float) -> float:
-    """Who asks for less has mistaken the unit: nothing that was prepared would stay."""
+    """A limit of the disk. A user that asks for less has mistaken the unit: nothing that was
+    prepared would stay."""
     if 0 < gib < LEAST_DISK_GIB:
         raise ValueError(f"must be 0, or {LEAST_DISK_GIB} at least")
     return gib
 
 
 def _rate(mbps: float) -> float:
-    """Nobody can take part by less: signs of life alone would fill the line."""
+    """A limit of the line. Nobody can take part with less: signs of life alone would fill the
+    line."""
     if 0 < mbps < LEAST_RATE_MBPS:
         raise ValueError(f"must be 0, or {LEAST_RATE_MBPS} at least")
     return mbps
 
 
 class Settings(BaseModel):
-    """Every setting of the daemon. The same names in a file, in upper case in the environment."""
+    """Every setting of the daemon. A file has the same names, the environment has them in upper
+    case."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -239,7 +244,7 @@ class Settings(BaseModel):
 
     @property
     def memory_limit_bytes(self) -> int | None:
-        """For the plan; None: what is free."""
+        """The memory for the plan; None: what is free."""
         return int(self.memory_gib * (1 << 30)) or None
 
     @property
@@ -261,7 +266,7 @@ class Settings(BaseModel):
 
     @property
     def founds(self) -> bool:
-        """Whether to bring a run along; with initial peers it is founded in their directory."""
+        """Whether to bring a run along. With initial peers, it is founded in their directory."""
         return bool(self.run)
 
 
@@ -276,7 +281,7 @@ class Resolved:
     origins: dict[str, str]
 
     def describe(self) -> str:
-        """One line a setting, as `--show-config` prints it."""
+        """One line for each setting, as `--show-config` prints it."""
         values = self.settings.model_dump(mode="json")
         width = max(len(name) for name in values)
         return "\n".join(
@@ -291,14 +296,14 @@ def _shown(value: object) -> str:
 
 
 def _meaning(name: str, value: object) -> str:
-    """Of a 0 that stands for something else, as the setting's description has it."""
+    """What a 0 stands for, where the setting's description says so; else empty."""
     _, zero, meaning = (Settings.model_fields[name].description or "").partition("; 0: ")
     return f", which is {meaning}" if zero and value == 0 and value is not False else ""
 
 
 def given_zeros(settings: Settings) -> list[str]:
-    """What each 0 that somebody has set stands for, and hours that leave none out: who types them
-    may mean nothing at all."""
+    """What each 0 that somebody has set stands for, and hours that leave none out. The user who
+    typed them may mean no value at all."""
     given = ((name, getattr(settings, name)) for name in sorted(settings.model_fields_set))
     meanings = ((name, _meaning(name, value)) for name, value in given)
     told = [f"{name} is 0{meaning}" for name, meaning in meanings if meaning]
@@ -345,7 +350,7 @@ def _from_file(config: Path | None) -> list[tuple[str, dict[str, Any]]]:
         return [(str(config), tomllib.loads(config.read_text(encoding="utf-8")))]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {config}: {error}", "give the path of a TOML file") from error
-    except (ValueError, RecursionError) as error:  # not only what tomllib declares
+    except (ValueError, RecursionError) as error:  # tomllib raises more than it declares
         raise UserError(f"{config} is not valid TOML: {error}", "mend that line") from error
 
 

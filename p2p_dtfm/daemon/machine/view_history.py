@@ -1,5 +1,5 @@
-"""The views that this peer was in, on its disk: by them it knows its swarm again; and who was
-convicted in them, so that a restart of all forgives nobody."""
+"""The views that this peer was in, on its disk. By them it knows its swarm again. The file also
+says who was convicted in them, so that a restart of all members forgives nobody."""
 
 import logging
 import threading
@@ -22,7 +22,7 @@ LIMIT_BYTES = 16 << 20
 
 
 class ViewsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is in it."""
+    """The file's content."""
 
     run_digest: str
     views: tuple[KnownView, ...]
@@ -31,27 +31,28 @@ class ViewsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ViewHistory:
-    """One file in a home for each run that the peer took part in: whoever comes back to one after
-    another knows it still."""
+    """One file in a home for each run that the peer took part in. A peer that comes back to one
+    after another still knows it."""
 
     def __init__(self, home: Path, run_digest: str) -> None:
         self._path = place_of_run(home, run_digest) / FILE_NAME
         self._before = home / FILE_NAME
-        """Of the run that it was in last alone: where earlier programs kept it."""
+        """Where earlier programs kept the file, of the last run only."""
         self._run_digest = run_digest
         self._lock = threading.Lock()
         self._newest = ViewsFile(run_digest, ())
 
     def read(self) -> tuple[KnownView, ...]:
-        """Nothing where there is no file, or one of another run or version."""
+        """The views. Empty where there is no file, or one of another run or version."""
         return self._read().views
 
     def read_bars(self) -> tuple[Bar, ...]:
-        """Who was convicted while this peer took part."""
+        """Bars of peers that were convicted while this peer took part."""
         return self._read().bars
 
     def read_signatures(self) -> tuple[Signatures, ...]:
-        """By which others can be reminded of these views, should they have lost their disks."""
+        """Signatures by which others can be reminded of these views, should they have lost their
+        disks."""
         return self._read().signatures
 
     def _read(self) -> ViewsFile:
@@ -70,12 +71,12 @@ class ViewHistory:
         bars: tuple[Bar, ...] = (),
         signatures: tuple[Signatures, ...] = (),
     ) -> None:
-        """They are the newest: `write` writes them."""
+        """Keep these as the newest, for `write`."""
         self._newest = ViewsFile(self._run_digest, views, bars, signatures)
 
     def write(self) -> None:
-        """The newest, so of two threads it does not matter which comes first. A history that cannot
-        be kept costs nothing now, so training goes on."""
+        """Write the newest. So it does not matter which of two threads comes first. A history that
+        cannot be written costs nothing now, so training goes on."""
         with self._lock:
             self._write(self._newest)
 
@@ -84,6 +85,6 @@ class ViewHistory:
             payload = encode(file)
             self._path.parent.mkdir(parents=True, exist_ok=True)
             disk.write_whole(self._path, payload, disk.ONLY_OWNER)
-            disk.sync_directory(self._path.parent)  # or a power cut forgives who was just barred
+            disk.sync_directory(self._path.parent)  # else a power cut forgives a peer just barred
         except OSError as error:
             log.warning("the views of this run cannot be written down: %s", error)

@@ -40,34 +40,34 @@ log = logging.getLogger("p2p_dtfm")
 
 
 class World(Protocol):
-    """Hosts, the directory and devices."""
+    """What a daemon takes from its world: hosts, the directory and devices."""
 
     @property
     def lock_folder(self) -> Path:
-        """Where daemons of one world see that no two speak as one peer."""
+        """Where daemons of one world see to it that no two speak as one peer."""
         ...
 
     def note_typed(self, home: Path, settings: Settings) -> None:
-        """For who starts the daemon the next time."""
+        """Write down what was typed, for the user who starts the daemon next time."""
         ...
 
     async def start_host(
         self, identity: Path, listen: Sequence[str], announce: Sequence[str], maps_port: bool
     ) -> HostPort:
-        """Raises `UserError`."""
+        """Start this peer's host. Raises `UserError`."""
         ...
 
     async def start_directory(
         self, host: HostPort, initial_peers: Sequence[str], serves: bool
     ) -> DirectoryPort:
-        """Raises `UserError`."""
+        """Start the directory. Raises `UserError`."""
         ...
 
     def direct_lines(
         self, host: HostPort, run_digest: str, listen: Sequence[str], control: ControlPlane
     ) -> LinesPort | None:
         """Connections beside libp2p's, for what is large and for what is often asked through
-        `control`; None where there are none."""
+        `control`. None where there are none."""
         ...
 
     def measure_device(
@@ -78,7 +78,7 @@ class World(Protocol):
         memory_limit_bytes: int | None,
         progress: Callable[[int, int], None],
     ) -> Device:
-        """In a thread. Raises `UserError`."""
+        """Time the layers on a device. Called in a thread. Raises `UserError`."""
         ...
 
     def stage_runner(self, device: Device, setting: str) -> MakeStageRunner:
@@ -86,20 +86,21 @@ class World(Protocol):
         ...
 
     def plan(self, snapshot: Snapshot) -> Plan | NoPlan:
-        """In a thread: `core.planner.planner.compute_plan`, by whoever does it here."""
+        """The plan of a snapshot, as `core.planner.planner.compute_plan` makes it. Called in a
+        thread."""
         ...
 
     def share_the_interpreter(self) -> None:
-        """Once all is loaded."""
+        """Called once all is loaded."""
         ...
 
     def tasks(self) -> set[asyncio.Task[Any]]:
-        """Of the daemon that asks."""
+        """Tasks of the daemon that asks."""
         ...
 
 
 class Machine:
-    """This one."""
+    """The world of this machine."""
 
     @property
     def lock_folder(self) -> Path:
@@ -146,16 +147,16 @@ class Machine:
     def plan(self, snapshot: Snapshot) -> Plan | NoPlan:
         try:
             return compute_plan(snapshot)
-        except Exception:  # or what one member states would end all daemons at once
+        except Exception:  # else what one member states would end all daemons at once
             log.exception("bug while planning: the plan in force stays, if it can")
             return without_planning(snapshot)
 
     def share_the_interpreter(self) -> None:
-        """Event loop and compute thread hold each other up as little as they can.
+        """Make the event loop and the compute thread hold each other up as little as they can.
 
-        Some 200,000 objects that imports have left stay for good: each full collection that looks
-        through them holds up both for 0.1 to 0.3 s. And a thread that wants the interpreter gets
-        it from one that does not let go after this interval, by default 5 ms.
+        Some 200,000 objects that imports have left stay for good. Each full collection that looks
+        through them holds up both for 0.1 to 0.3 s. A thread that wants the interpreter gets it
+        after this interval, by default 5 ms, from one that does not let go.
         """
         gc.collect()
         gc.freeze()

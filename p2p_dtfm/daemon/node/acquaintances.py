@@ -1,4 +1,5 @@
-"""Whom this home has met in a run, kept on disk; and how a daemon finds them when it comes back."""
+"""The peers that this home has met in a run, kept on disk; and how a daemon finds them when it
+comes back."""
 
 import asyncio
 import logging
@@ -49,8 +50,8 @@ log = logging.getLogger("p2p_dtfm")
 
 
 class Acquaintances:
-    """`memory` is what this home remembers of the run that the daemon comes back to, if it does,
-    and then what is written of the run that it takes part in."""
+    """`memory` is what this home remembers of the run that the daemon comes back to, if it does.
+    Later it is what is written of the run that the daemon takes part in."""
 
     def __init__(
         self, local: Local, network: Network, past: Past, directory: DirectoryPort
@@ -61,9 +62,9 @@ class Acquaintances:
         self.welcomed_by = ""
         """The member that answered first."""
         self.members_named: tuple[str, ...] = ()
-        """By that member."""
+        """Peers that the welcoming member has named, and that member."""
         self.comes_back = False
-        """It was in this run before."""
+        """This home was in the run before."""
         self._local = local
         self._network = network
         self._nearby: Nearby | None = None
@@ -78,8 +79,9 @@ class Acquaintances:
 
     @classmethod
     async def start(cls, local: Local, network: Network, past: Past) -> "Acquaintances":
-        """With the directory, through those that were reached. Raises `UserError` if the initial
-        peers do not do; those that are only remembered may be nodes of it or not."""
+        """Start the directory through the peers that were reached. Raises `UserError` if the
+        initial peers do not do. Peers that are only remembered may be nodes of the directory or
+        not."""
         host, serves = network.host, not network.reachability.is_behind_router
         world = local.world
         for address in network.first_contacts:
@@ -98,7 +100,7 @@ class Acquaintances:
         return found
 
     def seal_directory(self) -> None:
-        """In a run by invitation members find one another there, and nobody else."""
+        """In a run by invitation, seal the directory: only members then find one another there."""
         own = self._network.invitation
         if own is not None:
             self.directory.seal(own.run_digest, own.directory_key)
@@ -108,14 +110,15 @@ class Acquaintances:
         await self.directory.close()
 
     def be_silent(self) -> None:
-        """Nobody on the local network is answered any more."""
+        """Answer nobody on the local network any more."""
         if self._nearby is not None:
             self._nearby.close()
 
     # ---- looking
 
     def _sought(self, run_digest: str) -> Sought:
-        """The initial peers, which may have run and members alike, and who is remembered."""
+        """Where to look: the initial peers, which may be members too, and those that are
+        remembered."""
         met: dict[str, tuple[str, ...]] = {}
         for address in self._local.settings.initial_peers:
             met[parse_address(address)[0]] = (address,)
@@ -127,7 +130,7 @@ class Acquaintances:
         return Sought(run_digest, tuple(met.items()), tuple(first))
 
     async def look_for_members(self, run_digest: str) -> Found | None:
-        """In all places, for a bounded time; says where, and what came of it."""
+        """Look in all places, for a bounded time. The log says where, and what came of it."""
         sought = self._sought(run_digest)
         places = self._search.places(sought)
         what = f"looks for members of run {run_digest[:16]}: asks {places}"
@@ -148,8 +151,9 @@ class Acquaintances:
         return found
 
     async def find_view(self, run: Run, own_step: int) -> Found:
-        """While this peer waits for those that it would begin with: until somebody answers that has
-        a view, and has not gone on alone from much older states than are here."""
+        """Look until a member with a view answers, while this peer waits for those that it would
+        begin with. A member that went on alone from much older states than are here does not
+        count."""
         pause_s, every_steps = LOOK_AGAIN_S, run.spec.checkpoint.every_steps
         while True:
             await asyncio.sleep(pause_s)
@@ -162,7 +166,8 @@ class Acquaintances:
                 return found
 
     def _say_who_trains_another(self) -> None:
-        """Whoever names a run spec and a member may well mean the run of that member."""
+        """Log who trains another run. A user that names a run spec and a member may well mean the
+        run of that member."""
         given = set(peer_ids_of(self._local.settings.initial_peers))
         for peer_id, what in self._search.elsewhere.items():
             means_it = self._local.settings.run and peer_id in given
@@ -173,8 +178,9 @@ class Acquaintances:
         return peer_id in peer_ids_of(self._local.settings.initial_peers) or self._has_met(peer_id)
 
     def turned_away(self) -> UserError | None:
-        """Why somebody who is known answers, and could not be followed. Of those that speak
-        otherwise, who are told of where they are few: where they keep this peer from going on."""
+        """Why a known peer that answers could not be followed; None if none was. Peers of another
+        version count only where they keep this peer from going on. Where they are few,
+        `other_versions` tells of them."""
         passed_over = self._network.messenger.passed_over
         if (unlike := self.other_versions.held_back_by(self.memory)) is not None:
             return unlike
@@ -189,10 +195,13 @@ class Acquaintances:
         could_go_on: bool = False,
         could_go_apart: bool = False,
     ) -> None:
-        """It goes on looking by itself; somebody may have to start one of the others. `complete_by`
-        was never met here, and shows that the run is complete: keys can be made for that.
-        `could_go_on`: from its own disk, had it not been told of peers; `could_go_apart`: though
-        members of another version are there."""
+        """Say that the daemon goes on looking by itself, and that somebody may have to start one of
+        the others.
+
+        `complete_by`: a peer never met here that shows that the run is complete, for which keys can
+        be made. `could_go_on`: from its own disk, had it not been told of peers. `could_go_apart`:
+        though members of another version are there.
+        """
         what = f"no member of run {run_digest[:16]} answers"
         is_invited = self.memory is not None and self.memory.spec.admission.is_invited
         option = "--invite" if is_invited else "--initial-peers"
@@ -221,9 +230,9 @@ class Acquaintances:
         self._local.status.troubles.tell(NOBODY_ANSWERS, what, fix)
 
     async def look_before_going_alone(self, run_digest: str) -> Found | None:
-        """Where others start at the same moment, as after a power cut, one goes first: the others
-        find it instead of beginning swarms of their own that would have to be given up. Those that
-        were met before find one another nearby, be it that all have new ports."""
+        """Look for members, and let another starting peer go first. Where all start at once, as
+        after a power cut, the others find that one. Otherwise they would begin swarms that have to
+        be given up. Peers that met before find one another nearby, even if all have new ports."""
         await self._answer_nearby(run_digest, only_known=True)
         for _ in range(LOOKS_FOR_WHO_STARTS):
             found = await self.look_for_members(run_digest)
@@ -233,7 +242,8 @@ class Acquaintances:
         return None
 
     async def _goes_another_first(self) -> bool:
-        """Whether one that was met before is there, though without a run yet, and goes first."""
+        """Whether a peer that was met before is connected and goes first, being without a run as
+        well."""
         there = await self._connected()
         met = {item.peer_id for item in self.memory.members} if self.memory else set()
         return any(peer_id < self._network.me.peer_id for peer_id in there & met)
@@ -246,7 +256,8 @@ class Acquaintances:
             return set()
 
     async def call_again(self) -> None:
-        """Those that were out of reach a while ago: through one of them the directory is read."""
+        """Call the peers that were out of reach a while ago. The directory is read through one of
+        them."""
         remembered = self.memory.addresses() if self.memory is not None else ()
         addresses = tuple(dict.fromkeys((*self._local.settings.initial_peers, *remembered)))
         reached = await reach_any(self._network.host, addresses[:CALLED_LIMIT], CALL_LIMIT_S)
@@ -255,7 +266,7 @@ class Acquaintances:
     # ---- remembering
 
     async def begin_to_remember(self, run: Run) -> None:
-        """From now on this home knows the run, even if nobody is met in it."""
+        """Remember the run in this home from now on, even if nobody is met in it."""
         recalled = next((item for item in self.runs if item.run_digest == run.digest), None)
         machine = this_machine()
         if recalled is not None and recalled.machine != machine:
@@ -267,7 +278,7 @@ class Acquaintances:
         self.memory = msgspec.structs.replace(
             memory, machine=machine, meeting_points=tuple(points)[:MEETING_POINTS_LIMIT]
         )
-        # a node that is away now, as after a power cut, is where others look for this run later
+        # others look later at a node that is away now, as after a power cut
         where = dict.fromkeys((*self._local.settings.initial_peers, *self.memory.meeting_points))
         self.directory.call_again_at([*where][:CALLED_LIMIT])
         await self.remember(None)
@@ -287,7 +298,8 @@ class Acquaintances:
         )
 
     async def _answer_nearby(self, run_digest: str, *, only_known: bool) -> None:
-        """Tell those on the local network that ask for members of this run where this peer is."""
+        """Answer peers on the local network that ask for members of this run: tell them where this
+        peer is."""
         if self._nearby is None:
             return
         settings = self._local.settings
@@ -296,8 +308,9 @@ class Acquaintances:
             await self._nearby.answer(run_digest, port, self._has_met, only_known=only_known)
 
     def tell_whom_it_follows(self, agreement: Agreement, run_digest: str) -> None:
-        """Those that the user named, and those that were met, or that such have named: a swarm of
-        keys that somebody has made has none of them."""
+        """Tell the agreement which peers this one follows: those that the user named, those that
+        were met, and those that such peers have named. A swarm of keys that somebody made up has
+        none of them."""
         addresses, memory = self._local.settings.initial_peers, self.memory
         agreement.familiar.give(peer_ids_of(addresses))
         if memory is not None and memory.run_digest == run_digest:
@@ -310,11 +323,11 @@ class Acquaintances:
         )
 
     def _seen_members(self, view: View | None) -> list[Acquaintance]:
-        """Those of the view in force; before there is one, those that a member named."""
+        """Members of the view in force; before there is a view, those that a member named."""
         now_s, where = int(now.wall_s()), self._network.messenger.where
         if view is None:
             named = {peer: where(peer) for peer in self.members_named}
-        else:  # a member may have told since that it is elsewhere
+        else:  # a member may have said since that it is elsewhere
             records = view.snapshot.records
             named = {it.peer_id: (*where(it.peer_id), *it.addresses) for it in records}
         return [
@@ -324,8 +337,8 @@ class Acquaintances:
         ]
 
     async def remember(self, view: View | None) -> None:
-        """Write down whom this peer has met. A full disk costs the memory, told once, and nothing
-        else."""
+        """Write down the peers that were met. A full disk costs the memory, which is told once, and
+        nothing else."""
         if self.memory is None:
             return
         seen, used_s = self._seen_members(view), self._used_s(self.memory)
@@ -343,13 +356,13 @@ class Acquaintances:
                 self._memory_fails = True
 
     def _used_s(self, memory: Memory) -> int:
-        """Later than that of all other runs, which may be from a time when the clock was ahead: the
-        run that was used last is the one to take up."""
+        """A time later than that of all other runs, so that the run used last is the one to take
+        up. The others may be from a time when the clock was ahead."""
         others_s = (it.used_s for it in self.runs if it.run_digest != memory.run_digest)
         return max(int(now.wall_s()), max(others_s, default=0) + 1)
 
     async def keep_remembering(self, agreement: Agreement) -> None:
-        """For ever."""
+        """Remember the view's members now and then, for ever."""
         while True:
             await asyncio.sleep(REMEMBER_EVERY_S)
             await self.remember(agreement.view)
@@ -357,8 +370,9 @@ class Acquaintances:
     # ---- coming together
 
     async def look_for_the_lost(self, agreement: Agreement) -> None:
-        """Who came back to nobody goes on looking for those that it had met, and tells them where
-        it stands: two swarms of one run become one, whichever began first."""
+        """Go on looking for peers that were met before, and tell them where this peer stands. A
+        peer that came back to nobody does so. Two swarms of one run then become one, whichever
+        began first."""
         memory, pause_s = self.memory, REUNION_S
         known_before = memory.members[:CALLED_LIMIT] if memory is not None else ()
         names = {item.peer_id for item in known_before}
@@ -378,8 +392,8 @@ class Acquaintances:
             pause_s = min(1.5 * pause_s, REUNION_LIMIT_S)
 
     async def ask_nearby_for_the_lost(self, agreement: Agreement) -> None:
-        """For ever, by every member: where all of a network get new addresses at once, none of them
-        finds another at the one that it knows."""
+        """Ask the local network for lost peers, for ever. Every member does so. Where all peers of
+        a network get new addresses at once, none finds another at the address that it knows."""
         nearby, pause_s = self._nearby, REUNION_S
         on_neighbour = partial(self._on_neighbour, agreement)
         while nearby is not None:
@@ -391,37 +405,38 @@ class Acquaintances:
             pause_s = min(1.5 * pause_s, REUNION_LIMIT_S)
 
     def _lost(self, agreement: Agreement) -> set[str]:
-        """Of those that were met, who is in another view than this peer, or held for lost."""
+        """Peers that were met, and are now in another view than this peer, or held for lost."""
         if self.memory is None or agreement.view is None:
-            return set()  # whoever is in no view looks for all of them
+            return set()  # a peer in no view looks for all of them
         return {item.peer_id for item in self.memory.members} - _present(agreement)
 
     def _on_neighbour(self, agreement: Agreement, found: Neighbour) -> None:
         at, messenger = f"{found.address}/p2p/{found.peer_id}", self._network.messenger
         if found.peer_id in _present(agreement):
             return
-        if self._has_met(found.peer_id):  # where it was before it may be again
+        if self._has_met(found.peer_id):  # it may be again where it was before
             ways = (at, *messenger.where(found.peer_id))
             messenger.learn(found.peer_id, tuple(dict.fromkeys(ways)))
-        elif found.knows_asker:  # so it says
+        elif found.knows_asker:  # as the neighbour itself says
             messenger.hear_of(found.peer_id, (at,))
         else:
             return
         agreement.know(found.peer_id)
 
     def look_around(self) -> None:
-        """This machine has come to another network: questions are heard there, too."""
+        """Listen for questions on the new network too, because this machine has come to another
+        one."""
         if self._nearby is not None:
             self._nearby.look_around()
 
 
 def _present(agreement: Agreement) -> set[str]:
-    """In this peer's view, and not held for lost."""
+    """Members of this peer's view that are not held for lost."""
     members = () if agreement.view is None else agreement.view.member_ids
     return set(members).difference(agreement.suspected)
 
 
 def meeting_points(settings: Settings, network: Network) -> tuple[str, ...]:
-    """Of the initial peers, those that were reached: a bootstrap node may be among them."""
+    """The initial peers that were reached. A bootstrap node may be among them."""
     given = set(peer_ids_of(settings.initial_peers))
     return tuple(at for at in network.first_contacts if parse_address(at)[0] in given)

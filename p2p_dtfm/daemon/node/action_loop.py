@@ -8,13 +8,15 @@ from typing import Any
 from p2p_dtfm.core.consensus.actions import Actions
 
 QUEUE_LIMIT = 1 << 16
-"""Far more than the agreement asks for in one turn: more is a mistake of ours."""
+"""Far more than the agreement asks for in one turn. More is a bug of this program."""
 
 
 class ActionLoop:
-    """`do` is for those outside of training: it returns when all is done, unless it is called from
-    within an action; then what it is given comes after that one. Who takes part in a step, and so
-    would be replaced under its own feet, says `later` and awaits `settled` before it goes on.
+    """`do` is for callers outside of training. It returns when all is done. Called from within an
+    action, it returns at once, and its actions come after that one.
+
+    The trainer, whose step an action could replace meanwhile, calls `later` and awaits `settled`
+    before it goes on.
     """
 
     def __init__(self) -> None:
@@ -27,30 +29,30 @@ class ActionLoop:
         self._is_settled.set()
 
     def handle(self, handlers: Mapping[type, Callable[[Any], object]]) -> None:
-        """Who does actions of these types; each type has one who does."""
+        """Set the handler of each of these types of action. Each type has one."""
         assert not self._handlers.keys() & handlers.keys()
         self._handlers.update(handlers)
 
     def do(self, actions: Actions) -> None:
-        """Now, or after the action that is being done."""
+        """Do these actions now, or after the action that is being done."""
         self._put(actions)
         if not self._is_draining:
             self._drain()
 
     def later(self, actions: Actions) -> None:
-        """In a turn of the event loop of their own."""
+        """Do these actions later, in a turn of the event loop of their own."""
         self._put(actions)
         if self._queue:
             self._is_settled.clear()
             self._waiting.set()
 
     async def settled(self) -> None:
-        """Until what was put off is done, also what was put off meanwhile."""
+        """Wait until all that was put off is done, also what was put off meanwhile."""
         while not self._is_settled.is_set():
             await self._is_settled.wait()
 
     async def run(self) -> None:
-        """Do what is put off, for ever. Raises what went wrong with it, whoever came to do it."""
+        """Do what is put off, for ever. Raises what went wrong with it, even if `do` did it."""
         while True:
             await self._waiting.wait()
             if self._failure is not None:
@@ -70,9 +72,9 @@ class ActionLoop:
                 action = self._queue.popleft()
                 self._handlers[type(action)](action)
         except Exception as error:
-            if not self._is_settled.is_set():  # it may be what was put off: its sender is not here
+            if not self._is_settled.is_set():  # it may be put-off work, whose caller is not here
                 self._failure = error
-            self._waiting.set()  # the rest is done all the same, or `run` raises
+            self._waiting.set()  # the rest is still done, or `run` raises
             raise
         finally:
             self._is_draining = False

@@ -63,17 +63,18 @@ class Daemon:
         seen: Seen | None = None,
         world: World | None = None,
     ) -> None:
-        """`dashboard` is closed by whoever made it. `seen`: by an earlier daemon of this home.
+        """`dashboard` is closed by its maker. `seen`: what an earlier daemon of this home has seen.
         `world`: this machine, unless another is given."""
         self._local = Local(settings, dashboard, seen, world)
         self.status_api: StatusApi | None = None
         self._departure: Departure | None = None
-        """Once it takes part."""
+        """Set once this daemon takes part."""
         self.has_begun = False
-        """All is there to take part with, and others may count on it."""
+        """All that it takes part with is there, and others may count on it."""
 
     async def run(self, past: Past | None = None) -> int:
-        """Returns the exit code. Raises `UserError`. `past`: of its home, if it was read."""
+        """Returns the exit code. Raises `UserError`. `past`: what its home remembers, if that was
+        read."""
         local, settings, life = self._local, self._local.settings, self._local.life
         check_before_start(settings, past.without_data(settings) if past is not None else ())
         local.dashboard.check_ports(settings.dashboard, settings.public_status)
@@ -151,12 +152,12 @@ class Daemon:
 
     @property
     def pause_until_s(self) -> float | None:
-        """When it is to come back by itself, by the clock on the wall."""
+        """When this peer is to come back by itself, by the wall clock."""
         return self._local.life.pause_until_s
 
     @property
     def is_to_leave(self) -> bool:
-        """For good: it has been told to, and not for a pause."""
+        """Whether this daemon was told to leave for good, and not for a pause."""
         return self._local.life.leaving.is_set() and self.pause_reason is None
 
     def pause(self, reason: str, until_s: float | None = None) -> None:
@@ -164,25 +165,27 @@ class Daemon:
         self._local.life.pause(reason, until_s)
 
     def resume(self) -> bool:
-        """Whoever still leaves for a pause comes back as soon as it has left. Whether it does."""
+        """Come back as soon as this peer has left, if it still leaves for a pause. Returns whether
+        it does."""
         return self._local.life.resume()
 
     def come_as_founder(self) -> None:
-        """Also without the file: its user has brought the run along to which it comes back."""
+        """Come as a founder, even without the run's file: the user once brought along the run to
+        which this daemon comes back."""
         self._local.founds = True
 
     def leave(self) -> None:
-        """For good, even if a pause has begun."""
+        """Leave for good, even if a pause has begun."""
         self._local.life.leave()
 
     @property
     def run_digest(self) -> str:
-        """Of the run that it took part in, or empty."""
+        """The digest of the run that this daemon took part in, or empty."""
         departure = self._departure
         return departure.participant.membership.run.digest if departure is not None else ""
 
     def acquaintances(self) -> tuple[str, ...]:
-        """Where the other members of the last view are, for coming back."""
+        """Addresses of the other members of the last view, for coming back."""
         if self._departure is None or not self._departure.participant.views:
             return ()
         participant = self._departure.participant
@@ -190,7 +193,7 @@ class Daemon:
         return tuple(at for peer_id in participant.views[-1]["members"] for at in where(peer_id))
 
     def let_go_of_home(self) -> None:
-        """As the operating system does for a process that was killed."""
+        """Free the home, as the operating system does for a process that was killed."""
         self._local.home.let_go()
 
     def status_json(self) -> dict[str, Any]:
@@ -199,7 +202,8 @@ class Daemon:
 
 
 def _refuse_emulation_among_strangers(settings: Settings) -> None:
-    """What an emulated device sends would undo the training of everybody else."""
+    """Refuse an emulated device outside of a scenario: what it sends would undo the training of
+    everybody else. Raises `UserError`."""
     if emulated_flops_per_s(settings.device) is not None and settings.shape is None:
         raise UserError(
             f"device {settings.device!r}: an emulated device computes nothing, so it may "
@@ -242,7 +246,7 @@ async def _until_end(departure: Departure) -> int:
         while True:
             pending = [task for task in waits.values() if not task.done()]
             await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            if waits["lost"].done():  # first, for it makes everything else fail
+            if waits["lost"].done():  # first, because it makes all else fail
                 await departure.save_alone()
                 raise p2pd_has_ended()
             if life.error is not None:
@@ -251,7 +255,7 @@ async def _until_end(departure: Departure) -> int:
                 await departure.end()
                 return 0
             if waits["done"].done():
-                waits["done"].result()  # raises what went wrong after the last step
+                waits["done"].result()  # raises what failed after the last step
                 await departure.keep_the_model()
                 return 0
             if waits["leaving"].done() and participant.trainer.done.is_set():
@@ -265,7 +269,7 @@ async def _until_end(departure: Departure) -> int:
 
 
 def cause_of_end(error: BaseException) -> BaseException:
-    """What ended this daemon; other peers that are gone, or a device, are no bug of it."""
+    """What ended this daemon. Other peers that are gone, or a device, are no bug of it."""
     leaves = list(_leaves(error))
     own = [leaf for leaf in leaves if not isinstance(leaf, Unreachable | Refused)]
     if own:

@@ -66,7 +66,8 @@ log = logging.getLogger("p2p_dtfm")
 
 WAITING_TOLD_LIMIT = 32
 WAITING_LIMIT_BYTES = 32 * 1024
-"""Of their addresses: anybody may wait, and ask again and again."""
+"""Bytes of the waiting newcomers' addresses in one answer. Anybody may wait, and ask again and
+again."""
 FOLLOWING = (
     FollowLayers,
     ConfirmLayers,
@@ -85,7 +86,8 @@ TOLD_LIMIT = 256
 
 
 class Dispatch:
-    """Hands each message to who has to do with it; what is not due is its sender's fault.
+    """Hands each message to the part that deals with it. A message that is not due is its sender's
+    fault.
 
     It is what `network.Inside` asks for.
     """
@@ -100,12 +102,12 @@ class Dispatch:
         self._keeper = participant.network.keeper
         self._run = participant.membership.run
         self._data_digests = frozenset(self._run.manifest.blobs())
-        """Of the run's data shards and tokenizer."""
+        """Digests of the run's data shards and its tokenizer."""
         self._learnt: dict[str, Signed] = {}
         self._unlike_protocols = UnlikeProtocols()
         self._told_of: tuple[View | None, tuple[PeerAddress, ...]] = (None, ())
         self._gathered = (0, 0)
-        """Of how many contributions to which attempt the records have been learnt."""
+        """(attempt, number of contributions) whose records this peer has learnt."""
 
     async def answer(self, sender: str, message: Message) -> bytes:
         await rarely.lingers("read late")
@@ -134,7 +136,8 @@ class Dispatch:
         return encode(await self._known_peers(sender)) if isinstance(message, JoinRequest) else b""
 
     def _of_guests(self, sender: str, message: Introduction | Revocations) -> None:
-        """Who may be in a run by invitation; elsewhere it means nothing."""
+        """Take an introduction or revocations to the guest book. In a run without invitations they
+        mean nothing."""
         book = self._network.guest_book
         if book is None:
             return
@@ -149,7 +152,8 @@ class Dispatch:
             raise
 
     async def _receive_steps(self, sender: str, message: PreparedSteps) -> None:
-        """One after another: each is counted before the next one is looked at."""
+        """Take the statements one after another: each is counted before the next one is looked
+        at."""
         if len(message.signed) > STATEMENTS_LIMIT:
             raise PeerFault(f"says Prepared of {len(message.signed)} steps at once", sender)
         for signed in message.signed:
@@ -157,13 +161,15 @@ class Dispatch:
             await self._participant.trainer.counted()
 
     def _admit(self, sender: str, message: Knock) -> None:
-        """Whoever is going to join this run gets what it needs for that."""
+        """Admit a newcomer that is going to join this run, so that it gets what it needs for
+        that."""
         if message.run_digest != self._run.digest:
             raise PeerFault("knocks for another run", sender)
         self._keeper.admissions.admit(sender, now.monotonic_ns())
 
     async def _known_peers(self, sender: str) -> KnownPeers:
-        """Members, and newcomers that wait, for another newcomer; and whether that has no place."""
+        """The answer to a newcomer: the members, other newcomers that wait, and whether the sender
+        is barred."""
         view, joiners = self._agreement.view, self._agreement.joiners
         joiners = joiners[:WAITING_TOLD_LIMIT]
         hosts = await self._host.calling.seen_hosts([it.peer_id for it in joiners])
@@ -179,14 +185,15 @@ class Dispatch:
         return KnownPeers(peers, tuple(waiting), lets_in, end, barred)
 
     def _members_told(self, view: View | None) -> tuple[PeerAddress, ...]:
-        """Where they say that they are; looked at once for each view."""
+        """Where the members say that they are. It is computed once for each view."""
         if view is not self._told_of[0]:
             records = view.snapshot.records if view is not None else ()
             self._told_of = view, with_room((it.peer_id, it.addresses) for it in records)
         return self._told_of[1]
 
     def _receive_paid(self, sender: str, message: Message) -> None:
-        """Strangers and newcomers may cost this peer so much, and no more."""
+        """Receive a message, and charge its sender for the effort. Strangers and newcomers may cost
+        this peer so much, and no more."""
         before = effort_spent()
         try:
             self._receive(sender, message)
@@ -196,7 +203,7 @@ class Dispatch:
 
     def _receive(self, sender: str, message: Message) -> None:
         trainer = self._participant.trainer
-        self._membership.actions.do([])  # what is put off comes first
+        self._membership.actions.do([])  # what was put off comes first
         if isinstance(message, AGREEMENT):
             if isinstance(message, JoinRequest) and message.record.peer_id != sender:
                 raise PeerFault("asks for another peer to be let in", sender)
@@ -204,7 +211,7 @@ class Dispatch:
             if isinstance(message, JoinRequest):
                 self._keeper.admissions.admit(sender, now.monotonic_ns())
             if any(isinstance(action, Rejoin) for action in actions):
-                # it may be of a swarm of which nobody is known yet
+                # the sender may be of a swarm of which this peer knows nobody yet
                 self._membership.asked_first = sender
             self._learn_addresses(message)
             if isinstance(message, Heartbeat):
@@ -236,21 +243,22 @@ class Dispatch:
         try:
             prepared = open_prepared(message.signed, self._membership.verify)
         except PeerFault as fault:
-            if sender in self._membership.members():  # all of them wait for another one
+            if sender in self._membership.members():  # all wait for a readable one
                 self._participant.poison(sender, f"a Prepared that nobody says: {fault.cause}")
-                # nor is its contribution heard: it would go on alone, and be let in as who was away
+                # Its contribution is not heard either: else it would go on alone, and be let in
+                # later like a peer that was away.
                 self._agreement.turn_away(sender, now.monotonic_ns())
             raise
         trainer.prepared(Statement(prepared, message.signed))
 
     def _passed_on(self, sender: str, signed: Signed) -> None:
-        """Another's, of the open step: that one may have told it to all but this peer. Raises
-        `PeerFault`."""
+        """Take another member's Prepared of the open step. That member may have told all but this
+        peer. Raises `PeerFault`."""
         if not {sender, signed.peer_id} <= self._membership.members():
             raise PeerFault("says Prepared for another peer", sender)
         ledger = self._agreement.ledger
         if ledger is None or signed.peer_id not in ledger.missing:
-            return  # it has come meanwhile
+            return  # the Prepared has come meanwhile
         try:
             prepared = open_prepared(signed, self._membership.verify)
         except PeerFault as fault:
@@ -269,8 +277,9 @@ class Dispatch:
             self._network.evidence.set()
 
     def _learn_addresses(self, message: Any) -> None:
-        """Newcomers must be answered before any view names them: of whom the agreement has opened
-        the record, since its word may count. All else that was passed on is left alone."""
+        """Learn where newcomers are, because they must be answered before any view names them. Only
+        records that the agreement has opened are used, since its signer's word may count. All else
+        that was passed on is left alone."""
         records: list[Signed] = [*getattr(message, "newcomers", ())]
         if isinstance(message, JoinRequest):
             records.append(message.record)
@@ -286,7 +295,7 @@ class Dispatch:
                 self._learn_from_record(signed)
 
     def _learn_from_record(self, signed: Signed) -> None:
-        """Where its signer says that it is; nobody else may say that."""
+        """Learn where the record's signer says that it is. Nobody else may say that of it."""
         record = self._agreement.opened_record(signed)
         if record is None:
             return
@@ -324,7 +333,8 @@ class Dispatch:
         )
 
     def require_may_have(self, sender: str, digest: str) -> None:
-        """Who gets which files of the run; see `core.gate.gate_table`. Raises `PeerFault`."""
+        """Refuse a file of the run that is not for `sender`; see `core.gate.gate_table`. Raises
+        `PeerFault`."""
         data = self._run.manifest
         kind = "data" if digest in self._data_digests else "weights"
         if digest in (self._run.spec.data.manifest, data.tokenizer.digest):
@@ -335,7 +345,7 @@ class Dispatch:
             raise PeerFault(NOT_NAMED, sender)
 
     def _is_of_ends(self, digest: str) -> bool:
-        """Whether a file here is of the first layer or the last one, by any way to it."""
+        """Whether a file here is of the first layer or the last one, in whichever place it lies."""
         it = self._participant
         return any(place.is_of_ends(digest) for place in (it.checkpoints, it.initial, it.offers))
 
@@ -349,7 +359,8 @@ class Dispatch:
         return self._participant.checkpoints.path_of(digest)
 
     def unread(self, digest: str) -> Callable[[], bool] | None:
-        """Files of states are looked at when they are loaded, and written by this process else."""
+        """See `Inside.unread`. Files of states need none: this process wrote them, or they are
+        looked at when they are loaded."""
         return self._run.blobs.unread(digest)
 
     def name_of(self, digest: str) -> str:
@@ -361,8 +372,8 @@ class Dispatch:
 
 
 class UnlikeProtocols:
-    """Who speaks another protocol: of each the log says it once, and not of many at once, or
-    strangers would fill it."""
+    """Logs which peers speak another protocol. Each is told once, and not many at once, or
+    strangers would fill the log."""
 
     def __init__(self) -> None:
         self._told: dict[str, int] = {}

@@ -70,15 +70,15 @@ class Effects:
         self._participant.network.evidence.set()
 
     def _take_sides(self, action: TakeSides) -> None:
-        """At once, before all have agreed."""
+        """Say which doubted members hold up this peer too, at once, before all have agreed."""
         membership, now_ns = self._membership, now.monotonic_ns()
         agreement = membership.agreement
         found = self._participant.step_watch.take_sides(agreement)
         membership.actions.do(agreement.hold_up({it.peer_id: it.reason for it in found}, now_ns))
 
     def _left(self, action: Left) -> None:
-        """Who comes back later says with whom the run went on, and not that it was itself among
-        them."""
+        """Write the history down. A peer that comes back later then says with whom the run went on,
+        and not that it was among them."""
         self._write_history()
         self._departure.leave_now()
 
@@ -94,8 +94,8 @@ class Effects:
         self._participant.trainer.view_agreed(view, action.discard)
 
     def _learn_addresses(self, view: View) -> None:
-        """Who is only to join comes by itself: that its addresses are its own it has yet to show,
-        by taking its place."""
+        """Learn where the members are. A peer that is yet to join comes by itself. It has still to
+        show that its addresses are its own, by taking its place."""
         present = self._membership.agreement.view
         for record in view.snapshot.records:
             if present is None or record.peer_id in present.member_ids:
@@ -131,7 +131,7 @@ class Effects:
             status.say(State.SYNCING, f"takes its place in view {view.id.number}")
         status.troubles.over(NOBODY_ANSWERS)
         status.troubles.over(BARRED)
-        for peer_id in sorted(membership.agreement.watched):  # of many, the neighbours only
+        for peer_id in sorted(membership.agreement.watched):  # in a large view, the neighbours only
             life.spawn(self._connect(peer_id))
         participant.step_watch.took_over(view, step)
         membership.plan_times.took_over(view)
@@ -143,8 +143,8 @@ class Effects:
             self._departure.leave_now_or_ask()
 
     def _went_back(self, what: WentBack, view_number: int) -> None:
-        """What a liar has done is taken back: say so once, and keep nothing that could be started
-        from again."""
+        """Take back what a liar has done. It is said once, and nothing is kept that could be
+        started from again."""
         participant, lineage = (
             self._participant,
             self._membership.agreement.recovery_evidence.lineage,
@@ -162,14 +162,16 @@ class Effects:
         self._local.life.spawn(participant.checkpoints.take_back(what.to_step, lineage.digest))
 
     def _write_history(self) -> None:
-        """A later start must know the views from which this peer comes, and no others."""
+        """Write down the views from which this peer comes, and no others: a later start must know
+        them."""
         history = self._membership.view_history
         agreement = self._membership.agreement
         history.keep(agreement.history, agreement.bars, agreement.signatures)
         self._local.life.spawn(asyncio.to_thread(history.write))
 
     async def _write_once_all_are_in(self, view: View) -> None:
-        """Who says that it is in a view says so after it was written down first."""
+        """Write the history again once all members have said that they are in the view: they say so
+        only after the first write."""
         agreement = self._membership.agreement
         while agreement.view is view and not agreement.is_taken_over_by_all:
             await asyncio.sleep(SIGNED_POLL_S)
@@ -183,7 +185,8 @@ class Effects:
             log.warning("%s", error)
 
     async def _rejoin(self, action: Rejoin) -> None:
-        """The others went on without this peer: keep its work, and come back as a newcomer."""
+        """Come back as a newcomer, because the others went on without this peer. Its work is
+        kept."""
         trainer = self._participant.trainer
         why = "; ".join(filter(None, (action.reason, self._local.life.standstill.lately())))
         log.warning("rejoins: %s", why)
@@ -198,7 +201,7 @@ class Effects:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(action.pause_ns / 1e9):
                 await leaving.wait()
-        if leaving.is_set() and not action.is_needed:  # it was told so since
+        if leaving.is_set() and not action.is_needed:  # the peer was told to leave meanwhile
             self._departure.leave_now()
             return
         if (life := await self._next_life()) is None:
@@ -208,7 +211,8 @@ class Effects:
         await self._entry.join()
 
     async def _set_aside(self) -> None:
-        """The other side of a split swarm counts; what this one has done is kept and told."""
+        """Keep what this side of a split swarm has done, and tell the user: the other side
+        counts."""
         participant, agreement = self._participant, self._membership.agreement
         step, lineage = agreement.step, agreement.recovery_evidence.lineage.digest
         states = participant.trainer.states
@@ -219,8 +223,9 @@ class Effects:
         participant.events.write("given up", step=step, kept=str(path or ""))
 
     async def _next_life(self) -> int | None:
-        """Without a number on disk that grows, a later start could speak as an earlier one. None:
-        it is told to leave, and its disk does not take one."""
+        """The number of the next life, once the disk has it. Without a number on disk that grows, a
+        later start could speak as an earlier one. None: the disk does not take one, and this peer
+        is told to leave."""
         status, leaving = self._local.status, self._local.life.leaving
         while True:
             try:
@@ -237,7 +242,8 @@ class Effects:
                 await asyncio.sleep(LIFE_RETRY_S)
 
     def _disagreed(self, action: Disagreed) -> None:
-        """Keep what the others planned differently; the newest few are enough to find out why."""
+        """Keep the snapshot that others planned differently. The newest few are enough to find out
+        why."""
         number = action.snapshot.number % DISAGREEMENTS_KEPT
         path = self._local.home.root / f"disagreement-{number}.msgpack"
         text = f"{action.reason}. This peer runs version {__version__}: compare it with theirs"

@@ -19,7 +19,7 @@ log = logging.getLogger("p2p_dtfm")
 
 
 class Local:
-    """Settings, home, compute thread and life; and where is told how things stand."""
+    """Settings, home, compute thread and life, and the places where it is told how things stand."""
 
     def __init__(
         self,
@@ -28,10 +28,12 @@ class Local:
         seen: Seen | None = None,
         world: World | None = None,
     ) -> None:
-        """`dashboard` is closed by whoever made it. `seen`: by an earlier daemon of this home."""
+        """`dashboard` is closed by whoever made it. `seen`: what an earlier daemon of this
+        home has seen."""
         self.settings = settings
         self.founds = settings.founds
-        """Its user has brought a run along: it goes on alone, whoever it was told of."""
+        """The user has brought a run along. The daemon then goes on alone, whichever peers it was
+        told of."""
         self.world: World = world or Machine()
         self.dashboard = dashboard
         self.status = Status()
@@ -39,14 +41,14 @@ class Local:
         self.observer = Observer(self.status, seen, self.waits.overdue)
         self.recorder = StepRecorder()
         self.event_files: EventFiles | None = None
-        """If the user wants TensorBoard's."""
+        """TensorBoard's event files, if the user wants them."""
         self.home = Home(settings.home, self.world.lock_folder)
         self.observer.of_this_machine = self.home.of_this_machine
         self.compute = Compute()
         self.life = Life(self._say_leaving)
 
     def tell(self, text: str, level: int = logging.INFO) -> None:
-        """In the log, and among the events of the dashboard."""
+        """Tell this in the log, and among the events of the dashboard."""
         log.log(level, "%s", text)
         self.observer.note(text)
 

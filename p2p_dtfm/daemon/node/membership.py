@@ -28,14 +28,14 @@ from p2p_dtfm.ports import now, rarely
 log = logging.getLogger("p2p_dtfm")
 
 TICK_S = 0.1
-"""How often the agreement hears that time has passed, and whoever waits for it looks again."""
+"""How often the agreement hears that time has passed, and waiting loops look again."""
 
 
 class Membership:
-    """The agreement and its action loop; what concerns training is done by whoever trains."""
+    """The agreement and its action loop. The `Participant` does what concerns training."""
 
     self_record: SelfRecord
-    """There once this machine is measured: others are answered before."""
+    """Set once this machine is measured. Others are answered before that."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Membership:
         self.has_lost_memory = joining.has_lost_memory
         self.may_go_on_alone = joining.may_go_on_alone
         self.me = network.me
-        """With the life that it has in the agreement."""
+        """This peer, with its life in the agreement."""
         self.sign = signing_in(run.digest, network.host.identity.sign)
         self.verify = verifying_in(run.digest, verify)
         self.workload = workload_of(run.spec)
@@ -72,7 +72,7 @@ class Membership:
         self.recovery_marks = RecoveryMarks()
         self.estimates = EstimatesKept()
         self.asked_first = ""
-        """Whose word has made this peer come back as a newcomer."""
+        """The sender whose word has made this peer come back as a newcomer."""
         self.waiting_too: tuple[str, ...] = ()
         """Other newcomers that wait with this one."""
         self.actions = ActionLoop()
@@ -88,7 +88,7 @@ class Membership:
         network.keeper.attach(self.agreement, run.spec.admission.mode == "open")
 
     def set_record(self, intent: Intent | None = None) -> None:
-        """Sign what is known of this peer now; the next view has it."""
+        """Sign what is known of this peer now. The next view has it."""
         self.self_record.state_steps(self.plan_times.told())
         if members := self.members():
             joiners = {joiner.peer_id for joiner in self.joiners()}
@@ -97,19 +97,19 @@ class Membership:
         self.agreement.set_record(record, signed)
 
     def begin_life(self, life: int) -> None:
-        """Come back as a newcomer, of whom nothing that was said before counts."""
+        """Come back as a newcomer. Nothing that was said in an earlier life counts."""
         self.me = Member(self.me.peer_id, life)
         self.self_record.begin_life(self.me)
         record, signed = self.self_record.make(self.sign)
         self.agreement.begin_life(record, signed)
 
     def members(self) -> set[str]:
-        """Of the view in force, and of the one that is to follow it."""
+        """Members of the view in force, and of the one that is to follow it."""
         views = (self.agreement.view, self.agreement.next_view)
         return {peer_id for view in views if view is not None for peer_id in view.member_ids}
 
     def lives(self) -> dict[str, int]:
-        """In which life each other member is, or each newcomer that waits to be let in."""
+        """The life of each other member, and of each newcomer that waits to be let in."""
         views = (self.agreement.view, self.agreement.next_view)
         members = (member for view in views if view is not None for member in view.members)
         lives = {member.peer_id: member.life for member in members}
@@ -118,7 +118,8 @@ class Membership:
         return lives
 
     def acquainted(self) -> set[str]:
-        """Whom this peer has to do with: who is there, or waits, and whom its home remembers."""
+        """Peers that this one has to do with: members, newcomers that wait, and those that its home
+        remembers."""
         memory = self.acquaintances.memory
         met = () if memory is None else (item.peer_id for item in memory.members)
         return {*self.members(), *self.lives(), *self.waiting_too, *met}
@@ -128,7 +129,8 @@ class Membership:
         return view is not None and bool(view.layers_of(self.me.peer_id))
 
     def lets_in(self) -> bool:
-        """Two newcomers that take each other for members would wait for ever."""
+        """Whether this peer may let others in. Two newcomers that take each other for members would
+        wait for ever."""
         return self.founds or self.agreement.view is not None
 
     def joiners(self) -> tuple[PeerRecord, ...]:

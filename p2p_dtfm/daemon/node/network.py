@@ -1,4 +1,5 @@
-"""A daemon's place in the network: there before any run is known, and it outlives none of them."""
+"""A daemon's place in the network. It is there before any run is known, and ends with the
+daemon."""
 
 import asyncio
 import contextlib
@@ -53,23 +54,23 @@ LATELY_S = 5.0
 
 DISCONNECTED = "disconnected %s: %s"
 FAULTS_TOLD_EVERY_S = 10.0
-"""Of one peer: it may open lane after lane."""
+"""How often the log tells of one peer's faults at most: a peer may open lane after lane."""
 FAULTS_OF_LIMIT = 4096
 
 log = logging.getLogger("p2p_dtfm")
 
 
 class Inside(Protocol):
-    """Who answers what comes through the gate."""
+    """What answers messages and requests that come through the gate."""
 
     async def answer(self, sender: str, message: Message) -> bytes:
         """Raises `PeerFault`."""
 
     def open_blob(self, digest: str) -> Path | bytes | memoryview | None:
-        """A file of the run, or None."""
+        """A file of the run; None if it is not here."""
 
     def unread(self, digest: str) -> Callable[[], bool] | None:
-        """What is to be done in a thread before a file is given: see `net.streams.blobs.Unread`."""
+        """A check to run in a thread before a file is given: see `net.streams.blobs.Unread`."""
 
     def require_may_have(self, sender: str, digest: str) -> None:
         """Raises `PeerFault` where a file is not for `sender`."""
@@ -82,7 +83,7 @@ class Inside(Protocol):
 
 
 class NoRunYet:
-    """Before this peer takes part in a run."""
+    """Answers others before this peer takes part in a run."""
 
     async def answer(self, sender: str, message: Message) -> bytes:
         if isinstance(message, Hello | Introduction | Knock):
@@ -102,7 +103,7 @@ class NoRunYet:
         return f"file {digest[:8]}"
 
     def stream_lost(self, sender: str) -> None:
-        """Nothing waits for it."""
+        """Nothing waits for the stream."""
 
 
 class Network:
@@ -115,23 +116,25 @@ class Network:
         self.inside: Inside = NoRunYet()
         self.host = host
         self.me = Member(host.peer_id, life)
-        """As this process began; a peer that rejoins begins another life."""
+        """This peer and its life when the process began. A peer that rejoins begins another
+        life."""
         self.first_contacts = first_contacts
         """Addresses that were reached before anything else."""
         self.far_ends: dict[str, str] = {}
-        """Of each connected peer, the address of its end; empty on loopback."""
+        """The address of each connected peer's end; empty on loopback."""
         self.liveness = Liveness(LAN_LIVENESS if settings.is_near else WAN_LIVENESS)
         self.evidence = asyncio.Event()
-        """That a peer may have ended, or how one is heard elsewhere: to be judged now."""
+        """Set when a peer may have ended, or when another says how it hears one. That is to be
+        judged now."""
         self.keeper = GateKeeper.of(host)
         self.invitation: OwnInvitation | None = None
-        """To a run, as soon as it is known to be by invitation."""
+        """This peer's invitation, as soon as the run is known to be by invitation."""
         self.guest_book: GuestBook | None = None
-        """Once that run's spec is known."""
+        """Who may be in the run by invitation, once its spec is known."""
         self.faults_told_s: dict[str, float] = {}
-        """When the log said last that a peer had done what no correct one does."""
+        """When the log last named a fault of each peer."""
         self.refusal = ""
-        """Why nobody lets this peer in to a run that may not be the one that its user wants."""
+        """Why nobody lets this peer in to a run, which may not be the one that the user wants."""
         self.reachability = ReachabilityService(
             host, settings.relay, settings.listen, settings.announce
         )
@@ -164,7 +167,8 @@ class Network:
         past: Past,
         stack: contextlib.AsyncExitStack,
     ) -> "Network":
-        """Raises `UserError` if nobody who should be there is reached, or lets this peer in."""
+        """Raises `UserError` if no peer that should be there is reached, or none lets this peer
+        in."""
         settings, status = local.settings, local.status
         status.say(State.STARTING, "starts libp2p")
         host = await local.world.start_host(
@@ -201,9 +205,9 @@ class Network:
             host.shaper = LineLimit(settings.uplink_bytes_per_s, settings.downlink_bytes_per_s)
 
     async def _introduce(self, local: Local, past: Past) -> None:
-        """To a run by invitation, before anything else is asked for. Raises `UserError` where all
-        who answer refuse it; where a run spec is named, `come_to` does so once its data are read,
-        and it is known to be this run."""
+        """Show this peer's invitation before it asks for anything else. Raises `UserError` if all
+        that answer refuse it. If the user named a run spec, `come_to` raises that once its data are
+        read and it is known to be this run."""
         settings, recalled = local.settings, past.recalled
         line = read_line(settings.invite) if settings.invite else None
         digest = recalled.run_digest if recalled is not None else settings.run_digest
@@ -224,17 +228,17 @@ class Network:
                 raise not_let_in(self.refusal)
 
     def come_to(self, run_digest: str) -> None:
-        """The run that is founded, or gone on with, is this one: to members of any other this peer
-        says nothing of how it came there. Raises `UserError` where it is not let in."""
+        """The run that this peer founds or goes on with is `run_digest`. If its invitation is to
+        another run, it says nothing of it any more. Raises `UserError` where it is not let in."""
         if self.invitation is None or self.invitation.run_digest != run_digest:
             self.invitation = self.messenger.introduction = None
         elif self.refusal:
             raise not_let_in(self.refusal)
 
     async def why_turned_away(self, error: UserError) -> UserError:
-        """Where all first contacts refuse what everybody may have, since they train by invitation,
-        they say so. Of one alone it says nothing of the run that is wanted: it may train another
-        by now."""
+        """The error to show in place of `error`. If all first contacts refuse a question that
+        anybody may ask, they train by invitation, and the error says that. A refusal by one alone
+        says nothing of the wanted run: that peer may train another by now."""
         hello = Hello(PROTOCOL_VERSION, ())
         causes = []
         for peer_id in peer_ids_of(self.first_contacts):
@@ -248,7 +252,8 @@ class Network:
         return not_let_in(causes[0]) if causes else error
 
     def let_in_by_invitation(self, spec: RunSpec, directory: Path) -> None:
-        """The run is known to be by invitation. Raises `UserError` where this peer has none."""
+        """Set the guest book up, for a run that is by invitation. Raises `UserError` where this
+        peer has no invitation."""
         own = self.invitation
         if own is None or own.run_digest != spec.digest():
             own = self.invitation = OwnInvitation(directory, spec.digest(), self.host.identity)
@@ -257,14 +262,16 @@ class Network:
         self.messenger.introduction = own.introduction
 
     def others(self) -> list[str]:
-        """All peers of whom it is known where they are."""
+        """All peers whose addresses are known, but for this one."""
         return [peer for peer in self.messenger.known if peer != self.me.peer_id]
 
     def donors(self, newcomers: Iterable[str] = ()) -> list[str]:
-        """The same, in the order in which they are asked for a file: those heard of lately in any
-        order, then the others. One that stands still would cost each of them three seconds. Last
-        those of the `newcomers` that were: what they have may be nowhere else, and no step be
-        taken without it, with which they would be let in."""
+        """The peers of `others`, in the order in which they are asked for a file. Those heard
+        lately come first, in any order, then the silent ones, which would cost three seconds each.
+
+        Last come those `newcomers` that were heard lately. What they have may be nowhere else, and
+        without it no step would be taken and they would not be let in.
+        """
         now_s, heard_s = now.monotonic_s(), self.messenger.heard_s
 
         def is_near(peer: str) -> bool:
@@ -295,8 +302,8 @@ class Network:
         self.liveness.heard(peer_id, now.monotonic_ns())
 
     def on_broken(self, peer_id: str, cause: str) -> None:
-        """A stream to this peer broke, or a call to it failed. Who does not answer in time is
-        called again: whether that is silence, what else is heard of it says."""
+        """A stream to this peer broke, or a call to it failed. A peer that does not answer in time
+        is spoken to again. What else is heard of it says whether it is silent."""
         self.evidence.set()
         if is_unanswered(cause):
             self.liveness.speak_to((peer_id,))
@@ -306,14 +313,14 @@ class Network:
         self.liveness.stream_reset(peer_id, now_ns, nobody_listens(cause), is_rerouted)
 
     def is_relayed(self, peer_id: str) -> bool:
-        """Whether the way to a peer leads through a relay, as far as was seen; where none was seen
-        yet, whether it may."""
+        """Whether the way to a peer leads through a relay. Where no way was seen yet, whether it
+        may."""
         if (far_end := self.far_ends.get(peer_id)) is not None:
             return is_relayed(far_end)
         return any(map(is_relayed, self.messenger.where(peer_id)))
 
     def on_fault(self, sender: str, fault: PeerFault) -> None:
-        """A stream of `sender` ends, for it carries what is not allowed."""
+        """A stream of `sender` ends, because it carries what is not allowed."""
         told_s, now_s = self.faults_told_s.get(sender), now.monotonic_s()
         is_news = told_s is None or now_s - told_s >= FAULTS_TOLD_EVERY_S
         if is_news:
@@ -327,8 +334,8 @@ class Network:
 
 
 async def _until_lost(host: HostPort) -> None:
-    """Also while this peer starts, and looks for a run for as long as it takes. Raises `UserError`
-    once its p2pd has ended by itself."""
+    """Wait for the end of this peer's p2pd, also while the peer starts or looks for a run. Raises
+    `UserError` once p2pd has ended by itself."""
     await host.lost.wait()
     raise p2pd_has_ended()
 
@@ -343,8 +350,9 @@ def p2pd_has_ended() -> P2pdLost:
 async def _first_contacts(
     local: Local, host: HostPort, remembered: tuple[str, ...] | None
 ) -> tuple[str, ...]:
-    """Call the initial peers; those that are remembered where there are none, or none answers.
-    The addresses that were reached. Raises `UserError` where nobody is remembered either."""
+    """Call the initial peers; returns the addresses that were reached. Where there are none, or
+    none answers, the remembered peers are called. Raises `UserError` where nobody is remembered
+    either."""
     initial = local.settings.initial_peers
     if initial:
         patience_s = FIRST_CONNECT_DEADLINE_S if remembered is None else CALL_LIMIT_S

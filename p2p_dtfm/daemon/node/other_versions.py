@@ -1,5 +1,5 @@
-"""Members that answer and speak another protocol: of whom the owner is told, and whether to wait
-for such ones or to go on without them."""
+"""Members that answer in another protocol: what the owner is told of them, and whether to wait for
+them or go on without them."""
 
 import logging
 from collections.abc import Callable
@@ -16,26 +16,26 @@ from p2p_dtfm.ports import now
 
 UNLIKE_TOLD = 16
 GREETED_WITHIN_S = 60.0
-"""Who looks for members itself asks every sixteen seconds at least."""
+"""A member that looks for others asks every sixteen seconds at least."""
 SERVICE_FILE = "~/.config/p2p-dtfm/service.toml"
-"""Where `p2p-dtfm service install` writes its settings, mostly."""
+"""Where `p2p-dtfm service install` usually writes its settings."""
 
 log = logging.getLogger("p2p_dtfm")
 
 
 class OtherVersions:
-    """`is_known`: whom the user has named, or this home has met in the run."""
+    """`is_known`: whether the user has named a peer, or this home has met it in the run."""
 
     def __init__(self, local: Local, network: Network, is_known: Callable[[str], bool]) -> None:
         self._local = local
         self._network = network
         self._is_known = is_known
         self._told = set[str]()
-        """Of whom the log has said that it speaks another protocol."""
+        """Peers that the log has said to speak another protocol."""
         self._strangers_told = 0
 
     def say(self) -> None:
-        """Of each once, and not of many strangers: any number of them can say it."""
+        """Log each such peer once, and only a few strangers: any number of them can claim it."""
         for peer_id, why in self._network.messenger.passed_over.items():
             if not isinstance(why, OtherProtocol) or peer_id in self._told:
                 continue
@@ -47,17 +47,18 @@ class OtherVersions:
             log.warning("%s: %s", why.cause, why.fixes[0])
 
     def known(self) -> dict[str, OtherProtocol]:
-        """Of those that are known, who was found to be of another version lately."""
+        """Known peers that were lately found to be of another version."""
         passed_over = self._network.messenger.passed_over.items()
         unlike = {peer: why for peer, why in passed_over if isinstance(why, OtherProtocol)}
         return {peer: why for peer, why in unlike.items() if self._is_known(peer)}
 
     def held_back_by(self, memory: Memory | None) -> OtherProtocol | None:
-        """One of those for whom it waits, unless its user has said that it does not."""
+        """One of the members that this peer waits for; None if its user has said that it goes on
+        apart."""
         return None if self._local.settings.apart else self._would_wait_for(memory)
 
     def say_apart(self, memory: Memory | None) -> None:
-        """It goes on: who has said so before may not mean it any more."""
+        """Warn that this peer goes on apart. The user who once said so may not mean it any more."""
         if self._local.settings.apart and (unlike := self._would_wait_for(memory)) is not None:
             log.warning(
                 "%s: goes on apart, as --apart says; take apart out of a service's file, or it "
@@ -66,9 +67,10 @@ class OtherVersions:
             )
 
     def _would_wait_for(self, memory: Memory | None) -> OtherProtocol | None:
-        """Most of those with which it was in a view last, or all of the given ones that answer."""
+        """A reason to wait: most of the last fellows speak otherwise, or all given peers that
+        answer do."""
         unlike, settings = self.known(), self._local.settings
-        if not unlike or settings.new:  # a run that is founded afresh has nobody
+        if not unlike or settings.new:  # a run that is founded afresh has no members
             return None
         since_s, messenger = now.monotonic_s() - GREETED_WITHIN_S, self._network.messenger
         alike = {peer for peer, at_s in messenger.greeted_s.items() if at_s >= since_s}
@@ -80,14 +82,14 @@ class OtherVersions:
 
 
 def _fellows(memory: Memory | None) -> set[str]:
-    """The others of the last view in which it was not alone: they were seen at one time, last of
-    all."""
+    """The others of the last view in which this peer was not alone. They were last seen at one and
+    the same time."""
     members = memory.members if memory is not None else ()
     return {it.peer_id for it in members if it.seen_s == members[0].seen_s}
 
 
 def how_alone(settings: Settings, usual: str) -> str:
-    """What is to be done for it to be told of no peers; `usual` names the option where nobody has
+    """What to do so that the daemon is told of no peers. `usual` names the option where nobody has
     typed one."""
     name = _told_by(settings) or usual.removeprefix("--")
     if is_a_service():
@@ -96,7 +98,7 @@ def how_alone(settings: Settings, usual: str) -> str:
 
 
 def how_apart(settings: Settings) -> str:
-    """What is to be done to go on from this home's own disk, whoever speaks otherwise."""
+    """What to do to go on from this home's own disk, whatever version others are."""
     name = _told_by(settings)
     if is_a_service():
         without = f"take {name} out of {SERVICE_FILE}, " if name else ""
@@ -107,6 +109,6 @@ def how_apart(settings: Settings) -> str:
 
 
 def _told_by(settings: Settings) -> str:
-    """The setting by which it was told of peers; an invitation gives addresses as well."""
+    """The setting by which the daemon was told of peers. An invitation gives addresses as well."""
     told = (name for name in ("invite", "initial_peers") if getattr(settings, name))
     return next(told, "")

@@ -3,8 +3,8 @@
 A pause is a planned leave, after which the process stays, holds its home and answers `status` and
 `resume`. Neither the model nor torch and libp2p are in memory meanwhile: this module and what it
 imports know nothing of them, and a process that has trained makes room for one that has not
-(`daemon.machine.away`). To come back is to join like a newcomer, at whom was met before; if they
-are gone, or there were none, as the daemon was started.
+(`daemon.machine.away`). To come back is to join like a newcomer, through the peers that were met
+before. If they are gone, or there were none, the daemon begins as it was first started.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class Resident:
         away: Away | None = None,
     ) -> None:
         """`now`: the time of day here, for the hours. `steps_aside`: a pause raises `StepAside`
-        instead of staying in this process. `away`: what a process that did so has left."""
+        instead of staying in this process. `away`: what a process that stepped aside has left."""
         self._settings = settings
         self._now = now
         self._hours = Hours.parse(settings.hours)
@@ -92,28 +92,28 @@ class Resident:
         self._last: dict[str, Any] = {} if away is None else away.status
         self._last_state: DashboardState | None = None if away is None else away.shown
         self.decide: Callable[[bool], None] | None = None
-        """While it stays away: to take part again, or to end."""
+        """Called while the daemon is away, with whether it takes part again or ends."""
         self._held: Home | None = None
-        """Its home, while it stays away."""
+        """The home that is held while the daemon is away."""
         self._is_within = False
-        """It has been in its hours since it was decided that it takes part: from their end on it
-        does not, be it that they end, or the clock is put right, while the program loads."""
+        """The daemon has been in its hours since it was decided to take part. After that it pauses
+        at their end, even if they end or the clock is corrected while the program loads."""
         self._comes_back = away is not None
-        """It has been away: what it begins now it begins by itself, and nobody watches."""
+        """The daemon has been away. It now begins by itself, with nobody watching."""
         self._is_held_up = away is not None and away.reason.startswith(IN_VAIN)
-        """It was to take part when it was last away, and could not: this was told."""
+        """The daemon was to take part when it was last away, and could not. The user was told."""
         self._began_s = 0.0
-        """When it took part last."""
+        """When the daemon last began to take part."""
         self._told_to_leave = asyncio.Event()
-        """After it was decided that it takes part again: what has been told before there is a
-        daemon that hears of it."""
+        """Set if the daemon is told to leave after it was decided to take part again, and before
+        there is a `Daemon` that hears it."""
 
     def named(self, text: str) -> str:
-        """With names for the ids of peers."""
+        """`text` with names in place of peer ids."""
         return self._seen.names.in_text(text)
 
     def let_go_of_home(self) -> None:
-        """As the operating system does for a process that was killed while it was away."""
+        """Free the home, as the operating system does for a process that was killed while away."""
         if self._held is not None:
             self._held.let_go()
 
@@ -142,11 +142,11 @@ class Resident:
     async def _live(self) -> int:
         last_resort, past = self._settings, None
         if self._away is None:
-            recalling = await _loaded("p2p_dtfm.daemon.peers.recall")  # not by who is away
+            recalling = await _loaded("p2p_dtfm.daemon.peers.recall")  # a process away needs none
             past = await self._in_home(lambda: asyncio.to_thread(recalling.recall, last_resort))
         if (settings := await self._wait_to_begin()) is None:
             return 0
-        if self._comes_back and is_replaced():  # what is on disk would not fit what is loaded
+        if self._comes_back and is_replaced():  # the rest on disk would not fit what is loaded
             self._step_aside_if_may(come_back=settings, **AFRESH)
         while True:
             await self._load_what_trains()
@@ -163,8 +163,8 @@ class Resident:
                 self._is_held_up = False
             except (UserError, OSError) as error:
                 reason, until_s = self._why_away(error, daemon, settings is last_resort)
-                if reason is None and not self._is_to_leave(daemon):  # as it was started
-                    if not self._settings.run:  # by which a founder might found anew
+                if reason is None and not self._is_to_leave(daemon):  # tries again as first started
+                    if not self._settings.run:  # a founder might found anew by `run`
                         settings = self._settings
                     last_resort, past = settings, None
                     continue
@@ -172,7 +172,7 @@ class Resident:
                 return code
             met, run_digest, past = daemon.acquaintances(), daemon.run_digest, None
             del daemon
-            if run_digest:  # else it is still to come back to the one before, if there was one
+            if run_digest:  # else it comes back to the run before, if there was one
                 settings = to_come_back(self._settings, met, run_digest)
             self._step_aside_if_may(reason, settings, until_s)
             if not await self._stay_away(reason, self._ends_by_itself(reason), until_s):
@@ -182,8 +182,8 @@ class Resident:
     def _why_away(
         self, error: UserError | OSError, daemon: "Daemon", is_last_resort: bool
     ) -> tuple[str | None, float | None]:
-        """Of a daemon that this has ended: for what and until when it is away, by the clock on the
-        wall; None where it has left, or is to try elsewhere at once. Raises what is the end."""
+        """Why and until when, by the wall clock, the daemon stays away after this error. None: it
+        has left, or tries elsewhere at once. An error that is the end is raised again."""
         pauses, is_to_leave = (daemon.pause_reason, daemon.pause_until_s), self._is_to_leave(daemon)
         if isinstance(error, UserError) and error.exit_code == UNREACHABLE:
             is_the_end = is_last_resort and daemon.pause_reason is None
@@ -197,7 +197,7 @@ class Resident:
         pause_s = away_s(error, took_s)
         if not (reason := in_vain(error, home, daemon.has_begun, is_watched, pause_s)):
             raise error
-        if is_to_leave:  # with code 0: a service starts again what ends with that of a fault
+        if is_to_leave:  # code 0: a service is begun again after a fault's code
             log.warning("leaves after a fault: %s", getattr(error, "cause", error))
             return None, None
         log.warning("%s", reason, exc_info=unexplained(error, home))
@@ -208,7 +208,7 @@ class Resident:
         return reason, now.wall_s() + pause_s
 
     def _tell_held_up(self, reason: str) -> None:
-        """Once, until it takes part for a while."""
+        """Tell the owner once, until the daemon has taken part for a while."""
         if not self._is_held_up:
             self._attention.held_up(self.state(), reason)
         self._is_held_up = True
@@ -226,14 +226,14 @@ class Resident:
         return await once_home_may_be_used(attempt, self._told_to_leave, held_up)
 
     async def _acquire(self, home: Home) -> bool:
-        """Whether it is held: else this is to leave. Raises `UserError`."""
+        """Whether the home is held. If not, this process is to leave. Raises `UserError`."""
         return bool(await self._in_home(lambda: acquire(home)))
 
     def _is_to_leave(self, daemon: "Daemon") -> bool:
         return daemon.is_to_leave or self._told_to_leave.is_set()
 
     async def _wait_to_begin(self) -> Settings | None:
-        """With what to take part, once it may; None if it is to end instead."""
+        """The settings to take part with, once the daemon may; None if it is to end instead."""
         if (away := self._away) is not None:
             goes_on = await self._stay_away(away.reason, away.by_itself, away.until_s)
             return Settings.model_validate(away.come_back) if goes_on else None
@@ -243,20 +243,20 @@ class Resident:
         return self._settings if goes_on else None
 
     async def _load_what_trains(self) -> None:
-        """Only now: torch and libp2p come with it. The home is held meanwhile, so that who asks for
-        its daemon is told that one starts, and who starts another one that one is there."""
+        """Load torch and libp2p, only now. The home is held meanwhile. Whoever asks for its daemon,
+        or starts another one, is then told that one starts."""
         home = Home(self._settings.home)
         if _TRAINS in sys.modules or not await self._acquire(home):
             return
-        log.info("loads the program")  # the first line of a log, for half a minute where it is slow
+        log.info("loads the program")  # the first line; alone for half a minute on a slow machine
         try:
             await _loaded(_TRAINS)
         finally:
             home.release()
 
     def make_daemon(self, settings: Settings, dashboard: DashboardHost, seen: Seen) -> "Daemon":
-        """On this machine; one of another world says so."""
-        from p2p_dtfm.daemon.node.daemon import Daemon  # which was loaded just before
+        """The daemon on this machine. Simulated worlds override this."""
+        from p2p_dtfm.daemon.node.daemon import Daemon  # loaded just before
 
         return Daemon(settings, dashboard, seen)
 
@@ -295,7 +295,7 @@ class Resident:
         ]
         self._began_s = now.monotonic_s()
         try:
-            # who has waited for its home may have another one than was there before
+            # after a wait for its home, that may be another one than `recall` read
             return await daemon.run(None if self._is_held_up else past)
         finally:
             for task in watching:
@@ -308,7 +308,7 @@ class Resident:
                 self._last_state = state
 
     async def _watch_hours(self, daemon: "Daemon") -> None:
-        """Pause when the hours end; who resumed outside of them takes part until they end next."""
+        """Pause when the hours end; after a resume outside of them, when they end next."""
         if self._hours is None:
             return
         while self._are_hours or not self._is_within:
@@ -317,7 +317,7 @@ class Resident:
         daemon.pause(self._outside)
 
     async def _watch_owner(self, daemon: "Daemon") -> None:
-        """Make way for whoever owns this machine."""
+        """Pause when the owner of this machine needs it."""
         while self._yields is not None:
             if (reason := await self._yields.reason()) is not None:
                 daemon.pause(reason)
@@ -325,7 +325,7 @@ class Resident:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _leave_once_told(self, daemon: "Daemon") -> None:
-        """By what still listens of the time away, until the daemon does itself."""
+        """Tell `daemon` to leave, if a listener left over from the time away is told so."""
         await self._told_to_leave.wait()
         daemon.leave()
 
@@ -334,15 +334,15 @@ class Resident:
         return self._hours is None or self._hours.contain(self._now())
 
     async def _not_now(self) -> str | None:
-        """Why it takes no part now, if it is to come back by itself."""
+        """Why the daemon takes no part now, if it is to come back by itself."""
         if not self._are_hours:
             return self._outside
         return await self._yields.reason() if self._yields is not None else None
 
     async def _stay_away(self, reason: str, by_itself: bool, until_s: float | None = None) -> bool:
-        """Whether to take part again; else to end. `by_itself`: once the hours and the owner of
-        the machine allow it. `until_s`: by the clock on the wall. Raises `UserError` if the home is
-        taken, or cannot be used."""
+        """Stay away; returns whether to take part again, or else to end. `by_itself`: take part
+        once the hours and the machine's owner allow it. `until_s`: by the wall clock. Raises
+        `UserError` if the home is taken, or cannot be used."""
         home = self._held = Home(self._settings.home)
         away = TimeAway(reason, by_itself, until_s, self._resume, self._told_to_leave.set)
         if not await self._acquire(home):
@@ -353,7 +353,7 @@ class Resident:
         shown = self._shown_while_away()
         buttons = for_all_devices(home.root, {"resume": away.resume, "leave": away.leave})
         self._dashboard.show(lambda: shown_while_away(shown, away.status, self._seen), buttons)
-        release_memory()  # now that nothing shows the daemon any more
+        release_memory()  # nothing shows the daemon any more
         api = self._api_of(away, home)
         listen_for_the_end(away.decide, self._settings.until_stdin_closes)
         left = (self._away.port, self._away.listener) if self._away is not None else (None, None)
@@ -362,7 +362,7 @@ class Resident:
             await self._dashboard.start_public(self._settings.public_status)
             await api.start()
             goes_on = await self._until_decided(away)
-            if goes_on:  # for half a minute, where it is slow, it loads the program
+            if goes_on:  # loading may take half a minute
                 away.status.say(State.STARTING, Status.reason)
                 buttons = for_all_devices(home.root, {"leave": away.leave})
                 self._dashboard.show(
@@ -375,12 +375,12 @@ class Resident:
             home.release()
 
     async def _until_decided(self, away: TimeAway) -> bool:
-        """By its user, or by the hours and the owner of the machine."""
+        """Wait for the decision of the user, or of the hours and the machine's owner."""
         while (goes_on := away.decision) is None:
             await away.until_decided(LOOK_EVERY_S)
             await away.look_at_the_clock()
             why = await self._not_now() if away.by_itself else None
-            if not away.by_itself:  # or not any more: a pause was asked for meanwhile
+            if not away.by_itself:  # the user may have asked for a pause meanwhile
                 continue
             if why is None:
                 self._is_within = True
@@ -390,13 +390,13 @@ class Resident:
         return goes_on
 
     def _resume(self) -> None:
-        """By its user, whatever the hours and the owner of the machine say."""
+        """The user resumes, whatever the hours and the machine's owner say."""
         if self._yields is not None:
             self._yields.waive()
         self._is_within = self._are_hours
 
     def _api_of(self, away: TimeAway, home: Home) -> LocalApi:
-        """What it answers on its own machine."""
+        """The local API while the daemon is away."""
 
         async def not_while_paused(parameters: Mapping[str, str]) -> dict[str, Any]:
             return refusal_answer(_PAUSED)
@@ -414,7 +414,7 @@ class Resident:
         return LocalApi(app, home.socket)
 
     def _shown_while_away(self) -> DashboardState:
-        """What was reached, without the view and the step that are no longer this peer's."""
+        """What was reached, without the view and the step, which are no longer this peer's."""
         last = self._last_state or self._dashboard.state()
         return msgspec.structs.replace(
             last, view=ViewState(), timeline=Timeline(), events=self._seen.events.newest_first()
@@ -431,7 +431,7 @@ class Resident:
 
 
 async def _loaded(name: str) -> Any:
-    """That module, beside the event loop: it may take half a minute. Raises `UserError`."""
+    """Import that module in a thread, since it may take half a minute. Raises `UserError`."""
     try:
         with ends_at_once():
             return await asyncio.to_thread(importlib.import_module, name)
@@ -440,8 +440,8 @@ async def _loaded(name: str) -> Any:
 
 
 async def kept_up(watch: Callable[[], Awaitable[None]]) -> None:
-    """Until it ends by itself: a bug costs one look, and is told of, but nobody would see that this
-    machine's owner is not made way for any more."""
+    """Repeat `watch` until it returns. A bug costs one look and is logged. If the watch ended,
+    nobody would see that the daemon no longer makes way for the machine's owner."""
     while True:
         try:
             return await watch()

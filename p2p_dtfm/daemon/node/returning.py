@@ -1,4 +1,5 @@
-"""Of a daemon that is away: what is shown, with what it comes back, and when it cannot yet."""
+"""For a daemon that is away: what is shown, with which settings it comes back, and when it cannot
+yet."""
 
 import asyncio
 import contextlib
@@ -21,17 +22,20 @@ from p2p_dtfm.web.state import DashboardState, Live
 Result = TypeVar("Result")
 
 TRY_AGAIN_S = 300.0
-"""To load the program and to come to the others' view costs both: not all the time."""
+"""The pause after a try in vain. Each try loads the program and costs the others a view, so tries
+are rare."""
 AT_ONCE_S = 3.0
 TOOK_PART_S = 600.0
-"""Whose p2pd has ended after less did not gain by coming back at once."""
+"""How long a daemon must have taken part to come back at once after its p2pd ended. After less,
+another return at once would gain nothing."""
 IN_VAIN = "cannot take part now: "
 _OF_NO_USE = 5
-"""Exit code: another run is trained there, or none any more."""
+"""Exit code of a run that cannot be joined: another run is trained there, or none any more."""
 
 
 def shown_while_away(shown: DashboardState, status: Status, seen: Seen) -> DashboardState:
-    """The same, with the present time, day and state, without figures that only training has."""
+    """What was shown before, with the present time, day and state, and without figures that only
+    training has."""
     before, is_paused = shown.live, status.state is State.PAUSED
     comes_back = "p2p-dtfm resume, or the dashboard's Resume, takes part again"
     live = Live(
@@ -54,7 +58,7 @@ def shown_while_away(shown: DashboardState, status: Status, seen: Seen) -> Dashb
 
 
 def away_s(error: UserError | OSError, took_part_s: float) -> float:
-    """For how long it stays away."""
+    """How long the daemon stays away after this error."""
     is_at_once = isinstance(error, P2pdLost) and took_part_s >= TOOK_PART_S
     return AT_ONCE_S if is_at_once else TRY_AGAIN_S
 
@@ -62,10 +66,13 @@ def away_s(error: UserError | OSError, took_part_s: float) -> float:
 def in_vain(
     error: UserError | OSError, home: Path, has_begun: bool, is_watched: bool, pause_s: float
 ) -> str:
-    """Why it stays away once more, where what was in the way may pass: memory that others have, a
-    full disk, a port or a device in use, nobody who answers. Empty where another try would come to
-    the same, or somebody watches; and for who has begun, perhaps hours ago, unless its device makes
-    way, or its p2pd has ended, which is a matter of a new one."""
+    """Why the daemon stays away once more, in words; empty if it does not. It does where the fault
+    may pass: memory that others use, a full disk, a port or a device in use, nobody who answers.
+
+    The text is empty where another try would fail alike, or where somebody watches. It is also
+    empty if the daemon had begun, perhaps hours ago. The exceptions are a device that failed or
+    has no memory left, and a p2pd that has ended: either may pass.
+    """
     if is_watched or (has_begun and not isinstance(error, DeviceFault | P2pdLost)):
         return ""
     if isinstance(error, OSError):
@@ -81,9 +88,9 @@ async def once_home_may_be_used(
     told_to_leave: asyncio.Event,
     held_up: Callable[[str], None],
 ) -> Result | None:
-    """What comes of it; None for who is told to leave before. A service whose home cannot be used,
-    as where its disk is away, says so once, and tries again: systemd would begin it anew twice a
-    minute, and its owner be told each time. Raises `UserError`."""
+    """The result of `attempt`; None if the daemon is told to leave before. A service whose home
+    cannot be used, as where its disk is away, says so once and tries again. Otherwise systemd would
+    begin it anew twice a minute, and tell its owner each time. Raises `UserError`."""
     has_said = False
     while not told_to_leave.is_set():
         try:
@@ -101,15 +108,15 @@ async def once_home_may_be_used(
 
 
 async def acquire(home: Home) -> bool:
-    """True, once it is held. Raises `UserError`."""
-    if is_begun_by_systemd():  # its disk may have been taken away
+    """Take the home's lock; returns True. Raises `UserError`."""
+    if is_begun_by_systemd():  # the disk may have been taken away
         require_made(home.root)
     home.acquire()
     return True
 
 
 def release_memory() -> None:
-    """Where torch was never loaded there is nothing to give back."""
+    """Give memory back, where torch was loaded."""
     if "torch" in sys.modules:
         from p2p_dtfm.train.stage import measure
 
@@ -117,8 +124,8 @@ def release_memory() -> None:
 
 
 def to_come_back(settings: Settings, met: tuple[str, ...], run_digest: str) -> Settings:
-    """To the run that it was in, which it finds by what its home remembers, or as a newcomer to
-    those who were met; a founder's file may be another one by then."""
+    """The settings to come back to the same run. The home's memory leads there, or the peers that
+    were met, where this one is a newcomer. A founder's file may be another one by then."""
     if not run_digest or not (settings.run or met or not settings.initial_peers):
         return settings
     changes: dict[str, Any] = {"new": False, "run_digest": run_digest}
@@ -130,6 +137,6 @@ def to_come_back(settings: Settings, met: tuple[str, ...], run_digest: str) -> S
 
 
 def _is_remembered(settings: Settings, run_digest: str) -> bool:
-    from p2p_dtfm.daemon.peers.home_memory import read_memory  # loaded by whoever took part
+    from p2p_dtfm.daemon.peers.home_memory import read_memory  # loaded before, by taking part
 
     return read_memory(Home(settings.home).run_directory(run_digest)) is not None

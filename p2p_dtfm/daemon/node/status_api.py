@@ -37,8 +37,8 @@ log = logging.getLogger("p2p_dtfm")
 
 
 class StatusApi:
-    """Plain data for `p2p-dtfm status`, `plan`, `peers`, `trace` and the dashboard; before this
-    peer takes part in a run there is no `participant`."""
+    """Plain data for `p2p-dtfm status`, `plan`, `peers`, `trace` and the dashboard. There is no
+    `participant` before this peer takes part in a run."""
 
     def __init__(self, local: Local, network: Network) -> None:
         self._local = local
@@ -98,8 +98,8 @@ class StatusApi:
             log.info("dashboard %s", local.dashboard.address)
 
     async def invite(self, parameters: Mapping[str, str]) -> dict[str, Any]:
-        """A line for others to join with, or why there is none. A founder that waits for others in
-        no view yet is who they are to come to."""
+        """A line for others to join with, or why there is none. A founder that still waits for
+        others in no view invites them to itself."""
         participant, view = self.participant, self._last_view
         if participant is None or (view is None and self._local.settings.initial_peers):
             return refusal_answer(_IN_NO_VIEW)
@@ -168,7 +168,8 @@ class StatusApi:
         }
 
     def _given_json(self) -> dict[str, float]:
-        """Of this peer, in tokens: taken through as many layers as the model has."""
+        """What this peer has given, in tokens. Each is one token taken through as many layers as
+        the model has."""
         given = self._local.observer.contribution()
         return {
             "today": given.today.tokens,
@@ -203,7 +204,7 @@ class StatusApi:
         }
 
     def _barred_json(self) -> list[dict[str, Any]]:
-        """Who has no place for false work, until which step."""
+        """Members that are barred for false work, and until which step."""
         agreement = self.participant.membership.agreement if self.participant else None
         if agreement is None:
             return []
@@ -214,12 +215,13 @@ class StatusApi:
         ]
 
     def _estimates_json(self) -> object:
-        """How far off estimated links were, once measured; None where none was."""
+        """How far off estimated links were, once they were measured; None where none was."""
         participant = self.participant
         return msgspec.to_builtins(participant.membership.estimates.errors) if participant else None
 
     def _weak_points_of(self, view: View | None) -> WeakPoints | None:
-        """Found once for each view: a swarm of hundreds has many links."""
+        """The weak points of a view. They are found once for each view, since a swarm of hundreds
+        has many links."""
         if view is None:
             return None
         known, found = self._weak_points
@@ -229,7 +231,7 @@ class StatusApi:
         return found
 
     def _names_json(self) -> dict[str, str]:
-        """Of members, and of whom it asks to be let in."""
+        """Names of the members, and of the peers that the status speaks of."""
         names, view = self._local.observer.seen.names, self._view
         spoken_of = PEER_ID.findall(self._local.status.reason)
         return {it: names.of(it) for it in (*(view.member_ids if view else ()), *spoken_of)}
@@ -257,7 +259,8 @@ class StatusApi:
         }
 
     def _addresses_in(self, view: View | None) -> list[str]:
-        """Where others reach this peer, once it is a member: each is a way into the swarm."""
+        """Where others reach this peer, once it is a member. Each address is a way into the
+        swarm."""
         if self.participant is None or view is None:
             return []
         is_member = self._network.me.peer_id in view.member_ids
@@ -345,9 +348,9 @@ def way_words(far_end: str | None) -> str | None:
 
 
 def laboratory_marks(settings: Settings, host: HostPort) -> tuple[str, ...]:
-    """What makes a daemon's figures those of a laboratory."""
+    """Marks for figures that come from a laboratory: shaped links, an emulated device."""
     marks = []
-    if host.shaper is not None and host.shaper.label is not None:  # not only its owner's limits
+    if host.shaper is not None and host.shaper.label is not None:  # else its owner's limits alone
         marks.append(f"shaped links: {host.shaper.label}")
     if emulated_flops_per_s(settings.device) is not None:
         marks.append("emulated device: it computes nothing, so losses mean nothing")

@@ -11,9 +11,12 @@ from p2p_dtfm.ports import now
 
 
 class TimeAway:
-    """`by_itself`: it ends once the hours and the owner of the machine allow it. `until_s`: by the
-    clock on the wall. `on_resumed` is called before that is decided by its user, `on_told_to_leave`
-    where it is to end after it was decided that it takes part again."""
+    """What is decided while a daemon is away.
+
+    `by_itself`: the time ends once the hours and the owner of the machine allow it. `until_s`: when
+    it ends, by the wall clock. `on_resumed` is called before the user's decision to take part.
+    `on_told_to_leave` is called if the daemon is to end after it was decided to take part again.
+    """
 
     def __init__(
         self,
@@ -33,7 +36,7 @@ class TimeAway:
 
     @property
     def decision(self) -> bool | None:
-        """Whether to take part again; else to end. None while that is open."""
+        """Whether to take part again, or else to end. None while that is open."""
         return self._decision.result() if self._decision.done() else None
 
     def decide(self, go_on: bool) -> None:
@@ -43,22 +46,22 @@ class TimeAway:
             self._on_told_to_leave()
 
     async def until_decided(self, limit_s: float) -> None:
-        """Or for that long."""
+        """Wait for the decision, for `limit_s` at most."""
         await asyncio.wait({self._decision}, timeout=limit_s)
 
     async def look_at_the_clock(self) -> None:
-        """Its time may have come."""
+        """Resume, or heed the hours again, once `until_s` has come."""
         if self._until_s == RESUMED_S:
             await self.resume()
         elif self._until_s is not None and now.wall_s() >= self._until_s:
-            self._until_s, self.by_itself = None, True  # its owner's hours are as before
-            self._reason = ""  # another is to be said
+            self._until_s, self.by_itself = None, True  # the owner's hours count again
+            self._reason = ""  # another reason is to be told
 
     def begin(self) -> None:
         self.status.say(State.PAUSED, self._reason)
 
     def goes_on_for(self, reason: str) -> None:
-        """Though its time has come."""
+        """Give the reason why the pause goes on, although its time has come."""
         if not self._reason:
             self.status.say(State.PAUSED, reason)
             self._reason = reason

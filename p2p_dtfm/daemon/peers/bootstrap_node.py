@@ -37,15 +37,15 @@ DIGEST_DIGITS = 64
 
 @dataclass(frozen=True)
 class PublicPage:
-    """A page that anybody may read, of one run: which one is for the node's owner to say, or
-    strangers would have theirs shown there."""
+    """A page about one run, which anybody may read. The node's owner says which run, or strangers
+    would have theirs shown there."""
 
     port: int
     run_digest: str
 
 
 def public_page(port: int, run_digest: str) -> PublicPage | None:
-    """None without a port. Raises `UserError`."""
+    """The public page; None without a port. Raises `UserError`."""
     if not port:
         return None
     digest = run_digest.lower()
@@ -161,7 +161,7 @@ async def _serve_page(
 
 
 async def _refuse(sender: str, body: bytes) -> bytes:
-    """Every question of a newcomer gets the same answer; it then looks into the directory."""
+    """Refuse every question of a newcomer in the same way. It then looks into the directory."""
     raise PeerFault(REFUSAL, sender)
 
 
@@ -173,5 +173,5 @@ async def _refresh(directory: Directory) -> None:
             await directory.refresh()
         except Unreachable as error:
             log.warning("directory: %s", error)
-        except Exception:  # a node that no longer looks for others is lost to them unseen
+        except Exception:  # nobody would see that the node no longer looks for others
             log.exception("bug while the directory was looked after")

@@ -1,7 +1,8 @@
-"""Who trains a run: the initial peers are asked first, then those that the directory names.
+"""Finds members that train a run: the initial peers are asked first, then those that the directory
+names.
 
-A bootstrap node trains nothing, but through it the directory can be read, and members of a run say
-there that they are present.
+A bootstrap node trains nothing. But through it the directory can be read, where members of a run
+say that they are present.
 """
 
 import asyncio
@@ -33,14 +34,15 @@ ANSWER_DEADLINE_S = 4.0
 DIGEST_CHARACTERS = 64
 STAGES = 3
 HEAD_START_S = 1.0
-"""Of each way to read the directory before the next one, which is to be believed less."""
+"""The head start of each way to read the directory before the next one, which is to be believed
+less."""
 NODES_LIMIT = 16
 WELCOME_ALONE_S = 3.0
-"""After so long the directory is read as well, where the run is named."""
+"""After so long without a welcome, the directory is read as well, where the run is named."""
 
 Value = TypeVar("Value")
 Answer = tuple[str, Welcome]
-"""Who answered, and its answer."""
+"""The peer that answered, and its answer."""
 
 
 async def find_run(
@@ -52,12 +54,13 @@ async def find_run(
     say: Callable[[str], None],
     is_known: Callable[[str], bool],
 ) -> Answer:
-    """Find a member of the run (of any run, if `run_digest` is empty). `is_known`: who is no
-    stranger, and so decides what is to be done where nobody is found. Raises `UserError`."""
+    """Find a member of the run (of any run, if `run_digest` is empty). `is_known`: whether a peer
+    is no stranger. What a known peer says decides what to do where nobody is found. Raises
+    `UserError`."""
     asking = asyncio.create_task(ask_welcome(messenger, initial_peers, own, run_digest))
     is_whole = len(run_digest) == DIGEST_CHARACTERS
     try:
-        # one that says nothing at all must not keep this peer from looking elsewhere
+        # an initial peer that says nothing must not keep this peer from looking elsewhere
         await asyncio.wait({asking}, timeout=WELCOME_ALONE_S if is_whole else None)
         if asking.done() and (not is_whole or asking.exception() is None):
             return asking.result()
@@ -79,7 +82,7 @@ async def _look(
     run_digest: str,
     asking: asyncio.Task[Answer],
 ) -> Answer:
-    """In the directory, while initial peers are still asked. Raises `UserError`."""
+    """Look in the directory, while the initial peers are still asked. Raises `UserError`."""
     began_s = now.monotonic_s()
 
     async def hear_of_it() -> Answer | None:
@@ -95,7 +98,8 @@ async def _look(
         try:
             return asking.result()
         except UserError as refused:
-            # who trains another run has told so: then most likely the digest is mistyped
+            # an initial peer has said that it trains another run: most likely the digest is
+            # mistyped
             patience_s = LOOK_FOR_S if refused.exit_code == UNREACHABLE else 0.0
             if now.monotonic_s() > began_s + patience_s:
                 raise
@@ -109,10 +113,11 @@ async def ask_present(
     own: tuple[str, ...],
     run_digest: str,
 ) -> Answer | None:
-    """Ask some of those whom the directory names; None if no one trains the run now.
+    """Ask some of the peers that the directory names; None if none of them trains the run now.
 
-    First those who have brought their presence to an initial peer: whoever answers may invent the
-    others, by thousands. So nodes are read one by one, and of each some are asked.
+    Peers that have brought their presence to an initial peer are asked first. Any node that answers
+    may invent the others, by thousands. So nodes are read one by one, and some peers of each are
+    asked.
     """
     asked: set[str] = {messenger.me}
 
@@ -138,7 +143,7 @@ async def ask_present(
 
 
 def _in_turn(by_node: list[list[Presence]], asked: set[str]) -> list[Presence]:
-    """Some of those that each node names, one of each node after the other."""
+    """Draw some of the peers that each node names, one of each node after the other."""
     new = [[peer for peer in node if peer.peer_id not in asked] for node in by_node]
     drawn = [chance.sample(node, min(len(node), ASKED_LIMIT)) for node in new]
     turns = zip_longest(*sorted(drawn, key=len))
@@ -153,7 +158,7 @@ async def _first_answer(
     own: tuple[str, ...],
     run_digest: str,
 ) -> Answer | None:
-    """Several are asked at once; the first good answer counts."""
+    """Ask several peers at once. The first good answer counts."""
     turns = asyncio.Semaphore(ASKED_AT_ONCE_LIMIT)
 
     async def ask(peer: Presence) -> Answer | None:
@@ -172,7 +177,7 @@ async def _first_answer(
 async def first_found(
     ways: Sequence[Coroutine[Any, Any, Value | None]], limit_s: float | None
 ) -> Value | None:
-    """The first that is not None; the others are cancelled."""
+    """The first result that is not None. The other ways are cancelled."""
     tasks = {asyncio.create_task(way) for way in ways}
     waiting = set(tasks)
     loop = asyncio.get_running_loop()
@@ -212,8 +217,8 @@ async def _nobody(
     refused: UserError,
     is_known: Callable[[str], bool],
 ) -> UserError:
-    """Where somebody who is known trains the run in another version that is what is to be seen to;
-    what strangers say comes last."""
+    """The error where nobody was found. If a known peer trains the run in another version, the
+    error says that. What strangers say comes last."""
     passed_over = messenger.passed_over.items()
     unlike = {peer: why for peer, why in passed_over if isinstance(why, OtherProtocol)}
     for peer_id, known in unlike.items():

@@ -55,19 +55,20 @@ class Examination:
     threads: int
     spec: RunSpec
     newcomer: Callable[[str, int], Newcomer]
-    """`newcomer(device, threads)`: this machine with that device; 0: as many as torch likes."""
+    """`newcomer(device, threads)`: this machine with that device. 0 threads: as many as torch
+    likes."""
     memory_limit_bytes: int | None = None
-    """That its owner allows; None: what is free."""
+    """Memory that its owner allows; None: what is free."""
     takes_lines: bool = True
-    """Direct lines come in, at the port above libp2p's."""
+    """Whether direct lines come in, at the port above libp2p's."""
     run_digest: str = ""
-    """Of the run to look at; empty: the one that an initial peer trains."""
+    """The run to look at; empty: the one that an initial peer trains."""
     invitation: InvitationLine | None = None
-    """What was pasted, of a run that asks for one; the doctor does not come in by it."""
+    """The line that was pasted, of a run that asks for one. The doctor does not come in by it."""
 
 
 async def examine(what: Examination, tell: Callable[[Check], None]) -> list[Check]:
-    """All checks; `tell` hears of each as it is done."""
+    """Run all checks; `tell` hears of each as it is done."""
     done: list[Check] = []
 
     def add(check: Check) -> None:
@@ -100,7 +101,8 @@ def exit_code(checks: Sequence[Check]) -> int:
 
 
 def takes_part(daemon: Mapping[str, object] | None) -> bool:
-    """By its status: one that is paused has no port, and shows what was so before."""
+    """Whether a daemon takes part, by its status. A paused one has no port, and its status shows
+    what was so before."""
     return daemon is not None and daemon["state"] != "paused"
 
 
@@ -113,9 +115,10 @@ def check_daemon(home: Path, status: dict[str, object] | None) -> Check:
 async def examine_network(
     what: Examination, daemon: Mapping[str, object] | None, add: Callable[[Check], None]
 ) -> None:
-    """Whom this machine reaches, and who reaches it; `daemon` is the status of one that runs.
+    """Check which peers this machine reaches, and whether others reach it. `daemon` is the status
+    of one that runs.
 
-    With an identity for the occasion: the daemon's own may be in use at this moment.
+    This uses an identity for the occasion: the daemon's own may be in use at this moment.
     """
     with tempfile.TemporaryDirectory(prefix="p2p-dtfm-doctor-") as scratch:
         try:
@@ -149,9 +152,12 @@ async def examine_network(
 
 
 def check_invitation(home: Path, line: InvitationLine, identity: Identity) -> Check:
-    """Whether anybody can come in by it, as far as it says so itself: members may have taken it
-    back. A home that has come by it before needs it no more; what it came by is of its own
-    identity, where it has one yet."""
+    """Whether anybody can come in by this line, as far as the line itself says. Members may have
+    taken it back.
+
+    A home that has come by the line before needs it no more. What it came by is bound to its own
+    identity, if it has one yet.
+    """
     directory, own = place_of_run(Home(home).root, line.run_digest), Home(home).identity
     try:
         if own.exists():
@@ -163,7 +169,7 @@ def check_invitation(home: Path, line: InvitationLine, identity: Identity) -> Ch
 
 
 async def check_initial_peers(host: Host, addresses: Sequence[str]) -> list[Check]:
-    """Of several, as in an invitation, one that answers is enough."""
+    """Check the initial peers. Of several, as in an invitation, one that answers is enough."""
     findings = [it for address in addresses for it in await check_initial_peer(host, address)]
     checks = [Check(it.name, Grade(it.verdict), *it.rest) for it in findings]
     peers = [check for check in checks if check.name == "initial peer"]
@@ -184,8 +190,8 @@ async def check_initial_peers(host: Host, addresses: Sequence[str]) -> list[Chec
 async def check_worth(
     host: Host, what: Examination, daemon: Mapping[str, object] | None = None
 ) -> list[Check]:
-    """What the swarm would gain by each device, which is timed at its run; or gains by a daemon
-    that runs."""
+    """What the swarm would gain by each device, each timed at its run. If a daemon runs, what the
+    swarm gains by that."""
     if what.invitation is not None:
         found = "its members tell only who has joined, and the doctor joins nothing"
         return [Check("worth", Grade.SKIPPED, found)]
@@ -233,7 +239,8 @@ async def _worth_of(
 async def _finding(
     host: Host, what: Examination, daemon: Mapping[str, object] | None
 ) -> ReachabilityFinding | None:
-    """What peers elsewhere say; a daemon that takes part has asked them. None: nobody was asked."""
+    """What peers elsewhere say of this machine's reachability. A daemon that takes part has asked
+    them already. None: nobody was asked."""
     told = daemon.get("reachability") if daemon is not None and takes_part(daemon) else None
     if isinstance(told, dict):
         return ReachabilityFinding(
@@ -255,7 +262,8 @@ async def _finding(
 def check_reachability(
     addresses: Sequence[str], what: Examination, finding: ReachabilityFinding | None = None
 ) -> Check:
-    """What peers elsewhere found; where none was asked, what addresses this machine has."""
+    """Check whether others reach this machine: by what peers elsewhere found, or, if none was
+    asked, by this machine's addresses."""
     if finding is not None and finding.reachability is not Reachability.UNKNOWN:
         return _as_others_found(addresses, what, finding)
     if what.announce:

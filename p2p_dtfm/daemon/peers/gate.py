@@ -1,4 +1,5 @@
-"""This daemon's gate: what each sender is to it now, asked before anything is served."""
+"""This daemon's gate. It knows what each sender is to this peer now, and is asked before anything
+is served."""
 
 import collections
 import logging
@@ -24,10 +25,10 @@ FORMER_LIMIT = 4096
 REFUSED_SHOWN = 128
 TOLD_EVERY_S = 10.0
 ENTERING = (Hello, Knock, JoinRequest)
-"""What comes of them is of use to whoever is to join, and to nobody else."""
+"""Messages that are of use only to a peer that is to join."""
 UNPAID = (Hello, Knock, JoinRequest, Introduction, Revocations)
-"""What newcomers begin with: it holds a signature or two, and whoever floods with others keeps
-nobody from it."""
+"""Messages that newcomers begin with. Each holds a signature or two, and a flood of other messages
+keeps nobody from them."""
 _UNPAID_KINDS = frozenset(kind.__name__ for kind in UNPAID)
 _GATHERS = (Gather.__name__, Spread.__name__)
 _OF_A_STRANGER = "Gather of a stranger"
@@ -40,13 +41,13 @@ class GateKeeper:
     """The door of a daemon's host (`net.door.Door`), and the gate before its messages and files."""
 
     def __init__(self, vouched: Container[str] = ()) -> None:
-        """`vouched`: peers that this one has from its user, or from the member that it asked."""
+        """`vouched`: peers that the user has named, or the member that this peer asked."""
         self._vouched = vouched
         self.admissions = Admissions()
         self.is_open = False
         """Whether the run gives its files to everybody."""
         self.guests: GuestList | None = None
-        """Of a run by invitation: everybody else is told nothing."""
+        """The guests, if the run is by invitation. All other peers are told nothing."""
         self._agreement: Agreement | None = None
         self._gate = Gate(
             self.role_of,
@@ -57,40 +58,41 @@ class GateKeeper:
         self._seen_views: tuple[View | None, View | None] = (None, None)
         self._members: frozenset[str] = frozenset()
         self._in_force: frozenset[str] = frozenset()
-        """Members of the view in force alone: who is only to join has taken nothing over."""
+        """Members of the view in force alone. A peer that is only to join has taken nothing
+        over."""
         self._former: dict[str, None] = {}
         self._told_s = 0.0
         self._untold = 0
 
     @classmethod
     def of(cls, host: HostPort) -> "GateKeeper":
-        """Guards a host from now on: whom it serves, and whom it calls."""
+        """Guard a host from now on: which peers it serves, and which it calls."""
         keeper = cls(host.calling.vouched)
         host.door, host.calling.trusts = keeper, keeper.trusts
         return keeper
 
     def attach(self, agreement: Agreement, is_open: bool) -> None:
-        """The run is known."""
+        """Set the agreement, once the run is known."""
         self._agreement = agreement
         self.is_open = is_open
-        # who was a fellow before this daemon was started again has not become a stranger by that
+        # a fellow of before this daemon's restart is no stranger
         self._former = collections.OrderedDict.fromkeys(
             peer_id for known in agreement.history for peer_id in sorted(known.peer_ids)
         )
 
     @property
     def refused(self) -> collections.Counter[tuple[str, str, str]]:
-        """How often, by (role, kind, reason)."""
+        """The number of refusals by (role, kind, reason)."""
         return self._gate.refused
 
     def refused_most(self) -> tuple[RefusedCount, ...]:
-        """For status and metrics."""
+        """The most frequent refusals, for status and metrics."""
         most = self._gate.refused.most_common(REFUSED_SHOWN)
         return tuple(RefusedCount(*what, count) for what, count in sorted(most))
 
     @property
     def is_outside(self) -> bool:
-        """This peer is in no view: it cannot know by itself who is a member."""
+        """Whether this peer is in no view: it cannot know by itself which peers are members."""
         return self._agreement is None or self._agreement.view is None
 
     def role_of(self, peer_id: str) -> Role:
@@ -101,8 +103,8 @@ class GateKeeper:
         return self._role_in_views(peer_id, agreement)
 
     def came_before(self, peer_id: str) -> bool:
-        """Whether views say that others have let it in, be it that it was told of since by what was
-        taken back."""
+        """Whether views say that others have let this peer in, even if its invitation is known to
+        be taken back since."""
         return self._role_in_views(peer_id, self._agreement) in NEAR
 
     def _role_in_views(self, peer_id: str, agreement: Agreement | None) -> Role:
@@ -136,9 +138,9 @@ class GateKeeper:
         self._in_force, self._members = named[0], named[0] | named[1]
 
     def trusts(self, peer_id: str) -> bool:
-        """Whether this peer calls another wherever it is said to be: members, and those whom its
-        user or the member that it asked has named. Who is agreed on, and yet to join, comes by
-        itself: it may never take anything over."""
+        """Whether this peer calls another wherever that is said to be. It does so for members, and
+        for peers that its user or the member that it asked has named. A peer that is agreed on but
+        yet to join comes by itself: it may never take anything over."""
         role = self.role_of(peer_id)
         if self.guests is not None and self.guests.refusal(peer_id) is not None:
             return False
@@ -162,15 +164,16 @@ class GateKeeper:
         self._gate.spend(sender, kind, amount, now.monotonic_ns())
 
     def require(self, sender: str, kind: str, size_bytes: int = 0, pays: str = "") -> None:
-        """Raises `PeerFault` unless `sender` may say this now, and owes nothing of what it
+        """Raises `PeerFault` unless `sender` may say this now and has paid what it owes under
         `pays`."""
         answer = self._gate.admit(sender, kind, size_bytes, now.monotonic_ns(), pays=pays)
         if isinstance(answer, GateRefusal):
             raise PeerFault(self._told(sender, kind, answer), sender)
 
     def require_readable(self, sender: str, kind: str, size_bytes: int) -> None:
-        """Raises `PeerFault` where `sender` may say nothing of this kind now, whatever stands in
-        it: asked before it is read, which costs more than all that the gate does."""
+        """Raises `PeerFault` where `sender` may say nothing of this kind now, whatever it contains.
+        This is asked before the message is read, since reading costs more than all that the gate
+        does."""
         pays = "" if kind in _UNPAID_KINDS else self._opening
         if kind in _GATHERS and not self.is_outside and self.role_of(sender) is Role.STRANGER:
             kind = _OF_A_STRANGER
@@ -179,7 +182,7 @@ class GateKeeper:
             raise PeerFault(self._told(sender, kind, answer), sender)
 
     def require_message(self, sender: str, message: Message, size_bytes: int) -> None:
-        """As `require`; a Gather of somebody unknown must carry what a member has signed."""
+        """As `require`. A Gather or Spread of a stranger must carry what a member has signed."""
         kind = type(message).__name__
         if isinstance(message, ENTERING):
             self.require_guest(sender)
@@ -200,7 +203,8 @@ class GateKeeper:
         return "opening in no view" if self.is_outside else "opening"
 
     def pays(self, sender: str, effort: int) -> None:
-        """So much it has cost to look at what a message passes on (`identity.effort_spent`)."""
+        """Charge the sender with what it has cost to look at what a message passes on
+        (`identity.effort_spent`)."""
         if effort:  # little of what is said has to be opened
             self._gate.spend(sender, self._opening, effort, now.monotonic_ns())
 
@@ -210,7 +214,7 @@ class GateKeeper:
             raise PeerFault(why, sender)
 
     def _why_no_guest(self, sender: str) -> str:
-        """In words for the sender; empty where all may come, or it may."""
+        """Why `sender` is no guest, in words for it. Empty where all may come, or it may."""
         guests = self.guests
         if guests is None or guests.admits(sender):
             return ""
@@ -229,11 +233,11 @@ class GateKeeper:
         return self.role_of(sender) in NEAR
 
     def goes_first(self, sender: str) -> bool:
-        """See `net.door.Door`. Of former members there may be any number."""
+        """See `net.door.Door`. Former members do not go first, since there may be any number."""
         return self.role_of(sender) is Role.MEMBER
 
     def _told(self, sender: str, kind: str, refusal: GateRefusal) -> str:
-        """The refusal in words; logged now and then, or a flood would fill the log."""
+        """The refusal in words. It is logged now and then, or a flood would fill the log."""
         text = f"{kind}: {refusal.reason.value} of a {refusal.role.value}"
         why = self._why_no_guest(sender) if refusal.role is Role.STRANGER else ""
         now_s = now.monotonic_s()
@@ -245,7 +249,7 @@ class GateKeeper:
 
 
 class _Leaving:
-    """Says once that what was admitted is done."""
+    """Called when what was admitted is done; says so once."""
 
     def __init__(self, gate: Gate, sender: str, admitted: Admitted, kind: str) -> None:
         self._left: Callable[[], None] | None = lambda: gate.left(sender, admitted.role, kind)

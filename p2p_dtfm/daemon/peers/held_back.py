@@ -1,7 +1,8 @@
 """Prepared of a peer that computes alone, which others may hear of a little later.
 
-Nobody waits for them, and each message costs both ends and their p2pd more than a millisecond of
-processor: three spares that hear of six steps a second take a tenth of a core from who computes.
+Nobody waits for them. Each message costs both ends and their p2pd more than a millisecond of
+processor. Three spares that hear of six steps a second take a tenth of a core from the member that
+computes.
 """
 
 from p2p_dtfm.core.protocol.signed import Signed
@@ -9,11 +10,11 @@ from p2p_dtfm.core.protocol.snapshot import ViewId
 
 TOLD_EVERY_S = 0.5
 LIMIT = 16
-"""Statements in one message."""
+"""Limit of statements in one message."""
 
 
 class HeldBack:
-    """What the others have not been told of one view."""
+    """Statements of one view that the others have not been told."""
 
     def __init__(self) -> None:
         self._view: ViewId | None = None
@@ -29,7 +30,7 @@ class HeldBack:
         return now_s - self._told_s >= TOLD_EVERY_S or len(self._signed) >= LIMIT
 
     def take(self, now_s: float) -> tuple[Signed, ...]:
-        """All, in order; they are told now."""
+        """All statements, in order. They count as told now."""
         found, self._signed = tuple(self._signed), []
         self._told_s = now_s
         return found

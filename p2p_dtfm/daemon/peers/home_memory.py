@@ -1,8 +1,8 @@
-"""What a home remembers of a run: its spec, whom it met there, and where.
+"""What a home remembers of a run: its spec, the members met there, and where they were.
 
-Two small files in the run's directory, written by turns at each takeover and once a minute, each
-whole or not at all: where a disk has not kept its promise as the machine stopped, the one before is
-there. With it a daemon that comes back finds its swarm through any member that still lives.
+It is two small files in the run's directory, written by turns at each takeover and once a minute,
+each whole or not at all. If a disk breaks its promise as the machine stops, the file before is
+still there. With it a daemon that comes back finds its swarm through any member that still lives.
 """
 
 import contextlib
@@ -38,29 +38,29 @@ log = logging.getLogger("p2p_dtfm")
 
 
 class Acquaintance(msgspec.Struct, frozen=True):
-    """A member that was met, and where; addresses end in its id."""
+    """A member that was met, and where. Each address ends in its id."""
 
     peer_id: str
     addresses: tuple[str, ...]
     seen_s: int
-    """Unix time when it was last a member of the same view."""
+    """Unix time when it was last in a view with this peer."""
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Of one run."""
+    """What is remembered of one run."""
 
     signed_spec: Signed
     used_s: int
-    """Unix time when this home last took part; later than in other runs before, whatever the clock
-    said then."""
+    """Unix time when this home last took part. It is later than in all runs before, whatever the
+    clock said then."""
     machine: str
-    """Where that was, hashed."""
+    """The hashed machine on which that was."""
     members: tuple[Acquaintance, ...] = ()
-    """Those seen last come first."""
+    """Members, those seen last first."""
     meeting_points: tuple[str, ...] = ()
-    """Addresses that were given and answered; a bootstrap node may be among them."""
+    """Given addresses that answered. A bootstrap node may be among them."""
     written: int = 0
-    """How often it was written: the wall clock may be set."""
+    """How often the memory was written. The wall clock, which may be set, is no order."""
 
     @property
     def run_digest(self) -> str:
@@ -71,37 +71,37 @@ class Memory(msgspec.Struct, frozen=True):
         return RunSpec.from_canonical_bytes(self.signed_spec.payload)
 
     def met(self, seen: Iterable[Acquaintance]) -> "Memory":
-        """With these seen more lately than all others."""
+        """This memory, with these members seen more lately than all others."""
         newest = {item.peer_id: item for item in seen if item.addresses}
         older = (item for item in self.members if item.peer_id not in newest)
         members = (*newest.values(), *older)[:ACQUAINTANCES_LIMIT]
         return msgspec.structs.replace(self, members=members)
 
     def has_met(self, peer_ids: Iterable[str]) -> bool:
-        """Whether one of them was a member, or answered when it was given."""
+        """Whether one of these was a member, or answered when it was given."""
         known = {item.peer_id for item in self.members} | {*peer_ids_of(self.meeting_points)}
         return not known.isdisjoint(peer_ids)
 
     def addresses(self) -> tuple[str, ...]:
-        """Where to look: meeting points, then one address of each member, newest first."""
+        """Where to look: the meeting points, then one address of each member, newest first."""
         first = (address for item in self.members for address in item.addresses[:1])
         return tuple(dict.fromkeys((*self.meeting_points, *first)))
 
 
 def acquaintance(peer_id: str, addresses: Sequence[str], seen_s: int) -> Acquaintance:
-    """With those of its addresses at which it could be called, whole and bounded."""
+    """A member with those of its addresses at which it could be called, whole and bounded."""
     ways = dict.fromkeys(whole(at, peer_id) for at in ways_to(peer_id, addresses))
     return Acquaintance(peer_id, tuple(ways)[:ADDRESSES_LIMIT], seen_s)
 
 
 def read_memory(directory: Path) -> Memory | None:
-    """What is remembered in a run's directory: the newest that is whole."""
+    """What is remembered in a run's directory: the newest whole file."""
     found = [it for name in NAMES if (it := _read(directory / name, directory.name)) is not None]
     return max(found, key=lambda memory: memory.written, default=None)
 
 
 def _read(path: Path, run: str) -> Memory | None:
-    """A damaged file is told of once, and set aside."""
+    """A file's memory; None without one. A damaged file is told of once, and set aside."""
     try:
         return _whole(path, run)
     except FileNotFoundError:
@@ -126,7 +126,7 @@ def _read(path: Path, run: str) -> Memory | None:
 
 
 def _whole(path: Path, run: str) -> Memory:
-    """Raises what a file can be at fault with."""
+    """A file's memory. Raises what a file can be at fault with."""
     with path.open("rb") as file:
         data = file.read(FILE_LIMIT_BYTES + 1)
     return _checked(data, run)
@@ -148,7 +148,7 @@ def _checked(data: bytes, name: str) -> Memory:
 
 
 class _OfAnotherVersion(Exception):
-    """What is signed is whole, and says what this program does not know."""
+    """The signed spec is whole, and says what this program does not know."""
 
 
 def _require_known(payload: bytes) -> None:
@@ -159,15 +159,15 @@ def _require_known(payload: bytes) -> None:
 
 
 def _with_sound_ways(item: Acquaintance) -> Acquaintance:
-    """An earlier version wrote down whatever its members said of themselves: what is no address is
-    left out, and the rest holds."""
+    """The member without what is no address. An earlier version wrote down whatever its members
+    said of themselves; the rest holds."""
     suffix = f"/p2p/{item.peer_id}"
     sound = (at for at in item.addresses if at.endswith(suffix) and is_address(at))
     return msgspec.structs.replace(item, addresses=tuple(sound))
 
 
 def write_memory(directory: Path, memory: Memory) -> None:
-    """Whole or not at all, for this user's eyes only. Raises `OSError`."""
+    """Write a memory, whole or not at all, for this user's eyes only. Raises `OSError`."""
     path = directory / NAMES[memory.written % len(NAMES)]
     data = msgspec.json.format(msgspec.json.encode(memory), indent=1)
     disk.write_whole(path, data, disk.ONLY_OWNER)
@@ -176,15 +176,15 @@ def write_memory(directory: Path, memory: Memory) -> None:
 def remembered_runs(
     home: Path, read: Callable[[Path], Memory | None] = read_memory
 ) -> list[Memory]:
-    """All runs that a home remembers, the one used last first."""
+    """All runs that a home remembers. The one used last comes first."""
     directories = sorted(home.glob("runs/*/"), key=_written_s, reverse=True)[:RUNS_LIMIT]
     found = [memory for path in directories if (memory := read(path)) is not None]
     return sorted(found, key=lambda memory: memory.used_s, reverse=True)
 
 
 def seen_by_others(directory: Path) -> Memory | None:
-    """As `read_memory`, for whoever only looks at a home: says nothing, and leaves what is damaged
-    where it is."""
+    """As `read_memory`, for a program that only looks at a home. It logs nothing, and leaves
+    damaged files where they are."""
     found = []
     for name in NAMES:
         with contextlib.suppress(OSError, _OfAnotherVersion, *_DAMAGES):
@@ -193,7 +193,7 @@ def seen_by_others(directory: Path) -> Memory | None:
 
 
 def _written_s(directory: Path) -> float:
-    """When something was noted there last, roughly; 0 where nothing was."""
+    """Roughly when the memory was last written there; 0 where none was."""
     times_s = []
     for name in NAMES:
         with contextlib.suppress(OSError):
@@ -203,7 +203,7 @@ def _written_s(directory: Path) -> float:
 
 def this_machine() -> str:
     """A name for this machine that says nothing of it. A container has another host name each time
-    that it is made."""
+    that it is made, so the host name is left out there."""
     try:
         own = MACHINE_ID.read_bytes()
     except OSError:

@@ -1,6 +1,5 @@
-"""Looking for living members of one run: where they were met before, in the directory, and on the
-local network. All three at once, and not for long.
-"""
+"""Looks for living members of one run: where they were met before, in the directory, and on the
+local network. All three are tried at once, and not for long."""
 
 import asyncio
 import contextlib
@@ -22,7 +21,7 @@ LOOK_LIMIT_S = 6.0
 ANSWER_DEADLINE_S = 3.0
 MET_FIRST_S = 3.5
 HEAD_START_S = 1.0
-"""Of those that were met."""
+"""The head start of members that were met."""
 ASKED_AT_ONCE_LIMIT = 16
 ASKED_LIMIT = 32
 
@@ -40,7 +39,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Sought:
-    """Which run, and whom this peer has met in it, newest first: (peer id, addresses)."""
+    """The run, and the members that this peer has met in it, newest first: (peer id, addresses)."""
 
     run_digest: str
     met: tuple[tuple[str, tuple[str, ...]], ...]
@@ -49,7 +48,7 @@ class Sought:
 
 
 class MemberSearch:
-    """For any run; `own`: this peer's addresses, for those that answer."""
+    """A search for members of any run. `own`: this peer's addresses, told to those that answer."""
 
     def __init__(
         self,
@@ -63,7 +62,8 @@ class MemberSearch:
         self._nearby = nearby
         self._own = own
         self.elsewhere: dict[str, str] = {}
-        """Of those who were met and answered in the last look, but train something else: what."""
+        """What members that were met train now, if they answered the last look and train something
+        else."""
 
     def places(self, sought: Sought) -> str:
         """Where `look` looks, in words."""
@@ -74,7 +74,7 @@ class MemberSearch:
         return " and ".join([", ".join(places[:-1]), places[-1]] if places[1:] else places)
 
     async def look(self, sought: Sought, limit_s: float = LOOK_LIMIT_S) -> Found | None:
-        """The first member that answers; None if nobody does within the limit. Those that were met
+        """The first member that answers; None if none does within the limit. Members that were met
         have the first word: anybody can say in the directory, or nearby, that it is a member."""
         own, self.elsewhere = await self._own_addresses(), {}
         met_are_silent = asyncio.Event()
@@ -88,7 +88,7 @@ class MemberSearch:
         async def ask_others() -> Found | None:
             loop = asyncio.get_running_loop()
             end_s = loop.time() + MET_FIRST_S
-            if sought.met:  # most often they answer, and nobody need be asked where others are
+            if sought.met:  # met ones mostly answer, and no other need be asked
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(met_are_silent.wait(), HEAD_START_S)
             ways = [self._ask_directory(sought, own)]
@@ -104,7 +104,8 @@ class MemberSearch:
         return await first_found([ask_met(), ask_others()], limit_s)
 
     async def _own_addresses(self) -> tuple[str, ...]:
-        """None while p2pd has no time to say: who is asked then is asked all the same."""
+        """This peer's addresses; () while p2pd has no time to say. The others are asked all the
+        same."""
         try:
             return await self._own()
         except Unreachable as error:
@@ -122,7 +123,8 @@ class MemberSearch:
     async def _ask_nearby(
         self, nearby: Nearby, sought: Sought, own: tuple[str, ...]
     ) -> Found | None:
-        """Of those that answer, the ones that were met: by this peer, or by their own account."""
+        """Ask neighbours that answer, if this peer has met them or they say that they have met
+        it."""
         met = {peer_id for peer_id, _ in sought.met}
         answers: asyncio.Queue[Neighbour | None] = asyncio.Queue()
 
@@ -166,7 +168,8 @@ class MemberSearch:
         own: tuple[str, ...],
         where: str,
     ) -> Found | None:
-        """Who does not answer is forgotten, so that nobody waits for it any more."""
+        """Ask one peer. If it does not answer it is forgotten, so that nothing waits for it any
+        more."""
         if peer_id == self._messenger.me:
             return None
         found, is_met = None, peer_id in {met for met, _ in sought.met}
@@ -174,7 +177,7 @@ class MemberSearch:
             async with asyncio.timeout(ANSWER_DEADLINE_S):
                 if is_met:
                     self._messenger.learn(peer_id, addresses)
-                else:  # it says itself that it knows this peer
+                else:  # it says that it knows this peer
                     await self._messenger.look_up(peer_id, addresses, was_there=True)
                 try:
                     found = await ask_welcome_shortly(
@@ -192,7 +195,7 @@ class MemberSearch:
 
 @asynccontextmanager
 async def _at_work(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """`work` goes on meanwhile, and ends with the block at the latest."""
+    """Let `work` go on during the block. It is cancelled at the block's end."""
     task = asyncio.create_task(work)
     try:
         yield

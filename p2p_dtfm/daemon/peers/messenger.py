@@ -1,9 +1,9 @@
 """Messages to other peers: one bounded queue for each, begun in order, tried again for a while.
 
-Several of a peer's messages are under way at once, or around the world each would wait for the
-answer to the one before: a Prepared behind a heartbeat came half a second late, and a Gather of
-eight peers took longer than its deadline. So what was told last may arrive first; every message
-says by itself what it is about.
+Several messages to a peer are under way at once. Otherwise, around the world, each would wait for
+the answer to the one before: a Prepared behind a heartbeat came half a second late, and a Gather of
+eight peers took longer than its deadline. So the message that was told last may arrive first. Every
+message says by itself what it is about.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ Value = TypeVar("Value")
 
 QUEUE_LIMIT = 512
 UNDER_WAY_LIMIT = 16
-"""Messages to one peer at a time; a peer answers more than that (`net.libp2p.control`)."""
+"""Messages to one peer at a time. A peer answers more than that at once (`net.libp2p.control`)."""
 DEADLINE_S = 5.0
 ATTEMPTS = 4
 FIRST_PAUSE_S = 0.2
@@ -42,12 +42,12 @@ IDLE_S = 60.0
 KNOCK_AGAIN_S = 300.0
 REFUSALS_TOLD_EVERY_S = 10.0
 NOT_UNDERSTOOD = ("message that is not a valid", "a message of an unknown kind")
-"""What whoever cannot read a message answers."""
+"""Answers of a peer that cannot read a message."""
 PACKED_LIMIT = 4
 PEERS_LIMIT = 4096
-"""Peers remembered; whoever was learnt longest ago is forgotten first."""
+"""Limit of remembered peers. The one learnt longest ago is forgotten first."""
 GONE_AFTER_S = 3600.0
-"""Silent, and nobody whom this peer still has to do with."""
+"""A peer silent for so long is forgotten, unless this peer still has to do with it."""
 
 log = logging.getLogger("p2p_dtfm.messenger")
 
@@ -75,21 +75,22 @@ class Messenger:
         self._queues: dict[str, asyncio.Queue[Message]] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._unanswered: dict[str, list[Message]] = {}
-        """What is queued or under way to each peer that has a worker."""
+        """Messages queued or under way to each peer that has a worker."""
         self._when_taken: dict[tuple[str, int], Callable[[], None]] = {}
-        """By whom is told, and the `id` of what: not all messages can be hashed."""
+        """What to call when a message is taken, by peer and `id`, since not all can be hashed."""
         self._last_packed: deque[tuple[Message, bytes]] = deque(maxlen=PACKED_LIMIT)
-        """As they travel."""
+        """Messages with their packed bytes."""
         self._connected: set[str] = set()
         self._silent: set[str] = set()
         self._refusals: dict[str, tuple[str, float]] = {}
-        """The last cause that was told of each peer, and when."""
+        """The last cause that was logged for each peer, and when."""
         self.run_digest = ""
-        """Of the run to join, once it is known."""
+        """The run to join, once it is known."""
         self.passed_over: dict[str, UserError] = {}
-        """Who answered which run it trains, and could not be followed; and why."""
+        """Peers that answered which run they train and could not be followed, each with the
+        reason."""
         self.greeted_s: dict[str, float] = {}
-        """When each peer that is of this version last asked which run is trained here."""
+        """When each peer of this version last asked which run is trained here."""
         self.introduction: Introduction | None = None
         """What each peer is told before anything else, in a run by invitation."""
         self._introduced: dict[str, None] = {}
@@ -99,7 +100,7 @@ class Messenger:
         self._began_s = now.monotonic_s()
 
     def learn(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """Remember where a peer is: one that the user named, or that members agreed on."""
+        """Remember where a peer is that the user named, or that members agreed on."""
         if not addresses or peer_id == self._host.peer_id:
             return
         self._host.calling.vouch(peer_id)
@@ -108,8 +109,8 @@ class Messenger:
             self._host.know(peer_id, ways)
 
     def learn_named(self, peers: Iterable[PeerAddress]) -> None:
-        """Members, as one names them whom this peer has asked to be let in: many of them behind one
-        door it has invented, so that others knock there."""
+        """Learn members as the member that was asked names them. That member may have put many of
+        them behind one door, so that others knock there: of each door only some are learnt."""
         for peer in peers:
             addresses = peer.addresses[:ADDRESSES_LIMIT]
             self.learn(peer.peer_id, [it for it in addresses if self._may_be_at(peer.peer_id, it)])
@@ -122,7 +123,7 @@ class Messenger:
         return self._named_doors.admits(door, behind, is_public(door[0]))
 
     def hear_of(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """Somebody says where a peer is, perhaps to make this one knock there
+        """Somebody says where a peer is, perhaps to make this peer knock there
         (`net.contacts.calling`)."""
         if peer_id in self._addresses:
             self.learn(peer_id, addresses)
@@ -132,8 +133,8 @@ class Messenger:
             self._host.know(peer_id, ways)
 
     async def look_up(self, peer_id: str, addresses: Sequence[str], was_there: bool) -> None:
-        """Connect to a peer that the directory names; `was_there`: as a node knows that this peer
-        believes. Raises `Unreachable`."""
+        """Connect to a peer that the directory names. `was_there`: it brought its presence
+        to a node that this peer believes. Raises `Unreachable`."""
         own_suffix = f"/p2p/{peer_id}"
         plain = [address.removesuffix(own_suffix) for address in addresses]
         if await self._host.calling.is_linked(peer_id):
@@ -143,8 +144,8 @@ class Messenger:
         await self._host.calling.answered(peer_id)
 
     async def knock(self, peer_id: str) -> None:
-        """Say that this peer is going to join, where it has not lately: before anything is asked
-        for that strangers do not get. Raises `Unreachable`."""
+        """Say that this peer is going to join, unless it did so lately. That comes before it asks
+        for anything that strangers do not get. Raises `Unreachable`."""
         now_s = now.monotonic_s()
         if now_s - self._knocked_s.get(peer_id, -KNOCK_AGAIN_S) < KNOCK_AGAIN_S:
             return
@@ -153,26 +154,28 @@ class Messenger:
             put_newest(self._knocked_s, peer_id, now_s, PEERS_LIMIT)
 
     def pass_over(self, peer_id: str, reason: UserError) -> None:
-        """Ask it no more which run it trains, until `passed_over` is cleared."""
+        """Do not ask a peer any more which run it trains, until `passed_over` is cleared."""
         put_newest(self.passed_over, peer_id, reason.to_keep(), PEERS_LIMIT)
 
     def greeted_by(self, peer_id: str) -> None:
-        """In this version of the protocol."""
+        """A peer asked, in this version of the protocol, which run is trained here."""
         put_newest(self.greeted_s, peer_id, now.monotonic_s(), PEERS_LIMIT)
 
     def forget(self, peer_id: str) -> None:
-        """It is no member of the run: a bootstrap node, or one that has gone."""
+        """Forget the addresses of a peer that is no member: a bootstrap node, or one that has
+        gone."""
         self._addresses.pop(peer_id, None)
 
     def forget_gone(self, here: Collection[str]) -> None:
-        """Those that are not `here`, and were not heard for long: over months they are many."""
+        """Forget peers that are not `here` and were not heard for long. Over months they are
+        many."""
         since_s = now.monotonic_s() - GONE_AFTER_S
         for peer_id in self.known:
             if peer_id not in here and self.heard_s.get(peer_id, self._began_s) < since_s:
                 self.forget(peer_id)
 
     def where(self, peer_id: str) -> tuple[str, ...]:
-        """Its addresses, as far as they are known, each ending in its id."""
+        """A peer's addresses, as far as they are known, each ending in its id."""
         return tuple(whole(address, peer_id) for address in self._addresses.get(peer_id, ()))
 
     def heard(self, peer_id: str) -> None:
@@ -192,9 +195,11 @@ class Messenger:
     def tell(
         self, peer_id: str, message: Message, when_taken: Callable[[], None] | None = None
     ) -> None:
-        """Send without waiting; `when_taken` is called once it has been taken. A peer that does not
-        keep up loses the oldest messages, and is not told again what it has not answered yet: where
-        all are slow, that would make them slower."""
+        """Send without waiting. `when_taken` is called once the peer has taken the message.
+
+        A peer that does not keep up loses the oldest messages. It is not told again what it has not
+        answered yet: where all are slow, that would make them slower.
+        """
         if peer_id == self._host.peer_id:
             return
         unanswered = self._unanswered.setdefault(peer_id, [])
@@ -226,15 +231,15 @@ class Messenger:
             self._on_failed(peer_id, error.cause)
             raise
         except Refused as refusal:
-            if NOT_INVITED in refusal.cause:  # it may have been started again since
+            if NOT_INVITED in refusal.cause:  # the peer may have been started again
                 self._introduced.pop(peer_id, None)
             raise
         self.heard(peer_id)
         return reply
 
     def _packed(self, message: Message) -> bytes:
-        """Of what is told to many, once for all: of 32 that agree this was two fifths of what it
-        took to send."""
+        """The bytes of a message, packed once for all that are told it. With 32 peers that agree,
+        packing for each was two fifths of the cost to send."""
         for one, packed in self._last_packed:
             if one is message:
                 return packed
@@ -251,7 +256,8 @@ class Messenger:
         return ""
 
     async def _introduce(self, peer_id: str) -> None:
-        """Once, before all else, say by what this peer comes. Raises `Unreachable`, `Refused`."""
+        """Show this peer's invitation to a peer, once and before all else. Raises `Unreachable` or
+        `Refused`."""
         if self.introduction is None or peer_id in self._introduced:
             return
         put_newest(self._introduced, peer_id, None, PEERS_LIMIT)
@@ -263,7 +269,7 @@ class Messenger:
                 raise
 
     async def connect(self, peer_id: str) -> None:
-        """Make sure that there is a connection, if it is known where to."""
+        """Make sure that there is a connection, if the peer's addresses are known."""
         if peer_id in self._connected or peer_id not in self._addresses:
             return
         await self._host.connect(peer_id, self._addresses[peer_id], CONNECT_DEADLINE_S)
@@ -272,11 +278,12 @@ class Messenger:
             await self._straighten(peer_id, self._addresses.get(peer_id, ()))
 
     def forget_knocks(self) -> None:
-        """They did not help: whoever was knocked at may have let in others since."""
+        """Forget the knocks, since they did not help. The peers that were knocked at may have let
+        in others since."""
         self._knocked_s.clear()
 
     async def is_direct(self, peer_id: str) -> bool:
-        """Whether the connection to a peer, if there is one, does without a relay."""
+        """Whether the connection to a peer, if there is one, goes without a relay."""
         if self._host.is_only_local:
             return True
         return await self._host.direct_address(peer_id) is not None
@@ -284,7 +291,7 @@ class Messenger:
     async def _deliver(self, peer_id: str, queue: asyncio.Queue[Message]) -> None:
         turns = asyncio.Semaphore(UNDER_WAY_LIMIT)
         unanswered = self._unanswered[peer_id]
-        answers = False  # as it did lately; nobody has to know where to dial who has come by itself
+        answers = False  # of late; a peer that has come by itself needs no address
 
         async def deliver(message: Message) -> None:
             nonlocal answers
@@ -304,18 +311,18 @@ class Messenger:
                     await delivery
 
     def _worker_ended(self, peer_id: str, worker: asyncio.Task[None]) -> None:
-        """A mistake of ours must not make a peer unheard of for good: the next message has a new
-        queue and worker."""
+        """Drop a worker that failed: the next message gets a new queue and worker. A bug here must
+        not cut a peer off for good."""
         if worker.cancelled() or (error := worker.exception()) is None:
             return
         log.error("bug while messages to %s were under way", peer_id, exc_info=error)
         if self._workers.get(peer_id) is worker:
             del self._queues[peer_id], self._workers[peer_id], self._unanswered[peer_id]
             for key in [key for key in self._when_taken if key[0] == peer_id]:
-                del self._when_taken[key]  # another message may have the `id` of a lost one
+                del self._when_taken[key]  # another message may get the `id` of a lost one
 
     async def _try_to_deliver(self, peer_id: str, message: Message) -> bool:
-        """Whether it has answered."""
+        """Returns whether the peer has answered."""
         pause_s = FIRST_PAUSE_S
         for attempt in range(ATTEMPTS):
             try:
@@ -333,7 +340,7 @@ class Messenger:
                 if attempt == ATTEMPTS - 1:
                     first = peer_id not in self._silent
                     self._silent.add(peer_id)
-                    is_news = first and not isinstance(message, Standing)  # told to outsiders
+                    is_news = first and not isinstance(message, Standing)  # outsiders get it, too
                     level = logging.WARNING if is_news else logging.DEBUG
                     why = in_plain_words(error.cause)
                     log.log(
@@ -351,8 +358,8 @@ class Messenger:
         return False
 
     def _log_refusal(self, peer_id: str, message: Message, cause: str) -> None:
-        """Once for each cause in a row, which a peer may invent, and not all the time; one that has
-        just started refuses much at first."""
+        """Log a refusal once for each cause in a row, and not all the time: a peer may invent
+        causes. One that has just started refuses much at first."""
         before, told_s = self._refusals.get(peer_id, ("", -REFUSALS_TOLD_EVERY_S))
         now_s = now.monotonic_s()
         first = cause != before and now_s - told_s >= REFUSALS_TOLD_EVERY_S
@@ -360,12 +367,12 @@ class Messenger:
             put_newest(self._refusals, peer_id, (cause, now_s), PEERS_LIMIT)
         is_unlike = cause.startswith(NOT_UNDERSTOOD)
         is_news = first and (is_unlike or not isinstance(message, Standing))
-        level = logging.WARNING if is_news else logging.DEBUG  # who has just started refuses that
+        level = logging.WARNING if is_news else logging.DEBUG  # one just started refuses that
         more = ": perhaps it is of another version" if is_unlike else ""
         log.log(level, "%s refuses a %s: %s%s", peer_id, _name(message), cause, more)
 
     async def _next(self, peer_id: str, queue: asyncio.Queue[Message]) -> Message | None:
-        """The next message; None, with the worker forgotten, when there is none for a while."""
+        """The next message. None when there is none for a while; the worker is then forgotten."""
         while True:
             if not queue.empty():
                 return queue.get_nowait()
@@ -379,7 +386,7 @@ class Messenger:
                     return None
 
     async def close(self) -> None:
-        """Give what is queued or under way a moment to arrive, then stop."""
+        """Give messages that are queued or under way a moment to arrive, then stop."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 for queue in list(self._queues.values()):

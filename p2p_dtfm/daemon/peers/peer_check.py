@@ -41,7 +41,7 @@ class Finding:
 
 
 async def check_initial_peer(host: Host, address: str) -> list[Finding]:
-    """The peer, and its clock if it is reached."""
+    """The finding for the peer, and for its clock if the peer is reached."""
     try:
         peer_id, where = parse_address(address)
     except UserError as error:
@@ -117,7 +117,7 @@ async def _ask(host: Host, address: str, peer_id: str, connect_ms: float) -> Fin
         if REFUSAL in refusal.cause:
             found = f"{reached}; a bootstrap node: join with --run-digest"
             return Finding("initial peer", "ok", found, "", facts)
-        if NOT_INVITED in refusal.cause:  # the doctor shows no invitation, which would name a key
+        if NOT_INVITED in refusal.cause:  # the doctor shows no invitation, since that names a key
             found = f"{reached}; its run is by invitation: its members tell only who has joined"
             return Finding("initial peer", "ok", found, "", facts)
         fix = "try again when it has a run" if "no run" in refusal.cause else "update both programs"

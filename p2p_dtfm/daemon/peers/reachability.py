@@ -36,29 +36,34 @@ from p2p_dtfm.ports import now
 RELAYS_WANTED = 2
 ASKED_LIMIT = 3
 LOOK_S = 3.0
-"""How often it looks whether its relays are still there."""
+"""How often this peer looks whether its relays are still there."""
 RENEW_S = 20.0
-"""A relay that was started again between two looks has forgotten who reserved, and says nothing."""
+"""How often a reservation is renewed. A relay restarted between two looks has forgotten it, and
+does not say so."""
 MISSES_LIMIT = 3
 ASK_AGAIN_S = 60.0
 UNANSWERED_AGAIN_S = 10.0
-"""Who knows nothing of its way in takes no relay, and others may not reach it."""
+"""The pause where nobody answered. A peer that knows nothing of its way in takes no relay, and
+others may not reach it."""
 ASK_WHO_IS_CERTAIN_S = 600.0
-"""Routers forget what they forward."""
+"""How often a peer that is called directly asks again. Routers forget what they forward."""
 PUNCH_AGAIN_S = 600.0
 PEERS_REMEMBERED = 1024
 OWN_AGAIN_S = 1.0
 OWN_PATIENCE_S = 60.0
 USUAL_PORT, SECOND_PORT = 31330, 31340
-"""Of whoever has chosen none: a router passes each on to one machine."""
+"""Ports of a user that has chosen none. A router forwards each to one machine only."""
 
 log = logging.getLogger("p2p_dtfm")
 
 
 async def own_addresses(host: HostPort) -> tuple[str, ...]:
-    """Of this peer. Its p2pd may have no time to say, as where the machine swaps, or all of it
-    measures: it is asked again. None if it says nothing for long; whoever needs them is told later
-    (`daemon.node.background.presence`). Raises `Unreachable` once it has ended."""
+    """This peer's own addresses. Its p2pd may have no time to say, as where the machine swaps or
+    all of it measures, so it is asked again.
+
+    If p2pd says nothing for long, there are none, and others are told later
+    (`daemon.node.background.presence`). Raises `Unreachable` once p2pd has ended.
+    """
     end_s = now.monotonic_s() + OWN_PATIENCE_S
     while True:
         try:
@@ -74,7 +79,7 @@ async def own_addresses(host: HostPort) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ReachabilityFinding:
-    """What is known, and how."""
+    """How this peer is reached, as far as known, and how that was found."""
 
     reachability: Reachability
     reason: str
@@ -95,7 +100,8 @@ class _Reservation:
     address: str
     renew_s: float
     misses: int = 0
-    """Renewals in a row that had no answer: a busy relay keeps it all the same, for an hour."""
+    """Renewals in a row without an answer. A busy relay keeps the reservation all the same, for an
+    hour."""
 
     @property
     def may_miss(self) -> bool:
@@ -106,7 +112,7 @@ class _Reservation:
 
 
 class ReachabilityService:
-    """Of one host. `await ready()`, then `find`, then `keep` runs until the end."""
+    """One host's reachability. `await ready()`, then `find`. Then `keep` runs until the end."""
 
     def __init__(
         self,
@@ -115,13 +121,13 @@ class ReachabilityService:
         listen: Sequence[str] = (),
         announce: Sequence[str] = (),
     ) -> None:
-        """`listen`, `announce`: as the host was started with. Where its user says where it is
-        reached nothing is added to that."""
+        """`listen`, `announce`: as the host was started with. Where the user announces addresses,
+        none is added to them."""
         self._host = host
         self._listen, self._announce = tuple(listen), tuple(announce)
         self.finding = ReachabilityFinding(Reachability.UNKNOWN, "nobody was asked yet")
         self.changed = asyncio.Event()
-        """Set when this peer's addresses have become others; whoever tells others clears it."""
+        """Set when this peer's addresses have changed. The loop that tells others clears it."""
         self._reservations: dict[str, _Reservation] = {}
         self._unwilling: dict[str, float] = {}
         self._own_ends: frozenset[tuple[str, int]] = frozenset()
@@ -138,9 +144,9 @@ class ReachabilityService:
         self._punched_s: dict[str, float] = {}
         self._asked_s = 0.0
         self._is_doubted = False
-        """The finding, as this machine has moved since."""
+        """The finding is in doubt, because this machine has moved since."""
         self._vain_rounds = 0
-        """In a row, in which nobody got through."""
+        """Rounds in a row in which nobody got through."""
 
     async def ready(self) -> "ReachabilityService":
         """Serve others."""
@@ -151,7 +157,7 @@ class ReachabilityService:
         return self
 
     async def _note_ports(self) -> None:
-        """A router that starts again may forward another one."""
+        """Note what p2pd states now. A router that starts again may forward another port."""
         stated = [it for it in await own_addresses(self._host) if it not in self._found]
         own = [end for at in stated if (end := far_end(at)) is not None]
         self._own_ends = frozenset(own)
@@ -169,7 +175,7 @@ class ReachabilityService:
 
     @property
     def is_behind_router(self) -> bool:
-        """Nobody can call this peer."""
+        """Whether nobody can call this peer."""
         return self.finding.reachability in (Reachability.RELAYED, Reachability.UNREACHABLE)
 
     @property
@@ -181,27 +187,30 @@ class ReachabilityService:
         return (finding.public_host, finding.public_port) if finding.public_port else None
 
     async def find(self, initial_peers: Sequence[str]) -> ReachabilityFinding:
-        """Ask some of the initial peers, which are connected; take relays if it must be so."""
+        """Ask some of the initial peers, which are connected. Take relays if nobody can call this
+        peer."""
         asked = [peer_id for peer_id, _ in meeting_points(initial_peers)][:ASKED_LIMIT]
         if self._host.is_only_local or not asked:
             return self.finding
         await self._ask(asked)
         if self.is_behind_router:
-            with contextlib.suppress(Unreachable):  # its own p2pd is busy: `keep` takes them
+            with contextlib.suppress(Unreachable):  # p2pd is busy: `keep` takes them
                 await self._reserve()
         return self.finding
 
     def doubt(self) -> None:
-        """This machine is elsewhere than when others looked: they are to look again, soon."""
+        """Have others look again soon, because this machine is elsewhere than when they last
+        looked."""
         self._is_doubted, self._asked_s = True, -math.inf
 
     async def _ask(self, peers: Sequence[str]) -> None:
-        """Sets `finding` to what these peers find; one that gets through is enough, unless others
-        have not before: a liar would have this peer give up its relays."""
-        if not peers:  # somebody may come soon
+        """Set `finding` to what these peers find. One that gets through is enough. Where others did
+        not get through before, more than half must: a liar would have this peer give up its
+        relays."""
+        if not peers:  # others may come soon
             return
         self._asked_s, is_doubted = now.monotonic_s(), self._is_doubted
-        self._is_doubted = False  # if it moves meanwhile, they may not have seen that
+        self._is_doubted = False  # if it moves meanwhile, they may miss it
         await self._note_ports()
         answers = await asyncio.gather(*map(self._see, peers))
         seen = [answer for answer in answers if answer is not None]
@@ -214,7 +223,7 @@ class ReachabilityService:
         is_open = bool(through) and (not self.is_behind_router or 2 * len(through) > len(seen))
         self._vain_rounds = 0 if is_open else self._vain_rounds + 1
         was_direct = self.finding.reachability is Reachability.DIRECT and not is_doubted
-        if was_direct and self._vain_rounds == 1:  # a line may have been full for as long
+        if was_direct and self._vain_rounds == 1:  # a line may have been full as long
             self._asked_s += ASK_AGAIN_S - ASK_WHO_IS_CERTAIN_S
         else:
             self._believe(seen, is_open)
@@ -233,7 +242,7 @@ class ReachabilityService:
             log.info("reachability: %s: %s", how.value, reason)
         if how is Reachability.UNREACHABLE and self._reservations:
             self.finding = replace(self.finding, public_host=best.host, public_port=port)
-            return  # it goes on by its relays; where its router sends from now is told to punch
+            return  # it stays with its relays; where its router sends from now is told to punch
         self.finding = ReachabilityFinding(how, reason, best.host, port)
         if is_open:
             self._reservations.clear()
@@ -241,8 +250,9 @@ class ReachabilityService:
         self._tell_addresses()
 
     def _found_way_in(self, seen: Sequence[SeenAddress]) -> str:
-        """On a router that forwards a port because somebody told it to, which p2pd does not know.
-        Most of those elsewhere must see this peer there: a liar would have others call anybody."""
+        """An address on a router that forwards a port because a person told it to; p2pd does not
+        know of it. Most of the peers elsewhere must see this peer there: a liar would have others
+        call anybody."""
         elsewhere = [
             it
             for it in seen
@@ -265,7 +275,7 @@ class ReachabilityService:
     # ---- relays
 
     async def keep(self) -> None:
-        """Watch over the relays, and take others for those that are gone."""
+        """Watch over the relays, and replace those that are gone."""
         while not self._host.is_only_local:
             await asyncio.sleep(LOOK_S)
             with contextlib.suppress(Unreachable):
@@ -281,7 +291,7 @@ class ReachabilityService:
                 for peer, (address, *_) in sorted(ends.items())
                 if not is_relayed(address) and not is_loopback(address)
             ]
-            # who connects may be anybody, and many of them one
+            # peers that connect may be anybody, and many of them one
             trusted = [*filter(self._host.calling.trusts, near)]
             await self._ask((trusted or ([] if is_certain else near))[:ASKED_LIMIT])
         for relay in [relay for relay in self._reservations if relay not in ends]:
@@ -293,10 +303,10 @@ class ReachabilityService:
             await self._reserve()
 
     async def _reserve(self) -> None:
-        """Ask peers to which there is a direct connection, until enough have said yes."""
+        """Ask directly connected peers to be relays, until enough have said yes."""
         now_s, trusts, asked = now.monotonic_s(), self._host.calling.trusts, 0
         ends = await self._host.remote_addresses()
-        # who connects may be anybody, say nothing for long, and choose its id
+        # a peer that connects may be anybody, say nothing for long, and choose its id
         in_turn = sorted(ends, key=lambda it: (it not in self._reservations, not trusts(it), it))
         for relay in in_turn:
             address, held = ends[relay][0], self._reservations.get(relay)
@@ -310,7 +320,7 @@ class ReachabilityService:
                 granted_s = await reserve(self._host, relay)
             except (Unreachable, Refused) as error:
                 if held is not None and held.may_miss and isinstance(error, Unreachable):
-                    self._reservations[relay] = held.missed()  # it is asked again at the next look
+                    self._reservations[relay] = held.missed()  # asked again at the next look
                     continue
                 log.info("no relay: %s", error)
                 put_newest(self._unwilling, relay, now_s + ASK_AGAIN_S, PEERS_REMEMBERED)
@@ -323,7 +333,7 @@ class ReachabilityService:
         self._settle()
 
     def _settle(self) -> None:
-        """Say how this peer is reached with the relays that it has now."""
+        """State how this peer is reached, with the relays that it has now."""
         count, before = len(self._reservations), self.finding
         if count:
             how, reason = Reachability.RELAYED, f"behind a router, reached through {count} relay"
@@ -347,7 +357,8 @@ class ReachabilityService:
     # ---- from relayed to direct
 
     async def straighten(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """Where the way to a peer leads through a relay, try for a direct one: once in a while."""
+        """Try for a direct connection, once in a while, where the way to a peer leads through a
+        relay."""
         known = [address for address in addresses if is_relayed(address)]
         if self._host.is_only_local or not known:
             return
@@ -377,7 +388,8 @@ class ReachabilityService:
 
 
 def meeting_points(addresses: Sequence[str]) -> list[tuple[str, str]]:
-    """(peer id, address) of those that were called directly; of a relayed address, its relay."""
+    """(peer id, address) of the peers that were called directly; for a relayed address, of its
+    relay."""
     found = {}
     for text in addresses:
         peer_id, where = parse_address(text)
@@ -397,7 +409,7 @@ def relay_of(far_end: str) -> str:
 def opening_fix(
     public_host: str, addresses: Sequence[str], listen: Sequence[str], takes_lines: bool
 ) -> str:
-    """What opens the way in, with this machine's own addresses and ports."""
+    """What the user can do to open the way in, with this machine's addresses and ports."""
     own = [host for host, _ in map(host_and_port, addresses)]
     chosen = next((port for _, port in map(host_and_port, listen) if port), None)
     port = chosen or USUAL_PORT
@@ -422,7 +434,7 @@ def opening_fix(
 
 
 def ports_text(port: int, takes_lines: bool) -> str:
-    """Where others come in, if they may: tensors have a port of their own."""
+    """The ports to open. Where direct lines are taken, tensors have a port of their own."""
     if not takes_lines:
         return f"TCP port {port}"
     return f"TCP ports {port} and {port + 1} (the second for direct lines)"

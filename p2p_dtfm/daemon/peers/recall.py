@@ -1,6 +1,5 @@
-"""What a daemon is to do, by what it was told and what its home remembers: known before torch and
-libp2p are loaded, so that whoever typed nothing is answered at once.
-"""
+"""What a daemon is to do, by what it was told and what its home remembers. This is known before
+torch and libp2p are loaded, so that a user that typed nothing is answered at once."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -25,13 +24,14 @@ class Past(NamedTuple):
 
     @property
     def addresses(self) -> tuple[str, ...] | None:
-        """Of those met in the run to come back to; None where there is none."""
+        """Addresses of the members met in the run to come back to; None where there is no such
+        run."""
         return None if self.recalled is None else self.recalled.addresses()
 
     def without_data(self, settings: Settings) -> tuple[str, ...]:
-        """What to type where the data of a run spec have been moved: the home of who founded it has
-        its own copy."""
-        from p2p_dtfm.train.data import BLOBS_NAME  # which takes a while, and is seldom needed
+        """What to type where the data of a run spec have been moved. The home that founded the run
+        has its own copy."""
+        from p2p_dtfm.train.data import BLOBS_NAME  # it takes a while, and is seldom needed
 
         home, memory = settings.home, self.recalled
         if memory is None or not settings.run:
@@ -44,13 +44,14 @@ class Past(NamedTuple):
 
 
 def recall(settings: Settings) -> Past:
-    """Raises `UserError` if nothing says what to do."""
+    """The runs of this home, and the one to come back to. Raises `UserError` if nothing says what
+    to do."""
     if settings.new and not settings.run:
         raise UserError(
             "--new founds afresh, and no run spec says what",
             "name one: p2p-dtfm --new --run FILE",
         )
-    given = peer_ids_of(settings.initial_peers)  # what is mistyped is told before anything is begun
+    given = peer_ids_of(settings.initial_peers)  # wrong addresses are told before all else
     home = settings.home.expanduser().absolute()
     if home.is_file():
         raise UserError(
@@ -62,7 +63,7 @@ def recall(settings: Settings) -> Past:
     wanted = (item for item in past if item.run_digest.startswith(settings.run_digest))
     if named is not None:
         wanted = (item for item in wanted if _as_written(item.spec) == named)
-    elif given and not settings.run_digest:  # theirs is meant, whichever this home was in last
+    elif given and not settings.run_digest:  # their run is meant, whichever this home was in last
         wanted = (item for item in wanted if item.has_met(given))
     recalled = None if settings.new else next(wanted, None)
     if recalled is None and not settings.run and not settings.initial_peers:
@@ -71,14 +72,14 @@ def recall(settings: Settings) -> Past:
 
 
 def _as_written(spec: RunSpec) -> RunSpec:
-    """Without all that a founder adds to what the file says: of runs that differ in what is left
-    none is the one that is meant, whatever its data come to."""
+    """The spec without what a founder adds to its file. Runs that still differ then are not meant,
+    whatever their data come to."""
     founded = {"data": DataSpec(), "layers": (), "privacy": PrivacySpec()}
     return spec.unmarked.model_copy(update=founded)
 
 
 def nothing_to_take_up(home: Path, run_digest: str) -> UserError:
-    """A daemon without an argument, in a home without a past."""
+    """The error of a daemon without an argument, in a home without a past."""
     here, code = home_option(home), code_of_what_may_pass()
     fixes = (
         f"join a swarm: p2p-dtfm{here} --invite LINE, or --initial-peers ADDRESS",

@@ -101,8 +101,8 @@ def prepare_run(path: Path, scratch: Path, progress: Progress) -> tuple[RunSpec,
 
 
 def sign_spec(spec: RunSpec, identity: Identity) -> Signed:
-    """As its founder states it. Raises `UserError` where the directory, in which members find each
-    other, would not take it; of a run by invitation it is told nothing."""
+    """The spec, signed by its founder. Raises `UserError` if the directory, where members find each
+    other, would not take it. Of a run by invitation the directory is told nothing."""
     signed = sign_run(spec.canonical_bytes(), identity.peer_id, identity.sign)
     size = len(encode(signed))
     if size > VALUE_LIMIT_BYTES and not spec.admission.is_invited:
@@ -119,8 +119,8 @@ def sign_spec(spec: RunSpec, identity: Identity) -> Signed:
 
 
 def is_here(memory: Signed, store: BlobStore) -> bool:
-    """Whether manifest and tokenizer of a run are in `store`, so that `open_local_run` can. What is
-    damaged is put aside: it is not here."""
+    """Whether manifest and tokenizer of a run are in `store`, so that `open_local_run` can use
+    them. A damaged one is put aside, and is not here."""
     digest = RunSpec.from_canonical_bytes(memory.payload).data.manifest
     if not store.verify(digest):
         return False
@@ -139,7 +139,7 @@ def open_local_run(signed: Signed, store: BlobStore) -> Run:
 async def ask_welcome(
     messenger: Messenger, peer_ids: list[str], addresses: tuple[str, ...], expected_digest: str
 ) -> tuple[str, Welcome]:
-    """Ask the initial peers which run they train. (who answered, its answer)
+    """Ask the initial peers which run they train. (the peer that answered, its answer)
 
     Raises `UserError`: exit code 5 for another run, 6 if nobody answers who speaks this protocol.
     """
@@ -147,22 +147,22 @@ async def ask_welcome(
     while True:
         try:
             return await _ask_welcome_once(messenger, peer_ids, addresses, expected_digest)
-        except NobodyTrains as error:  # one that starts at this moment has no run yet
+        except NobodyTrains as error:  # a peer that starts now has no run yet
             if error.for_good or now.monotonic_s() > end_s:
                 raise (error.unlike or error) from None
         await asyncio.sleep(WELCOME_RETRY_S)
 
 
 class NobodyTrains(UserError):
-    """None of those who were asked said which run it trains."""
+    """None of the peers that were asked said which run it trains."""
 
     def __init__(
         self, causes: list[str], for_good: bool, unlike: "OtherProtocol | None" = None
     ) -> None:
         self.for_good = for_good
-        """To ask the same peers again is of no use."""
+        """Whether it is of no use to ask the same peers again."""
         self.unlike = unlike
-        """What is to be done about one of them that trains, and speaks otherwise."""
+        """What to do about one of them that trains, and speaks another protocol."""
         super().__init__(
             "no initial peer said which run it trains: " + "; ".join(causes),
             ("see that the other daemon has a run and is of this version", "try again in a minute"),
@@ -193,7 +193,7 @@ async def _ask_welcome_once(
             welcome = decode(reply, Welcome)
             _check_run(peer_id, welcome, expected_digest)
             return peer_id, welcome
-        except OtherProtocol as error:  # of the others one may be of this version
+        except OtherProtocol as error:  # another may be of this version
             causes.append(error.cause)
             unlike = error
             messenger.pass_over(peer_id, error)
@@ -204,8 +204,8 @@ async def _ask_welcome_once(
 
 
 class OtherProtocol(UserError):
-    """Who was asked may well train what is looked for, and is of another version. Once the older
-    one is updated the same line works."""
+    """The peer that was asked may well train the wanted run, and is of another version. Once the
+    older one of the two is updated, the same line works."""
 
     def __init__(self, peer_id: str, version: int) -> None:
         older = "this program" if version > PROTOCOL_VERSION else "the other daemon"
@@ -217,7 +217,7 @@ class OtherProtocol(UserError):
 
 
 class AnotherRun(UserError):
-    """Who was asked trains, and something else than what is looked for."""
+    """The peer that was asked trains another run than the wanted one."""
 
     def __init__(self, peer_id: str, digest: str, wanted: str) -> None:
         super().__init__(
@@ -237,8 +237,8 @@ async def ask_welcome_shortly(
     run_digest: str,
     deadline_s: float,
 ) -> tuple[str, Welcome] | None:
-    """The answer of a peer that may not be there at all; one of another version is passed over.
-    Raises `AnotherRun`."""
+    """The answer of a peer that may not be there at all; None without one. A peer of another
+    version is passed over. Raises `AnotherRun`."""
     try:
         return await _ask_welcome_once(messenger, [peer_id], addresses, run_digest, deadline_s)
     except AnotherRun:
@@ -255,15 +255,16 @@ def _check_run(peer_id: str, welcome: Welcome, expected_digest: str) -> None:
 
 
 def _require_same_run(peer_id: str, reply: bytes, expected_digest: str) -> None:
-    """As far as what another version says can be read. It shows that by nothing, and needs not:
-    who wants to be passed over can say anything."""
+    """Raises `AnotherRun` if an answer of another version can be read so far and names another run.
+    The peer proves nothing, and need not: one that wants to be passed over can say anything."""
     digest = run_of(reply)
     if digest and not digest.startswith(expected_digest):
         raise AnotherRun(peer_id, digest, expected_digest)
 
 
 def fault_of_end(peer_id: str, welcome: Welcome, spec: RunSpec) -> UserError | None:
-    """Why nobody joins through a peer that says that the run is complete. It may say so falsely."""
+    """Why nobody joins through a peer that says that the run is complete; None if it does not. It
+    may say so falsely."""
     if welcome.step <= spec.total_steps:
         return None
     run = digest_bytes(welcome.run_spec.payload)[:16]
@@ -279,8 +280,8 @@ def fault_of_end(peer_id: str, welcome: Welcome, spec: RunSpec) -> UserError | N
 async def require_joinable(
     messenger: Messenger, peer_id: str, welcome: Welcome, spec: RunSpec
 ) -> None:
-    """Raises `UserError` where nobody joins through this peer. Who became a member after the last
-    step cannot show the end: those that it names are asked."""
+    """Raises `UserError` where nobody joins through this peer. One that became a member after the
+    last step cannot show the end, so the members that it names are asked."""
     fault = fault_of_end(peer_id, welcome, spec)
     if fault is None:
         return
@@ -300,7 +301,7 @@ async def require_joinable(
 
 
 class RunComplete(UserError):
-    """By what its stage-holders have signed."""
+    """The run is complete, as its stage-holders have signed."""
 
     def __init__(
         self,
@@ -315,8 +316,8 @@ class RunComplete(UserError):
 
 
 def shows_end(peer_id: str, standing: Standing | None, spec: RunSpec) -> bool:
-    """Whether all members of its view have signed that view, and those whose Prepared it has the
-    last step, in this run."""
+    """Whether a peer shows the end of this run. All members of its view have signed that view, and
+    the Prepared that it has are signed for the last step."""
     if standing is None or standing.sender.peer_id != peer_id:
         return False
     if standing.run_digest != spec.digest():
@@ -336,7 +337,7 @@ def shows_end(peer_id: str, standing: Standing | None, spec: RunSpec) -> bool:
 async def fetch_run(
     welcome: Welcome, store: BlobStore, exchange: BlobExchange, peers: list[str]
 ) -> Run:
-    """Get manifest and tokenizer from peers. Raises `UserError` if none of them has them."""
+    """Get manifest and tokenizer from peers. Raises `UserError` if none of them has both."""
     try:
         # kinds are looked up, and sizes compared, before anything is fetched
         spec = with_sizes(RunSpec.from_canonical_bytes(welcome.run_spec.payload))
@@ -361,7 +362,7 @@ async def fetch_run(
 async def _sound_blob(
     store: BlobStore, exchange: BlobExchange, digest: str, peers: list[str], max_bytes: int
 ) -> Path:
-    """As `fetch_blob`; one that is damaged here, or cannot be read, is fetched again."""
+    """As `fetch_blob`. A blob that is damaged here, or cannot be read, is fetched again."""
     if await asyncio.to_thread(store.verify, digest):
         return store.held(digest)
     return await exchange.fetch(digest, peers, store.root / digest, max_bytes)
@@ -378,7 +379,7 @@ async def fetch_blob(
 
 
 class SharedFetches:
-    """Of a run's files while it trains."""
+    """Fetches a run's files while it trains, each only once at a time."""
 
     def __init__(
         self, store: BlobStore, exchange: BlobExchange, donors: Callable[[], list[str]]
@@ -390,14 +391,15 @@ class SharedFetches:
         self.close = self._fetches.close
 
     async def have(self, digest: str, max_bytes: int) -> None:
-        """Raises `BlobUnavailable`, and `OSError` for a disk that does not take it."""
+        """Fetch a file that is not here. Raises `BlobUnavailable`, and `OSError` for a disk that
+        does not take it."""
         await self._fetches.result(
             digest,
             lambda: fetch_blob(self._store, self._exchange, digest, self._donors(), max_bytes),
         )
 
     async def replace(self, digest: str, max_bytes: int) -> None:
-        """Though there is a file of it, which is of no use. Raises as `have`."""
+        """Fetch a file again, since the one here is of no use. Raises as `have`."""
         path = self._store.root / digest
         await self._fetches.result(
             digest, lambda: self._exchange.fetch(digest, self._donors(), path, max_bytes)

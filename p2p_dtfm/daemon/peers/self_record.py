@@ -35,27 +35,30 @@ from p2p_dtfm.ports import now
 
 PROBED_PEERS_LIMIT = 64
 DRAWN_PEERS = 32
-"""Where not all are measured, so many in the order of the tournament; the others by nearness."""
+"""Where not all links are measured, so many are chosen in the order of the tournament, the others
+by nearness."""
 LINKS_KEPT = 256
 LINKS_TOLD = 96
-"""To who is here, and to as many others as are missing of that. Who comes back as a newcomer is let
-in with a record of a newcomer's size (`consensus.opened_records`), however many it has met."""
+"""Links to members that are here, filled up to this number with links to others. A peer that comes
+back as a newcomer is let in with a record of a newcomer's size (`consensus.opened_records`),
+however many it has met."""
 PUBLIC_LINKS = 24
-"""So many fit into the directory's 4 KiB as they are, beside a few addresses."""
+"""So many links fit into the directory's 4 KiB as they are, beside a few addresses."""
 PUBLIC_RECORD_LIMIT_BYTES = 3700
-"""Of the 4 KiB, with room for the member's part in the plan and a second signature."""
+"""Part of the 4 KiB: the rest has room for the member's part in the plan and a second signature."""
 PROBE_ROUNDS = 3
 PROBE_PAUSE_S = 0.3
 PROBE_AGAIN_S = 60.0
-"""When a link is tried again that could not be measured; then after twice as long each time."""
+"""When a link that could not be measured is tried again. Each further pause is twice as long."""
 PROBE_AGAIN_LIMIT_S = 960.0
 GIVEN_UP_KEPT = 4096
 NOTABLE_CHANGE = 0.3
-"""What live traffic must differ by before the record says so."""
+"""How much live traffic must differ from the record before the record says so."""
 REPLAN_RATIO = 4
-"""What a link must have changed by before it alone is worth a new plan: load makes rates waver."""
+"""By what factor a link must have changed before it alone is worth a new plan: load makes rates
+waver."""
 THIN_BYTES_PER_S = 12_500_000
-"""100 Mbit/s. What a slower link carries is the line's doing; a faster one's, its machine's."""
+"""100 Mbit/s. What a slower link carries is limited by the line, a faster one by its machine."""
 NOTABLE_STEP_CHANGE = 0.05
 
 log = logging.getLogger("p2p_dtfm")
@@ -65,7 +68,7 @@ class LinkNews(StrEnum):
     """What is known of links that the plan in force was made without."""
 
     MEASURED = "links were measured"
-    """For the first time, in this direction."""
+    """Measured for the first time, in this direction."""
     CHANGED = "links are others than they were"
 
 
@@ -76,11 +79,11 @@ class _GivenUp:
     again_s: float
     pause_s: float
     life: int
-    """In which its other end was then; 0: it was not there."""
+    """The life of its other end at that time; 0: it was not there."""
 
 
 class SelfRecord:
-    """Makes signed versions of the record."""
+    """Makes signed versions of this peer's record."""
 
     def __init__(
         self,
@@ -97,7 +100,7 @@ class SelfRecord:
         self._probes = probes
         self._links: dict[str, Link] = {}
         self._given_up: dict[str, _GivenUp] = {}
-        """Those tried last come last."""
+        """Links given up, by peer. Those tried last come last."""
         self._lives: Mapping[str, int] = {}
         self._intent = Intent.TRAIN
         self._sequence = 0
@@ -108,31 +111,33 @@ class SelfRecord:
         self._paces: dict[str, int] = {}
         self._name: str | msgspec.UnsetType = msgspec.UNSET
         self._straight: dict[str, bool] = {}
-        """Whether the link was direct when it was measured."""
+        """By peer: whether the link was direct when it was measured."""
         self._members: frozenset[str] = frozenset()
         self.place = OwnPlace(me.peer_id)
         if probes is not None:
             probes.said, probes.hear = self.place.said, self.place.hear
 
     def state_line(self, uplink_bytes_per_s: int, downlink_bytes_per_s: int) -> None:
-        """What all links of this peer share, as its owner would state it; 0: no limit."""
+        """What all links of this peer share, as its owner states it; 0: no limit."""
         self._uplink_bytes_per_s = uplink_bytes_per_s
         self._downlink_bytes_per_s = downlink_bytes_per_s
 
     def state_swarm(self, members: Iterable[str]) -> None:
-        """Who is in it, and who comes: in a large one the record names some links."""
+        """Members of the swarm, and peers that come. In a large swarm the record names only some
+        links."""
         self._members = frozenset(members)
         self.place.is_asked_for = len(self._members) >= PLACES_FROM_MEMBERS
 
     def state_lives(self, lives: Mapping[str, int]) -> None:
-        """Who is there, and in which life; what failed in another says nothing of this one."""
+        """The peers that are here, with their lives. What failed in an earlier life says nothing of
+        this one."""
         self._lives = lives
         for peer_id in self._given_up.keys() & lives.keys():
             if lives[peer_id] > self._given_up[peer_id].life:
                 del self._given_up[peer_id]
 
     def state_name(self, name: str) -> None:
-        """As its owner calls this peer; empty: as its identity makes it."""
+        """The name that the owner gives this peer; empty: the one that its identity makes."""
         self._name = name or msgspec.UNSET
 
     def state_steps(self, measured: tuple[MeasuredPlan, ...]) -> None:
@@ -148,13 +153,13 @@ class SelfRecord:
         )
 
     def state_paces(self, paces: dict[str, int]) -> list[str]:
-        """How slow others were seen to compute; of whom that is news."""
+        """How slow others were seen to compute. Returns the peers of which that is news."""
         before, self._paces = self._paces, dict(paces)
         everybody = sorted(before.keys() | paces.keys())
         return [peer for peer in everybody if before.get(peer) != paces.get(peer)]
 
     def state_device(self, device: Device) -> None:
-        """As it is seen to work, beside whatever else its machine does."""
+        """The device as it is seen to work, beside whatever else its machine does."""
         self._device = device
 
     @property
@@ -171,11 +176,13 @@ class SelfRecord:
         return self._addresses
 
     def leads_to(self, addresses: Iterable[str], reachability: Reachability) -> bool:
-        """Whether the record says that others reach this peer there, in whatever order, and so."""
+        """Whether the record says that others reach this peer at these addresses, in any order, and
+        in this way."""
         return {*addresses} == {*self._addresses} and reachability is self._reachability
 
     def forget_where_changed(self, straight: Mapping[str, bool]) -> bool:
-        """Links that lead another way than when they were measured are to be measured anew."""
+        """Forget links that lead another way than when they were measured, so that they are
+        measured anew. Returns whether there were any."""
         changed = [
             peer
             for peer, now in straight.items()
@@ -223,7 +230,7 @@ class SelfRecord:
         return True
 
     def link_to(self, peer_id: str) -> Link | None:
-        """As it was measured last."""
+        """The link as it was measured last."""
         return self._links.get(peer_id)
 
     def unmeasured(self, peers: Sequence[str]) -> list[str]:
@@ -237,14 +244,14 @@ class SelfRecord:
         return waiting[: max(0, room)]
 
     def _due(self) -> set[str]:
-        """Who is worth a try although one has failed: of those that are there, since absent ones
-        would be called for ever, and one at a time, since one that does not answer takes long."""
+        """The peer worth another try after one has failed; at most one, since a peer that does not
+        answer takes long. It must be here, or absent ones would be called for ever."""
         now_s = now.monotonic_s()
         due = (it for it, given in self._given_up.items() if given.again_s <= now_s)
         return set(itertools.islice((it for it in due if it in self._lives), 1))
 
     async def probe_one(self, peer_id: str, messenger: Messenger) -> bool:
-        """Measure a link of a peer that turned up later; whether that worked."""
+        """Measure the link to a peer that turned up later. Returns whether that worked."""
         for _ in range(PROBE_ROUNDS):
             if await self._probe(peer_id, messenger):
                 self._given_up.pop(peer_id, None)
@@ -254,14 +261,15 @@ class SelfRecord:
         return False
 
     def _give_up(self, peer_id: str) -> None:
-        """For now."""
+        """Give a link up for now."""
         before = self._given_up.get(peer_id)
         pause_s = PROBE_AGAIN_S if before is None else min(2 * before.pause_s, PROBE_AGAIN_LIMIT_S)
         given = _GivenUp(now.monotonic_s() + pause_s, pause_s, self._lives.get(peer_id, 0))
         put_newest(self._given_up, peer_id, given, GIVEN_UP_KEPT)
 
     def learn_from_traffic(self, estimate: Callable[[str], int | None]) -> bool:
-        """Take over what live traffic shows; whether that differs notably from the record."""
+        """Take over what live traffic shows. Returns whether that differs notably from the
+        record."""
         changed = False
         for peer_id, link in list(self._links.items()):
             seen = estimate(peer_id)
@@ -273,7 +281,7 @@ class SelfRecord:
         return changed
 
     def news_to(self, snapshot: Snapshot) -> LinkNews | None:
-        """What this peer knows of links among the members that the snapshot does not."""
+        """News of links among the members, which this peer knows and the snapshot does not."""
         records = {record.peer_id: record for record in snapshot.records}
         mine = records[self._me.peer_id]
         found = None
@@ -281,7 +289,7 @@ class SelfRecord:
             if peer_id not in records:
                 continue
             before, guess = mine.link_to(peer_id), records[peer_id].link_to(self._me.peer_id)
-            assumed = before or guess  # the other direction stands for one that was not measured
+            assumed = before or guess  # the other direction's stands in for one not measured
             if assumed is None:
                 return LinkNews.MEASURED
             slower, faster = sorted((link.bytes_per_s, assumed.bytes_per_s))
@@ -292,7 +300,7 @@ class SelfRecord:
         return found
 
     def begin_life(self, me: Member) -> None:
-        """The same peer comes back as a newcomer."""
+        """Begin another life: the same peer comes back as a newcomer."""
         self._me = me
 
     def make(self, signer: Sign, intent: Intent | None = None) -> tuple[PeerRecord, Signed]:
@@ -303,9 +311,12 @@ class SelfRecord:
         return record, sign_record(record, signer)
 
     def make_public(self, signer: Sign) -> Signed:
-        """The last version as the directory carries it: without what steps took and who is slow,
-        with links in a few bytes where they are many or would leave addresses no room, and with as
-        many addresses as there is room for, the first of them first."""
+        """The last version as the directory carries it, without what steps took and which peers are
+        slow.
+
+        Links take a few bytes each where they are many, or would leave addresses no room. Addresses
+        are told as far as there is room, the first of them first.
+        """
         is_brief = len(self._links) > PUBLIC_LINKS or len(self._members) >= BRIEF_FROM_MEMBERS
         record = msgspec.structs.replace(self._record(is_brief), measured=(), paces={})
         signed = sign_record(record, signer)
@@ -340,26 +351,27 @@ class SelfRecord:
         )
 
     def _told_links(self) -> dict[str, Link]:
-        """Of those who have gone the last ones: they may come back."""
+        """The links to tell. Of peers that have gone, the last ones are told: they may come
+        back."""
         gone = [peer for peer in self._links if peer not in self._members]
         room = max(0, LINKS_TOLD - len(self._links) + len(gone))
         forgotten = set(gone[: max(0, len(gone) - room)])
         return {peer: link for peer, link in self._links.items() if peer not in forgotten}
 
     def _brief(self) -> BriefLinks:
-        """Links to who has gone say nothing."""
+        """Brief links. Those to peers that have gone are left out."""
         there = self._members or self._links.keys()
         links = {peer: link for peer, link in self._links.items() if peer in there}
         return brief(self._me.peer_id, links, self.place.coordinate)
 
 
 def _is_too_large(signed: Signed) -> bool:
-    """For the directory."""
+    """Whether the directory would not take it."""
     return len(encode(signed)) > PUBLIC_RECORD_LIMIT_BYTES
 
 
 def links_are_measured(records: tuple[PeerRecord, ...]) -> bool:
-    """Whether one end at least of each pair has measured the link between them."""
+    """Whether each pair's link is measured from one end at least."""
     return all(
         left.link_to(right.peer_id) is not None or right.link_to(left.peer_id) is not None
         for left, right in itertools.combinations(records, 2)

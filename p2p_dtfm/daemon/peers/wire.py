@@ -30,7 +30,7 @@ from p2p_dtfm.web.state import Span
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
-    """Who is there, and what is trained here? Sent by a newcomer to any peer."""
+    """Who is there, and which run is trained here? A newcomer sends it to any peer."""
 
     protocol_version: int
     addresses: tuple[str, ...]
@@ -43,15 +43,16 @@ class Knock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="knock"
 
 
 class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="introduction"):
-    """By what the sender comes to a run by invitation: said before anything else. Empty where it
-    founded it."""
+    """The invitation by which the sender comes to a run, said before anything else. Empty if the
+    sender founded it."""
 
     chain: tuple[Signed, ...]
 
 
 class Revocations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="revocations"):
-    """Invitations that were taken back, each signed by who may; to whoever is new also by what
-    others have come, who may have been away since before that one came."""
+    """Invitations that were taken back, each signed by a peer that may do so. A member that is new
+    in a view also hears by which invitations others have come. Some of those may have been away
+    since before it came."""
 
     signed: tuple[Signed, ...]
     chains: tuple[tuple[Signed, ...], ...] = ()
@@ -63,14 +64,14 @@ class PeerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 ADDRESSES_LIMIT_BYTES = 512 * 1024
-"""Of all members, in one answer."""
+"""Limit for the addresses of all members, in one answer."""
 
 
 def with_room(
     named: Iterable[tuple[str, Sequence[str]]], limit_bytes: int = ADDRESSES_LIMIT_BYTES
 ) -> tuple[PeerAddress, ...]:
-    """Peers and where they say that they are, as far as that fits into an answer: those that say
-    least have room first. Of the others there is the id."""
+    """Peers, and where they say that they are, as far as that fits into an answer. Those with the
+    shortest addresses have room first. Of the others only the id is told."""
     told = [PeerAddress(peer_id, ways_to(peer_id, at)) for peer_id, at in named]
     fits = fitting([sum(map(len, peer.addresses)) for peer in told], limit_bytes)
     pairs = zip(told, fits, strict=True)
@@ -78,7 +79,7 @@ def with_room(
 
 
 class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer to Hello: the run as its founder signed it, and whom to talk to."""
+    """The answer to Hello: the run as its founder signed it, and which peers to talk to."""
 
     protocol_version: int
     run_spec: Signed
@@ -86,23 +87,24 @@ class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: int
     members: int = 0
     tokens_per_s: int = 0
-    """What they do together now, as measured; 0: not known. Only for the newcomer's user."""
+    """What the members do together now, as measured; 0: not known. Only for the newcomer's user."""
     lets_in: bool = True
-    """Whether the sender is a member, or makes the first view; else it asks to be let in itself."""
+    """Whether the sender is a member, or makes the first view. Otherwise it asks to be let in
+    itself."""
     standing: Standing | None = None
-    """Of a run that is complete: what shows it."""
+    """What shows that a complete run is complete."""
     name: str = ""
     """What the sender's owner calls it; empty: as its identity makes it."""
 
 
 class AnyWelcome(msgspec.Struct, frozen=True):
-    """What a Welcome of any version says, whatever else is in it."""
+    """What can be read of a Welcome of any version, whatever else is in it."""
 
     protocol_version: int
 
 
 class AnySigned(msgspec.Struct, frozen=True, array_like=True):
-    """As far as `Signed` says what is stated."""
+    """The part of `Signed` that holds what is stated."""
 
     peer_id: str
     kind: str
@@ -110,19 +112,19 @@ class AnySigned(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnyWelcomeToRun(msgspec.Struct, frozen=True):
-    """What most versions say of the run: in which form it is described may differ."""
+    """What most versions say of the run. The form in which the run is described may differ."""
 
     run_spec: AnySigned
 
 
 def protocol_of(welcome: bytes) -> int:
-    """Which one its sender speaks: the rest of what another version says may be in another form.
-    Raises `PeerFault`."""
+    """The protocol that a Welcome's sender speaks. The rest of another version's Welcome may have
+    another form. Raises `PeerFault`."""
     return decode(welcome, AnyWelcome).protocol_version
 
 
 def run_of(welcome: bytes) -> str:
-    """The digest of the run that a Welcome of any version is to; empty where it does not say."""
+    """The digest of the run in a Welcome of any version; empty where it does not say."""
     try:
         return digest_bytes(decode(welcome, AnyWelcomeToRun).run_spec.payload)
     except PeerFault:
@@ -130,21 +132,22 @@ def run_of(welcome: bytes) -> str:
 
 
 class KnownPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer to a newcomer's request: whom it will meet and should measure the way to."""
+    """The answer to a newcomer's request: peers that it will meet, and to which it should measure
+    its links."""
 
     peers: tuple[PeerAddress, ...]
     """Members."""
     waiting: tuple["WaitingPeer", ...] = ()
-    """Other newcomers, that ask to join as well."""
+    """Other newcomers that ask to join as well."""
     lets_in: bool = True
     standing: Standing | None = None
-    """Both as in `Welcome`."""
+    """`lets_in` and `standing` are as in `Welcome`."""
     barred: "Barred | None" = None
-    """If whoever asks has no place."""
+    """Set if the sender of the request has no place."""
 
 
 class Barred(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """To one that was convicted of false work: it has no place before `until_step`. The run is at
+    """Tells a peer convicted of false work that it has no place before `until_step`. The run is at
     `step`."""
 
     until_step: int
@@ -161,10 +164,13 @@ class WaitingPeer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FollowLayers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="follow"):
-    """The sender wants these layers, for its place in an agreed view or as a guardian: state, then
-    every gradient. `layers` gives the version that it has of each, -1 for none; `number` grows with
-    each request, and names it in the answers. `from_takeover`: the state in which the view starts
-    or goes on, not that of the view before it."""
+    """The sender wants these layers, for its place in an agreed view or as a guardian: first the
+    state, then every gradient.
+
+    `layers` gives the version that it has of each, -1 for none. `number` grows with each request,
+    and names it in the answers. `from_takeover`: the state in which the view starts or goes on, not
+    that of the view before.
+    """
 
     view: ViewId
     number: int
@@ -184,8 +190,8 @@ class LayerOffered(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
 
 class ConfirmLayers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="confirm"):
-    """The sender gets these layers from somebody else: what are their states at the receiver, in
-    the steps that begin next?"""
+    """The sender gets these layers from another peer. What are their states at the receiver, in the
+    steps that begin next?"""
 
     view: ViewId
     number: int
@@ -281,13 +287,14 @@ class TraceReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TranscriptRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="transcript"):
-    """What is in the receiver's transcript of the run from there on?"""
+    """What is in the receiver's transcript of the run from this offset on?"""
 
     from_byte: int
 
 
 class TranscriptPiece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer to TranscriptRequest. `total_bytes`: of the whole by now; 0 where none is kept."""
+    """The answer to TranscriptRequest. `total_bytes`: size of the whole transcript by now; 0 where
+    none is kept."""
 
     total_bytes: int
     content: bytes
@@ -336,7 +343,7 @@ class _Body(msgspec.Struct, frozen=True, array_like=True):
 
 
 def pack(life: int, message: Message) -> bytes:
-    """A message as spoken by this peer in one of its lives."""
+    """A message as this peer says it in one of its lives."""
     payload = encode_for_wire(_Body(life, message))
     assert len(payload) <= BODY_LIMIT_BYTES, f"a {type(message).__name__} of {len(payload)} bytes"
     return compressed(message, payload)
@@ -351,8 +358,7 @@ def unpack(
     body: bytes, may_be_read: MayBeRead = lambda kind, size_bytes: None
 ) -> tuple[int, Message, int]:
     """(life of the sender, message, bytes that were read for it). `may_be_read` is asked before
-    anything else is done with it, and again once it is known how long it is. Raises `Unreadable`.
-    """
+    anything else is done, and again once the message's length is known. Raises `Unreadable`."""
     kind = _KINDS.get(tag_of(body))
     if kind is None:
         raise Unreadable("a message of an unknown kind")

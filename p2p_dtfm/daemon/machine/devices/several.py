@@ -1,9 +1,9 @@
 """One daemon for each device of this machine, begun, shown and ended as one.
 
-The first lives in the home itself and does what its user has typed; the others live below it, in
+The first lives in the home itself and does what its user has typed. The others live below it, in
 `devices/`, and join through the first. All are peers like any others: links between them are probed
-and planned with like links to other machines. What its user lets the whole machine use is divided
-among them. Nothing here loads torch or libp2p: a daemon does, each its own.
+and planned with like links to other machines. What the user lets the whole machine use is divided
+among them. Nothing here loads torch or libp2p: each daemon loads its own.
 """
 
 import contextlib
@@ -43,19 +43,19 @@ TOLD_EVERY_S = 2.0
 INVITED_S = 10 * 365 * 86_400
 BEGUN_AGAIN_S = 30.0
 FOR_GOOD = (0, *FOR_ITS_OWNER)
-"""Exit codes after which systemd begins a service again neither."""
+"""Exit codes after which systemd does not begin a service again either."""
 
 
 @dataclass
 class _Daemon:
-    """One of them, once it was begun."""
+    """One of the daemons, once it was begun."""
 
     label: str
     settings: Settings
     process: "subprocess.Popen[bytes]"
     readers: list[threading.Thread]
     ended_s: float | None = None
-    """When it was seen to have ended, if it is to be begun again."""
+    """When the daemon was seen to have ended, if it is to be begun again."""
 
     @property
     def root(self) -> Path:
@@ -79,14 +79,15 @@ class SeveralDevices:
         self._of_a_service = {SERVICE_VARIABLE: str(os.getpid())} if is_begun_by_systemd() else {}
         self._told = b""
         self._is_refused = False
-        """That it could not be written was said."""
+        """Whether a failure to write `BESIDE_FILE` was told."""
 
     def run(self) -> int:
-        """The exit code: of one that failed, in passing if one has, or 0. Raises `UserError` where
-        a daemon has the home: it would answer for the one that is begun here."""
+        """Returns 0, or the exit code of a daemon that failed. One whose fault may pass goes first.
+        Raises `UserError` if a daemon has the home already: it would answer in place of the one
+        begun here."""
         home = Home(self._settings.home)
         home.acquire()
-        note_typed(home.root, self._settings)  # its daemons have their shares of it
+        note_typed(home.root, self._settings)  # the daemons themselves have shares of it
         home.release()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
@@ -117,7 +118,7 @@ class SeveralDevices:
         process = subprocess.Popen(
             command,
             env=environment_of(settings) | self._of_a_service,
-            stdin=subprocess.PIPE,  # it closes when this process dies, however it does
+            stdin=subprocess.PIPE,  # closes when this process dies, in any way
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is passed on, once
@@ -136,9 +137,9 @@ class SeveralDevices:
         return _Daemon(label, settings, process, readers)
 
     def _begin_again(self) -> None:
-        """Those of a service that have failed while others take part, as systemd would; where all
-        have, it begins all of them again. One that cannot be begun, as where memory is short, is
-        tried again as late."""
+        """Begin daemons of a service again that have failed while others take part, as systemd
+        would. If all have failed, systemd begins all of them again. One that cannot be begun, as
+        where memory is short, is tried again after the same pause."""
         if not self._of_a_service or self._is_told_to_end:
             return
         for number, daemon in enumerate(self._daemons):
@@ -157,7 +158,7 @@ class SeveralDevices:
                     self._say(f"the daemon of {daemon.label} cannot be begun again: {error}")
 
     def _begin_others(self, first: _Daemon) -> None:
-        """Once the first knows its run and where it can be called."""
+        """Begin the other daemons, once the first knows its run and where it can be called."""
         facts = ask_daemon(first.root, "status")
         if not facts or not facts.get("run_digest"):
             return
@@ -177,7 +178,7 @@ class SeveralDevices:
             self._daemons.append(self._begin(number, share.model_copy(update=changes)))
 
     def _tell_them_of_each_other(self) -> None:
-        """A file in each home: which peers are of this machine."""
+        """Write into each home which peers are of this machine."""
         if len(self._daemons) < len(self._shares):
             return
         found = [ask_daemon(daemon.root, "status") or {} for daemon in self._daemons]
@@ -199,8 +200,8 @@ class SeveralDevices:
         self._pass_lines(io.BytesIO(f"{text}\n".encode()), self._log, "")
 
     def _pass_lines(self, lines: IO[bytes], to: IO[str], label: str) -> None:
-        """`label`: before each line that people read. Whether or not anybody reads `to`: a daemon
-        whose lines are not taken stands still."""
+        """Pass a daemon's lines on, also if nobody reads `to`: a daemon whose lines are not taken
+        stands still. `label` goes before each line that people read."""
         before = f"[{label}] " if label and self._settings.log == "human" else ""
         for line in lines:
             with contextlib.suppress(OSError):
@@ -235,13 +236,14 @@ class SeveralDevices:
 
 
 def _is_let_in(settings: Settings, run_digest: str) -> bool:
-    """Its user has given a line, or it came by one before."""
+    """Whether a daemon may join a run by invitation: its user gave a line, or its home was there
+    before."""
     remembers = place_of_run(Home(settings.home).root, run_digest).exists()
     return bool(settings.invite) or remembers
 
 
 def _line_of(root: Path) -> str:
-    """What a daemon's own `p2p-dtfm invite` would print; empty while it can tell none."""
+    """The line that a daemon's `p2p-dtfm invite` would print; empty while it can tell none."""
     asked = urlencode({"seconds": INVITED_S, "may_invite": 0})
     made = ask_daemon(root, f"invite?{asked}", "POST")
     return str(made["line"]) if made and made.get("line") else ""

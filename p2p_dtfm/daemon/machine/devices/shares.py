@@ -1,4 +1,4 @@
-"""Which devices a setting names, and what the daemon of each is told: what its user lets the whole
+"""Which devices a setting names, and what the daemon of each is told. What the user lets the whole
 machine use is divided among them."""
 
 import os
@@ -18,9 +18,9 @@ DEVICES_LIMIT = 64
 ONE_DEVICE = r"cpu|cuda:\d+|emulated:.+"
 NAME_LIMIT = 24
 PORTS_OF_EACH = 2
-"""The one that is listened on, and direct lines at the one above it."""
+"""The port that is listened on, and the one above it for direct lines."""
 LIST_LIMIT_S = 120.0
-"""A driver that hangs does so for ever; to load torch from a slow disk takes a minute."""
+"""A driver that hangs does so for ever. To load torch from a slow disk takes a minute."""
 _LIST_DEVICES = """
 import torch
 print(*(f"cuda:{number}" for number in range(torch.cuda.device_count())))
@@ -28,13 +28,14 @@ print(*(f"cuda:{number}" for number in range(torch.cuda.device_count())))
 
 
 def is_several(device: str) -> bool:
-    """Whether this setting names more than a daemon computes with."""
+    """Whether this setting names more than one daemon computes with."""
     return device.strip().lower() == ALL or "," in device
 
 
 def devices_of(setting: str) -> tuple[str, ...]:
-    """ "all": every accelerator, or the processor where there is none. Else as listed; the
-    processor may be listed repeatedly. Raises `UserError`."""
+    """The devices of a setting. "all" means every accelerator, or the processor where there is
+    none. Else they are as listed, and the processor may be listed repeatedly. Raises
+    `UserError`."""
     if setting.strip().lower() == ALL:
         return _accelerators() or ("cpu",)
     devices = tuple(each.strip().lower() for each in setting.split(","))
@@ -49,7 +50,7 @@ def devices_of(setting: str) -> tuple[str, ...]:
 
 
 def _accelerators() -> tuple[str, ...]:
-    """Looked for in another process: torch would stay in this one."""
+    """The accelerators, looked for in another process: torch would stay in this one."""
     command = python_command("-c", _LIST_DEVICES)
     try:
         listed = subprocess.run(
@@ -67,13 +68,13 @@ def _accelerators() -> tuple[str, ...]:
 
 
 def threads_of_each(threads: int, devices: int) -> int:
-    """Of those of the whole machine; 0: as many as torch likes."""
+    """Each daemon's part of the machine's threads; 0: as many as torch likes."""
     return max(1, threads // devices) if threads else 0
 
 
 def shares_of(settings: Settings, devices: Sequence[str], free_bytes: int) -> list[Settings]:
-    """What each daemon is told. `free_bytes`: of the machine's memory, of which those of cards take
-    half."""
+    """What each daemon is told. `free_bytes`: free memory of the machine. If some daemons have
+    cards, only half of it goes to those on processors."""
     processors = devices.count("cpu")
     shares = []
     for number, device in enumerate(devices):
@@ -91,7 +92,8 @@ def shares_of(settings: Settings, devices: Sequence[str], free_bytes: int) -> li
 
 
 def _as_first(settings: Settings, count: int) -> dict[str, Any]:
-    """A founder waits for those of its own machine, if for nobody else."""
+    """Settings of the first daemon. If it founds, it waits at least for those of its own
+    machine."""
     return {"expect_peers": max(settings.expect_peers, count)}
 
 
@@ -118,7 +120,8 @@ def _as_another(settings: Settings, number: int) -> dict[str, Any]:
 
 
 def _port_beside(address: str, number: int) -> str:
-    """Two ports further for each device, where the port is a given one."""
+    """The port for a further device, two above the one before. A port that the system chooses stays
+    so."""
 
     def further(found: re.Match[str]) -> str:
         port = int(found[1])
@@ -128,8 +131,8 @@ def _port_beside(address: str, number: int) -> str:
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
-    """This process's, with the settings in it: what is typed may be seen by all users of a machine,
-    and an invitation is a secret."""
+    """This process's environment with the settings in it. All users of a machine may see what is
+    typed, and an invitation is a secret."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     values = settings.model_dump(mode="json")
     for name, field in Settings.model_fields.items():

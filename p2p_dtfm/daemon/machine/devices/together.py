@@ -13,9 +13,12 @@ Action = Callable[[], Awaitable[Any]]
 
 
 def for_all_devices(home: Path, actions: Mapping[str, Action]) -> dict[str, Action]:
-    """The same, told to the other devices' daemons as well, as the commands of those names do, and
-    what one of them has against it is the answer. None waits for another one. On the page of one of
-    those others, and where there is one device, they mean that one alone."""
+    """The actions, told to the other devices' daemons as well, as the commands of those names do.
+    None waits for another. If one of them refuses, its reason is the answer.
+
+    On the page of one of those other daemons, or where there is one device, an action means that
+    daemon alone.
+    """
     return {name: _for_all(home, name, own) for name, own in actions.items()}
 
 
@@ -24,7 +27,7 @@ def _for_all(home: Path, name: str, own: Action) -> Action:
         _, *others = homes_here(home)
         asked = (asyncio.to_thread(_refusal, it, name) for it in others)
         answer, *told = await asyncio.gather(own(), *asked)
-        present = homes_here(home) if any(told) else ()  # who has ended meanwhile refuses nothing
+        present = homes_here(home) if any(told) else ()  # a daemon that has ended refuses nothing
         refused = [why for it, why in zip(others, told, strict=True) if why and it in present]
         is_refused = isinstance(answer, dict) and "error" in answer
         return refusal_answer(refused[0]) if refused and not is_refused else answer
@@ -33,8 +36,9 @@ def _for_all(home: Path, name: str, own: Action) -> Action:
 
 
 def _refusal(home: Path, name: str) -> UserError | None:
-    """Of a daemon that is told something; one that does not answer just now, as it begins or ends a
-    pause, is waited for. Who is not paused is not told to resume, as the command does not."""
+    """Tell a daemon something; returns why it refuses, or None. One that does not answer just now,
+    as it begins or ends a pause, is waited for. One that is not paused is not told to resume, as
+    with the command."""
     try:
         if name != "resume" or call_daemon(home, "status")["state"] in ("paused", "leaving"):
             call_daemon(home, name, "POST")

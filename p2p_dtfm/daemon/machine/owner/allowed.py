@@ -1,6 +1,6 @@
 """What the owner of a machine allows is typed at each start. A home writes down what was typed
-last, and who leaves it out the next time is told: it would take half of the cores and another port.
-"""
+last. A user who leaves it out the next time is told: the daemon would take half of the cores and
+another port."""
 
 import json
 import logging
@@ -18,16 +18,16 @@ NAMES = (
     *("busy_percent", "nearby", "relay", "publish", "direct_lines", "port_mapping"),
     *("public_status", "tell_status"),
 )
-"""Limits, ports, and what others may see."""
+"""Settings that state limits, ports, and what others may see."""
 FILE_LIMIT_BYTES = 1 << 16
 
 log = logging.getLogger("p2p_dtfm")
 
 
 def note_typed(home: Path, settings: Settings) -> None:
-    """Who types none of it may mean the same as before: that stays; and who types only what is so
-    anyway takes back no more than that. A program that starts the daemon knows by itself what it
-    says."""
+    """Write down what was typed in this home. If none of it was typed, the old stays: the same may
+    be meant. If only usual values were typed, only those are taken back. A program that starts the
+    daemon knows by itself what it says, so nothing is written then."""
     typed = _typed(settings)
     if not typed or settings.until_stdin_closes:
         return
@@ -36,7 +36,7 @@ def note_typed(home: Path, settings: Settings) -> None:
         typed = {name: value for name, value in _read(home).items() if name not in typed}
     try:
         disk.write_whole(home / FILE_NAME, json.dumps(typed).encode(), disk.ONLY_OWNER)
-    except OSError as error:  # which is told of where something is lost by it
+    except OSError as error:  # `left_out` tells if this loses anything
         log.debug("cannot write down what was typed: %s", error)
 
 
@@ -57,17 +57,17 @@ def left_out(settings: Settings) -> str:
 
 
 def _typed(settings: Settings) -> dict[str, Any]:
-    """Also what is as it would be anyway: that may be the opposite of what was typed before."""
+    """What was typed, also usual values: those may be the opposite of what was typed before."""
     values = settings.model_dump(mode="json", exclude_unset=True)
     return {name: values[name] for name in NAMES if name in values}
 
 
 def _usual() -> dict[str, Any]:
-    return Settings(home=Path("/")).model_dump(mode="json")  # whose own may not be known
+    return Settings(home=Path("/")).model_dump(mode="json")  # the user's own home may not be known
 
 
 def _read(home: Path) -> dict[str, Any]:
-    """As far as it is what a setting may be: an older file, or a torn one, says less."""
+    """What was typed last, as far as it is valid. An older file, or a torn one, says less."""
     try:
         with (home / FILE_NAME).open("rb") as file:
             told = json.loads(file.read(FILE_LIMIT_BYTES))

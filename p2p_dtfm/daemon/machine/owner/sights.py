@@ -10,12 +10,12 @@ import psutil
 
 ASK_LIMIT_S = 5.0
 OURS = frozenset({"p2p-dtfm", "p2p_dtfm", "p2pd"})
-"""A process with one of these in its command line, in a path or before the dots of a module, is no
-program of the owner's."""
+"""A process with one of these in its command line, in a path or before the dots of a module, is not
+the owner's program."""
 SUPPLIES = Path("/sys/class/power_supply")
 LINES = ("Mains", "USB", "Wireless")
 BATTERIES = ("Battery", "UPS")
-"""Kinds of power supplies, as the kernel has them."""
+"""Kinds of power supplies, as the kernel names them."""
 NETWORK_MANAGER = "org.freedesktop.NetworkManager"
 ASK_METERED = (
     *("busctl", "--system", "get-property", NETWORK_MANAGER),
@@ -30,16 +30,16 @@ Ask = Callable[[Sequence[str]], str]
 
 @dataclass(frozen=True)
 class OwnerSight:
-    """At one moment."""
+    """What was seen at one moment."""
 
     on_battery: bool = False
     is_metered: bool = False
     busy_share: float = 0.0
-    """Of the processors, or of a device, that other programs use: the greater. 0 to 1."""
+    """Share of the processors, or of a device, that other programs use: the greater. 0 to 1."""
 
 
 def answer_of(command: Sequence[str]) -> str:
-    """What a program of the system prints; nothing where it is missing, fails or takes long."""
+    """What a program of the system prints. Empty where it is missing, fails or takes long."""
     if shutil.which(command[0]) is None:
         return ""
     try:
@@ -52,8 +52,8 @@ def answer_of(command: Sequence[str]) -> str:
 
 
 def on_battery(supplies: Path = SUPPLIES) -> bool:
-    """Whether one is emptied and no line feeds the computer: not where there is none, nor where
-    nobody can tell. The battery of a mouse or of a keyboard feeds something else."""
+    """Whether a battery is emptied and no line feeds the computer. False where there is none, or
+    where nobody can tell. The battery of a mouse or keyboard feeds something else."""
     is_emptied = False
     for supply in supplies.glob("*"):
         kind = _word(supply / "type")
@@ -66,20 +66,21 @@ def on_battery(supplies: Path = SUPPLIES) -> bool:
 
 
 def _word(path: Path) -> str:
-    """What a supply says of itself; nothing where it does not."""
+    """What a supply's file says; empty where it says nothing."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:  # such as of a port to which nothing is connected any more
+    except OSError:  # such as a port with nothing connected
         return ""
 
 
 def is_metered(ask: Ask = answer_of) -> bool:
-    """As NetworkManager knows or guesses it of the line that is in use."""
+    """Whether the line in use is metered, as NetworkManager knows or guesses it."""
     return ask(ASK_METERED).split()[1:2] in [[value] for value in METERED]
 
 
 def devices_busy_share(ask: Ask = answer_of, is_ours: Callable[[int], bool] | None = None) -> float:
-    """Of the busiest NVIDIA device, used by others' processes, 0 to 1; 0 where there is none."""
+    """Share of the busiest NVIDIA device that others' processes use, 0 to 1. 0 where there is
+    none."""
     is_ours = is_ours or _is_ours_by_id
     shares: dict[str, float] = {}
     columns: list[str] = []
@@ -108,13 +109,14 @@ def _is_ours_by_id(pid: int) -> bool:
 
 
 class ProcessorUse:
-    """What other programs use of all processors, from one look to the next."""
+    """How much other programs use of all processors, from one look to the next."""
 
     def __init__(self) -> None:
         self._before: tuple[float, float, dict[int, float]] | None = None
 
     def share(self) -> float:
-        """0 to 1; 0 at the first look. Processes that came and went count as others'."""
+        """Their share, 0 to 1; 0 at the first look. Processes that came and went count as
+        others'."""
         times = psutil.cpu_times()
         idle_s = times.idle + getattr(times, "iowait", 0.0)
         all_s = sum(times[:8])  # guests' time, behind these, is in user's already
@@ -128,7 +130,7 @@ class ProcessorUse:
 
 
 def _own_times() -> dict[int, float]:
-    """Processor seconds of each process of ours on this machine, by its id."""
+    """Processor seconds of each of this program's processes on this machine, by its id."""
     found = {}
     for process in psutil.process_iter(["cmdline", "cpu_times"]):
         times = process.info["cpu_times"]

@@ -18,10 +18,10 @@ from p2p_dtfm.ports import now
 
 LOOK_EVERY_S = 5.0
 PATIENCE_S = {"battery": 10.0, "metered": 10.0, "busy": 30.0}
-"""So long a cause must last: a plug that is pulled for a moment and a page that loads are none."""
+"""How long a cause must last. A plug that is pulled for a moment, or a page that loads, is none."""
 FREE_FOR_S = 60.0
-"""So long nothing may have been in the way before it comes back: each return costs the others a
-new view, and whoever reads a page will soon turn to the next."""
+"""How long nothing may have been in the way before the daemon comes back. Each return costs the
+others a new view, and somebody who reads a page will soon turn to the next."""
 ALL_THE_SAME = "p2p-dtfm resume takes part all the same"
 REASONS = {
     "battery": f"this computer runs on battery; {ALL_THE_SAME}",
@@ -29,29 +29,30 @@ REASONS = {
     "busy": f"other programs use this computer; {ALL_THE_SAME}",
 }
 AT_ONCE = ("battery", "metered")
-"""Known at the first look. What others use takes two."""
+"""Causes that are known at the first look. What other programs use takes two looks."""
 
 
 class Yields:
-    """Fed with what was seen; says why this peer is to be away, if it is."""
+    """Is fed with what was seen, and says why this peer is to be away, if it is."""
 
     def __init__(
         self, on_battery: bool, on_metered: bool, busy_percent: int, look: Callable[[], OwnerSight]
     ) -> None:
-        """`on_battery`, `on_metered`: take part all the same. `busy_percent`: make way for others
-        that use more; 0: for none. `look` is called in a thread."""
+        """`on_battery`, `on_metered`: take part all the same. `busy_percent`: make way for other
+        programs that use more; 0: for none. `look` is called in a thread."""
         self._ignores = {"battery": on_battery, "metered": on_metered, "busy": not busy_percent}
         self._busy_share = busy_percent / 100
         self._look = look
         self._since_s: dict[str, float] = {}
         self._seen_s = 0.0
-        """When anything was in the way for the last time."""
+        """When anything was last in the way."""
         self._looked_s: float | None = None
         self._yields_for: str | None = None
         self._is_waived = False
 
     async def reason(self) -> str | None:
-        """Why to be away now. Looks every few seconds, however often it is asked."""
+        """Why to be away now; None if nothing is in the way. Looks every few seconds, however often
+        it is asked."""
         now_s = now.monotonic_s()
         if self._looked_s is None or now_s - self._looked_s >= LOOK_EVERY_S:
             at_once = self._looked_s is None
@@ -66,7 +67,7 @@ class Yields:
             self._yields_for, self._seen_s = named[0], now.monotonic_s()
 
     def waive(self) -> None:
-        """The owner wants it to take part, until what is in the way now has passed."""
+        """The owner wants the daemon to take part, until what is in the way now has passed."""
         self._is_waived, self._yields_for = True, None
 
     def _judge(self, sight: OwnerSight, now_s: float, at_once: bool) -> None:
@@ -93,10 +94,12 @@ class Yields:
 
 
 def yields_of(settings: Settings, away_for: str = "") -> Yields | None:
-    """None where nothing is to be looked at. `away_for`: why a process before this one has paused.
+    """The judge of these settings; None where nothing is to be looked at. `away_for`: why a process
+    before this one has paused.
 
-    What listens on loopback alone is somebody's experiment: its battery and line are of no concern,
-    but what others use is, if asked for."""
+    A daemon that listens on loopback alone is somebody's experiment. Its battery and line do not
+    matter then. What others use does, if asked for.
+    """
     is_experiment = all(address.startswith(LOOPBACK) for address in settings.listen)
     on_power = settings.on_battery or is_experiment
     on_line = settings.on_metered or is_experiment

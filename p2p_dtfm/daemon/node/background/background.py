@@ -54,7 +54,7 @@ class Background:
         local.life.spawn(trainer.run())
 
     async def _learn_of_earlier_steps(self) -> None:
-        """Who computed them; it waits until this peer takes part."""
+        """Ask others who computed the earlier steps, once this peer takes part."""
         given = self._participant.contributions
         steps = StepsOfOthers(self._network.messenger, self._run.spec, given)
         evidence = self._agreement.recovery_evidence

@@ -13,20 +13,20 @@ DATA_RETRY_S = 5.0
 
 
 async def bring_data(participant: Participant) -> None:
-    """All of it ahead of need. Corpora above the limit stay with those whose steps read them, and
-    those of a run that leaves its ends to some with whom it names. What nobody gives holds up no
-    other."""
+    """Fetch all of the run's data ahead of need. A corpus above the limit stays with those whose
+    steps read it. Data of a run that leaves its ends to some members stay with those. A shard that
+    nobody gives holds up no other."""
     membership, run = participant.membership, participant.membership.run
     me = membership.network.me.peer_id
-    if participant.initial.withheld:  # and so are the data
+    if participant.initial.withheld:  # its data are withheld as well
         return
     sizes = run.manifest.blobs()
     limits = [DATA_KEPT_LIMIT_BYTES, participant.local.disk_limit_bytes // 2]
     if sum(sizes.values()) > min(filter(None, limits)):
         return
     order = sorted(sizes)
-    start = sum(me.encode()) % len(order)  # not all fetch the same one first
-    while me not in membership.members():  # others do not give it to anybody else
+    start = sum(me.encode()) % len(order)  # members do not all begin with the same shard
+    while me not in membership.members():  # others give it to members alone
         await asyncio.sleep(DATA_RETRY_S / 5)
     missing = [*order[start:], *order[:start]]
     while missing := [digest for digest in missing if not run.blobs.has(digest)]:

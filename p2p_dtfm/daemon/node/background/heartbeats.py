@@ -1,4 +1,5 @@
-"""That this peer lives, told to those that listen; and who of the others does not, any more."""
+"""Tells those that listen that this peer lives, and finds out which of the others no longer
+does."""
 
 import asyncio
 import collections
@@ -13,11 +14,11 @@ from p2p_dtfm.ports import now, rarely
 
 TICK_NS = round(TICK_S * 1e9)
 LEAST_REST_NS = 10_000_000
-"""However much is due, this loop leaves the others so long."""
+"""However much is due, this loop leaves so long to the daemon's other tasks."""
 
 
 class Heartbeats:
-    """The clock of the agreement, and of who watches for failures."""
+    """The clock of the agreement and of the watch for failures."""
 
     def __init__(self, participant: Participant, departure: Departure) -> None:
         self._participant = participant
@@ -31,7 +32,7 @@ class Heartbeats:
         self._messenger = network.messenger
         self._liveness = network.liveness
         self._doubted: frozenset[str] = frozenset()
-        """Who is in doubt by others' word, and so was called."""
+        """Peers that others doubt, and that this peer has therefore spoken to."""
         self._gives_for: View | None = None
         self._given_before: collections.Counter[str] = collections.Counter()
 
@@ -48,8 +49,9 @@ class Heartbeats:
             self._departure.leave_at_last()
 
     async def _rest(self) -> None:
-        """Until the next tick, but for judging at once what falls due before it: whether a peer
-        has ended the others decide in several turns, and each would wait for half a tick."""
+        """Wait for the next tick, and judge at once what falls due before it. Whether a peer has
+        ended is decided by the others in several turns. Without this, each turn would wait for half
+        a tick."""
         evidence, ends_ns = self._network.evidence, now.monotonic_ns() + TICK_NS
         while (now_ns := now.monotonic_ns()) < ends_ns:
             due_ns = self._liveness.due_ns(now_ns)
@@ -64,7 +66,7 @@ class Heartbeats:
                 await asyncio.sleep(min(LEAST_REST_NS, ends_ns - now_ns) / 1e9)
 
     def _beat_early(self, now_ns: int) -> None:
-        """What `_beat` does of it between two ticks."""
+        """The part of `_beat` that is done between two ticks."""
         for suspicion in self._liveness.tick_early(now_ns):
             self._do(self._agreement.suspect(suspicion.peer_id, suspicion.reason, now_ns))
         self._call_doubted()
@@ -106,7 +108,7 @@ class Heartbeats:
                 self._messenger.tell(peer_id, beat)
 
     def _gives(self, now_ns: int) -> dict[str, int]:
-        """To whom is to join, since that was agreed on."""
+        """Bytes given to each peer that is to join, since the view with it was agreed on."""
         agreement, given = self._agreement, self._network.blobs.given_bytes
         if agreement.next_view is not self._gives_for:
             self._gives_for, self._given_before = agreement.next_view, given.copy()

@@ -1,4 +1,4 @@
-"""Where this peer is, for those who look for it; and where others of its run are."""
+"""Tells others where this peer is, and learns where other peers of the run are."""
 
 import asyncio
 import contextlib
@@ -20,17 +20,19 @@ log = logging.getLogger("p2p_dtfm")
 STRANGERS_TRIED = 4
 PRESENCE_REFRESH_S = 20.0
 PRESENCE_RETRY_S = 3.0
-"""Nodes that were asked first may have had to look for the run."""
+"""The pause after no node took the presence: those asked may have had to look for the run."""
 CROWD = 8
-"""A view of so many looks half as often for others, of twice as many a third as often."""
+"""A view of this many members looks for others half as often, one of twice as many a third as
+often."""
 WAY_REFRESH_S = 5.0
 WAY_RETRY_S = 1.0
 MOVED_AGAIN_S = 60.0
-"""A machine's own addresses may change to and fro: others are told so often at most."""
+"""Others are told of new addresses at most this often, since a machine's own addresses may change
+to and fro."""
 
 
 class PresenceKeeping:
-    """In the directory, and in this peer's record where it is reached another way."""
+    """Keeps this peer's presence in the directory, and its addresses in its record."""
 
     def __init__(self, participant: Participant) -> None:
         self._membership = membership = participant.membership
@@ -41,11 +43,11 @@ class PresenceKeeping:
         self._network = participant.network
         self._messenger = participant.network.messenger
         self._moved = asyncio.Event()
-        """This peer's addresses are others than those in its presence."""
+        """Set when this peer's addresses are other than those in its presence."""
         self._told_s = -math.inf
-        """When the record was told of another way."""
+        """When the record last stated another way."""
         self._own: set[str] | None = None
-        """This machine's own addresses by then; None: as the record has them."""
+        """This machine's own addresses at that time; None: as the record has them."""
         self._publishing = Publishing(
             membership.acquaintances.directory,
             self._run.digest,
@@ -56,7 +58,7 @@ class PresenceKeeping:
         self._began_s = now.monotonic_s()
 
     async def keep(self) -> None:
-        """Publish it anew before it ends, and at once when it is news."""
+        """Publish the presence anew before it ends, and at once when it is news."""
         directory = self._membership.acquaintances.directory
         while True:
             accepted = False
@@ -70,7 +72,7 @@ class PresenceKeeping:
                 if self._looks_around():
                     await directory.meet_again()
                     await directory.publish_run(self._run.digest, self._run.signed_spec)
-                    # before this peer's own presence takes the place of another's with its id
+                    # read before this peer's own presence replaces that of a twin with its id
                     present = await directory.present_peers(self._run.digest)
                     self._meet_present([] if rarely.happens("nobody there") else present)
                 accepted = await directory.publish_presence(presence)
@@ -88,17 +90,17 @@ class PresenceKeeping:
             self._moved.clear()
 
     def _looks_around(self) -> bool:
-        """Where many know one another, each looks for more of them, and publishes the spec that
-        all publish, only now and then."""
+        """Whether to look for others and publish the spec this time. Where many know one another,
+        each does so only now and then: all publish the same spec."""
         self._presences += 1
         view = self._agreement.view
         members = 0 if view is None else len(view.members)
         return self._presences == 1 or self._presences % (1 + members // CROWD) == 0
 
     def _meet_present(self, present: list[Presence]) -> None:
-        """Others of this run may be in another view; of those that were never in one with this
-        peer there may be any number, and so a few are tried each time. Raises `UserError` where one
-        has this peer's own id."""
+        """Get to know the peers that are present, since they may be in another view. There may be
+        any number that were never in a view with this peer, so a few of those are tried each time.
+        Raises `UserError` where one has this peer's own id."""
         lived_s = now.monotonic_s() - self._began_s
         me, wall_s = self._membership.me, now.wall_s()
         self._twin.require_none(present, me, wall_s - lived_s, wall_s)
@@ -111,8 +113,8 @@ class PresenceKeeping:
             self._agreement.know(peer.peer_id)
 
     async def keep_reachable(self) -> None:
-        """Tell others when this peer is reached another way, and notice links that lead another
-        way: those are measured anew."""
+        """Tell others when this peer is reached another way. Links that now lead another way are
+        measured anew."""
         while not self._network.host.is_only_local:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WAY_REFRESH_S):
@@ -129,10 +131,10 @@ class PresenceKeeping:
             self._membership.self_record.forget_where_changed(straight)
 
     async def _tell_where(self) -> None:
-        """Where others reach this peer, if the record says otherwise; while there is no network it
-        stays as it was."""
+        """State where others reach this peer, if the record says otherwise. While there is no
+        network the record stays as it was."""
         way, record = self._network.reachability, self._membership.self_record
-        addresses = await self._network.host.addresses()  # or it is told of later
+        addresses = await self._network.host.addresses()  # raises if unknown; it is told later then
         how, is_due = way.finding.reachability, way.changed.is_set()
         way.changed.clear()
         now_s = now.monotonic_s()
@@ -153,5 +155,6 @@ class PresenceKeeping:
 
 
 def _own(addresses: Iterable[str], found: Iterable[str]) -> set[str]:
-    """Those of this machine itself: no relay's, and none that others have `found`."""
+    """Addresses of this machine itself, without those of relays and those that others have
+    `found`."""
     return {address for address in addresses if not is_relayed(address)} - {*found}

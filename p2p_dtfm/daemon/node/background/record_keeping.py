@@ -1,4 +1,4 @@
-"""This peer's record, kept true while it takes part: links, its place, and what steps take."""
+"""Keeps this peer's record true while it takes part: links, its place, and what steps take."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ REPLAN_QUIET_S = 5.0
 
 
 class RecordKeeping:
-    """What is measured goes into the record; the next view has it."""
+    """Puts what is measured into the record, for the next view."""
 
     def __init__(self, participant: Participant) -> None:
         self._membership = membership = participant.membership
@@ -53,7 +53,8 @@ class RecordKeeping:
                 quiet_since_s = now.monotonic_s()
 
     async def measure_links(self) -> bool:
-        """To those that turned up since, and to whom it failed before; whether one was measured."""
+        """Measure links to peers that turned up since, or to which it failed before. Returns
+        whether one was measured."""
         record, lives, changed = self._membership.self_record, self._membership.lives(), False
         record.state_lives(lives)
         for peer_id in record.unmeasured(sorted(self._worth_measuring(lives))):
@@ -63,8 +64,8 @@ class RecordKeeping:
         return changed
 
     def _worth_measuring(self, lives: Mapping[str, int]) -> set[str]:
-        """Where not all of those who are known are measured, who has gone takes no place, and no
-        round, of those who are there."""
+        """Peers whose link is worth measuring. Where more are known than are measured, peers that
+        have gone are left out: they take no place, and no turn, of those that are there."""
         there = {*lives, *self._membership.waiting_too}
         known = there.union(self._messenger.known)
         is_too_many = len(known) > PROBED_PEERS_LIMIT and self._agreement.view is not None
@@ -76,7 +77,7 @@ class RecordKeeping:
             self._membership.estimates.measured_in(view.snapshot, self._me, peer_id, link)
 
     async def _refresh_place(self) -> None:
-        """In a large swarm: another round trip to one of those to whom there is a connection."""
+        """In a large swarm, take another round trip to one of the connected members."""
         place, now_s = self._membership.self_record.place, now.monotonic_s()
         if not place.is_asked_for or now_s - self._placed_s < place.refresh_s:
             return

@@ -17,9 +17,11 @@ from p2p_dtfm.ports import now
 log = logging.getLogger("p2p_dtfm")
 
 REPLAN_INTERVAL_S = 60.0
-"""A peer asks for a new plan because of links at most this often; others' requests count apart.
+"""A peer asks for a new plan because of links at most this often. Requests of others count apart.
+
 Where links were measured before and have only changed, a view's plan is good enough for this long,
-whoever asked for it: on a machine with several daemons they change all the time."""
+whichever peer asked for it. On a machine with several daemons they change all the time.
+"""
 
 
 class Replanning:
@@ -42,7 +44,8 @@ class Replanning:
         """How often its device was seen to be slower than when it was measured."""
 
     def if_news(self) -> None:
-        """Ask for a view with this peer's present record, if the one in force has an older one."""
+        """Ask for a view with this peer's present record, if the view in force has an older one and
+        the news is worth it."""
         agreement = self._agreement
         view = agreement.view
         if view is None or self._membership.me not in view.members or len(view.members) == 1:
@@ -62,8 +65,8 @@ class Replanning:
             self._do(agreement.request_replan(reason, now.monotonic_ns()))
 
     def if_slow(self) -> None:
-        """Steps take much longer than planned, or than under an earlier plan: what is measured
-        goes into this peer's record, and the members plan from it."""
+        """Ask for a new plan where steps take much longer than planned, or than under an earlier
+        plan. What is measured first goes into this peer's record, from which the members plan."""
         agreement = self._agreement
         view = agreement.view
         if view is None or self._membership.me not in view.members or len(view.members) == 1:
@@ -77,7 +80,8 @@ class Replanning:
             self._do(agreement.request_replan(reason, now.monotonic_ns()))
 
     def _state_own_pace(self, view: View, is_late: bool) -> None:
-        """As slow as this device is seen to work while steps are late, and as fast again."""
+        """State this device as slow as it is seen to work while steps are late, and as fast again
+        later."""
         record = self._membership.self_record
         if not is_late and record.device is record.measured_device:
             return
@@ -97,7 +101,8 @@ class Replanning:
             self._membership.set_record()
 
     def _state_paces_of_others(self, is_late: bool) -> None:
-        """Who is slower than it says, as seen here: the plan goes by what most have seen."""
+        """State which members are slower than they say, as seen here. The plan goes by what most
+        have seen."""
         paces = self._participant.trainer.seen_paces
         paces.look(is_late)
         for peer_id in self._membership.self_record.state_paces(paces.told()):
@@ -106,7 +111,8 @@ class Replanning:
             self._membership.set_record()
 
     def _who_is_fast_again(self, snapshot: Snapshot) -> str:
-        """Why the plan in force takes somebody to be slower than it is now; empty: it does not."""
+        """Why the plan in force takes a device to be slower than it is now; empty if it does
+        not."""
         record = self._membership.self_record
         planned_ns = pace_of(snapshot.record(self._me).device, snapshot.workload)
         if planned_ns * 100 >= SLOW_PERCENT * pace_of(record.device, snapshot.workload):

@@ -16,13 +16,14 @@ from p2p_dtfm.ports import now
 log = logging.getLogger("p2p_dtfm")
 
 LEAVE_LIMIT_S = 60.0
-"""How long a peer whose layers nobody can take over waits for others to be enough to train."""
+"""How long a peer whose layers nobody can take over waits until the others are enough to train."""
 DONE_WAIT_S = 60.0
-"""How long who ends with its run waits for others to have the model, while none of it travels."""
+"""How long a peer that ends with its run waits for others to have the model, while none of it
+travels."""
 SAVE_AGAIN_S = 2.0
-"""How often a disk is asked to take the last step after all."""
+"""How often this peer tries again to write the last step to a disk that did not take it."""
 TELL_AGAIN_S = 20.0
-"""And the others are told what of it is there."""
+"""How often the others are told again which files of the last step are here."""
 
 
 class Departure:
@@ -34,10 +35,11 @@ class Departure:
         self._life = participant.local.life
         self._without_steps_s: float | None = None
         self._takes_along = False
-        """It has left though nobody had taken its layers over."""
+        """This peer has left although nobody had taken its layers over."""
 
     def leave_now_or_ask(self) -> None:
-        """At once where nobody depends on this peer, or will soon; else ask for a view without."""
+        """Leave at once where nobody depends on this peer, or will soon. Else ask for a view
+        without it."""
         membership, agreement = self._membership, self._membership.agreement
         view = agreement.view
         if view is None or (len(view.members) == 1 and agreement.next_view is None):
@@ -51,8 +53,9 @@ class Departure:
         self._life.left.set()
 
     def leave_at_last(self) -> None:
-        """No steps happen, or the others want for what this peer has and do not let it in, so
-        nobody takes it over: it is on its disk."""
+        """Leave without a takeover after `LEAVE_LIMIT_S`, where nobody takes this peer's layers
+        over. That is so where no steps happen, or where the others want what it has and do not let
+        it in. Its layers are on its disk."""
         view = self._membership.agreement.view
         waits = view is None or isinstance(view.plan, NoPlan)
         waits |= self.participant.trainer.waits.stands_still
@@ -68,21 +71,21 @@ class Departure:
             self.leave_now()
 
     async def end(self) -> None:
-        """Nothing depends on this peer any more: save what it holds, give what was asked for."""
+        """Save what this peer holds and give what was asked for. Nothing depends on it any more."""
         participant, view = self.participant, self._membership.agreement.view
         trainer = participant.trainer
         await trainer.settled()
         step = await self._save()
         if not self._is_held_by_others(view):
             await self._until_kept(step)
-        if view is None or view.members:  # else all leave, and nobody asks for anything
+        if view is None or view.members:  # else all leave: nobody asks for anything
             await trainer.hand_over()
         log.info("left the swarm")
         participant.local.status.say(State.STOPPED, "left")
 
     async def save_alone(self) -> None:
-        """Nobody is to be reached as it should be: what it holds is on its disk when it comes back.
-        Over lines of their own others would hear for as long as that takes that it lives."""
+        """Save what this peer holds, since it cannot reach the others as it should. Its own tasks
+        end first: over direct lines others would hear meanwhile that it lives."""
         log.warning("nothing reaches the others any more: saves what it holds")
         self.participant.trainer.leave_views()
         await self.participant.trainer.settled()
@@ -90,22 +93,23 @@ class Departure:
         await self._save()
 
     async def keep_the_model(self) -> None:
-        """After the last step, as `end` does before it: this peer may be alone with the model."""
+        """Wait for the disk after the last step, as `end` does before it. This peer may be alone
+        with the model."""
         if not self._is_held_by_others(self._membership.agreement.view):
             await self._until_kept(self._membership.run.spec.total_steps)
 
     def _is_held_by_others(self, view: View | None) -> bool:
-        """Whether they go on with what this peer has had."""
+        """Whether others go on with the states that this peer has had."""
         if view is None or isinstance(view.plan, NoPlan):
             return False
-        if self._takes_along:  # what others hold beside it is theirs as well
+        if self._takes_along:  # the others' own layers are safe with them
             me = self._membership.me.peer_id
             return all({*view.plan.holders(n)} - {me} for n in self.participant.trainer.states)
         return any(it != self._membership.me.peer_id for it in view.member_ids)
 
     async def _until_kept(self, step: int) -> None:
-        """Its disk has not taken what nobody else has: that is asked again for a while, in which
-        its user may make room. Then it is said what is lost."""
+        """Try for a while to save what nobody else has and the disk has not taken. The user may
+        make room meanwhile. At the end it is said what is lost."""
         participant, end_s = self.participant, now.monotonic_s() + LEAVE_LIMIT_S
         checkpoints = participant.checkpoints
         if not checkpoints.refused(step):
@@ -123,19 +127,20 @@ class Departure:
             log.warning("what was trained from step %d to %d is lost: no disk has it", kept, step)
 
     async def _save(self) -> int:
-        """Of which step it was. Who has not taken over yet does not know of what lineage the states
-        are that it was given: under none they would replace a sound checkpoint."""
+        """Save the newest states; returns their step. A peer that has not taken over yet does not
+        know the lineage of the states that it was given. Without a lineage they would replace a
+        sound checkpoint."""
         states = self.participant.trainer.states
         step = max((state.version for state in states.values()), default=0)
         newest = {n: state for n, state in states.items() if state.version == step}
         lineage = self.participant.lineage_at(step)
-        if step > 0 and lineage:  # what it guarded for others may be a step behind
+        if step > 0 and lineage:  # states that it guarded for others may be a step behind
             await self.participant.checkpoints.save(step, newest, lineage)
         return step
 
     async def run_ended(self) -> None:
-        """After the last step: see that everyone has the whole model; then end if so set. Should a
-        failure cost the last steps after all, they are computed again before that."""
+        """After the last step, see that everyone has the whole model, then end if so set. If a
+        failure costs the last steps after all, they are computed again before that."""
         done = self.participant.trainer.done
         while True:
             await done.wait()
@@ -146,7 +151,8 @@ class Departure:
                 return
 
     async def _until_leaving_or_undone(self) -> None:
-        """A failure that costs the last step may come at any time: it is shared once more, then."""
+        """Wait until this peer is told to leave, or a failure has cost the last step. Then the
+        model is shared once more."""
         done, leaving = self.participant.trainer.done, self._life.leaving
         while done.is_set() and not leaving.is_set():
             with contextlib.suppress(TimeoutError):
@@ -154,8 +160,8 @@ class Departure:
                     await leaving.wait()
 
     async def _share_model(self) -> None:
-        """For a bounded time, which begins anew while files are on their way. Who is to leave waits
-        for nobody."""
+        """Wait until the others have the model, for a bounded time. The time begins anew while
+        files are on their way. A peer that is to leave waits for nobody."""
         participant, done = self.participant, self.participant.trainer.done
         leaving = self._life.leaving
         step, moved = self._membership.run.spec.total_steps, self._moved_bytes()
@@ -168,15 +174,15 @@ class Departure:
             if moved != (moved := self._moved_bytes()):
                 end_s = now.monotonic_s() + DONE_WAIT_S
             if now.monotonic_s() - tried_s > SAVE_AGAIN_S and self._is_unsaved(step):
-                await self._save()  # no step comes with which it would be tried again
+                await self._save()  # no later step comes that would try it again
                 tried_s = now.monotonic_s()
-            if now.monotonic_s() - told_s > TELL_AGAIN_S:  # who was cut off has not heard it
+            if now.monotonic_s() - told_s > TELL_AGAIN_S:  # some were cut off, and missed it
                 participant.checkpoints.tell(step)
                 told_s = now.monotonic_s()
 
     def _is_unsaved(self, step: int) -> bool:
-        """Of the states in memory: this disk took none, or somebody else held these layers in the
-        last step, and may have lost what it had written of them."""
+        """Whether states in memory are not on this disk. It may have refused them. Or another
+        member held these layers in the last step, and may have lost what it had written of them."""
         checkpoints = self.participant.checkpoints
         saved = {n for it in checkpoints.saved if it.version == step for n in it.layers}
         states = self.participant.trainer.states
@@ -188,13 +194,13 @@ class Departure:
         return set(view.member_ids) - {self._membership.me.peer_id} if view is not None else set()
 
     def _moved_bytes(self) -> tuple[int, int]:
-        """Of files: got, and given to members; strangers keep nobody here."""
+        """(bytes of files received, bytes given to members). Strangers keep nobody here."""
         blobs = self.participant.network.blobs
         return blobs.received_bytes, sum(blobs.given_bytes[it] for it in self._others())
 
     def _sharing_s(self) -> float:
-        """What the model takes to all others over a thin line: no longer is anybody waited for,
-        whatever it still asks for."""
+        """How long the whole model takes to all others over a thin line. Nobody is waited for any
+        longer, whatever is still asked for."""
         workload = self._membership.workload
         size_bytes = sum(workload.cost(n).state_bytes for n in range(workload.layer_count))
         return (1 + len(self._others())) * size_bytes / FETCH_BYTES_PER_S

@@ -1,5 +1,4 @@
-"""From being nobody's member to the first view with this peer: it is let in, founds, or goes on
-alone."""
+"""The way of a peer in no view to its first view: it is let in, founds, or goes on alone."""
 
 import asyncio
 import logging
@@ -28,18 +27,21 @@ log = logging.getLogger("p2p_dtfm")
 
 LINKS_WAIT_S = 8.0
 FOUNDS_AFTER_S = 4 * LOOK_AGAIN_S
-"""Once a pause between two looks in vain has grown to this, who may found goes on alone."""
+"""Once the pause between two looks in vain has grown to this, a peer that may found goes on
+alone."""
 GOES_ALONE_AFTER_S = 60.0
-"""Without anybody in a view, whoever was in one and may found goes on by itself."""
+"""How long a peer that was in a view and may found sees nobody in a view, until it goes on by
+itself."""
 JOIN_RETRY_S = 1.0
 GONE_AFTER_S = 60.0
 PATIENT_TURNS = 30
 REFUSALS_LIMIT = 5
-"""In a row; then others are looked for, before that peer is asked again."""
+"""Refusals in a row of one member, until this peer looks for others before it asks that one
+again."""
 REMIND_EVERY = 2
-"""Of these pauses, while an agreed view is waited for."""
+"""A peer that waits for an agreed view asks one of its members again every second turn."""
 REASON_CHARACTERS = 200
-"""Shown of what a member says."""
+"""So much is shown of a reason that a member states."""
 BARRED_FIX = (
     "nothing before that step: this daemon goes on asking. If it is as it was released, look for "
     "faulty memory or an overclocked processor"
@@ -47,7 +49,7 @@ BARRED_FIX = (
 
 
 class Entry:
-    """From being nobody's member to the first view with this peer."""
+    """Brings a peer in no view to its first view."""
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
@@ -55,23 +57,25 @@ class Entry:
         self._local = participant.local
         self._network = participant.network
         self._complete: RunComplete | None = None
-        """What ends this peer, if none of those that it may ask lets it in."""
+        """What ends this peer if no member that it may ask lets it in."""
         self._ends = set[str]()
-        """Who has shown that, since somebody let others in."""
+        """Members that have shown the end of the run, since a member last let others in."""
         self._as_new = set[str]()
-        """Who asks to be let in itself, and has nothing that shows it."""
+        """Peers that ask to be let in themselves, and have nothing that shows the end."""
         self._sees_view = False
-        """Somebody has one, while this peer waits for those that it would begin with."""
+        """Somebody has a view, while this peer waits for those that it would begin with."""
         self._alone_since_s: float | None = None
-        """When it first found nobody who lets it in, and nobody has since."""
+        """When this peer first found nobody that lets it in; None once somebody does again."""
         self._refusals: dict[str, int] = {}
-        """In a row, by who refuses to hear this peer: it may not be in the run itself."""
+        """Refusals in a row, by the peer that refuses to hear this one: it may not be in the run
+        itself."""
         self._barred = ""
-        """Why the member that was asked last lets this peer in nowhere, in words."""
+        """Why the member that was asked last says that this peer is barred, in words."""
 
     async def found(self) -> None:
-        """Wait for the expected newcomers, for a bounded time; then make the first view. Unless
-        there is one: who comes back may have been out of its reach for a while."""
+        """Wait for the expected newcomers, for a bounded time, then make the first view. If there
+        is a view already, ask to be let in there: this peer may have been out of its reach for a
+        while."""
         looking = self._local.life.spawn(self._find_view())
         await self._wait_for_newcomers_or_view()
         looking.cancel()
@@ -94,7 +98,7 @@ class Entry:
         expected = settings.expect_peers
         if not membership.goes_on_from_own:
             await self._wait_for_fellows()
-        if membership.has_lost_memory:  # members that know it tell it of their view
+        if membership.has_lost_memory:  # members that know this peer tell it of their view
             membership.agreement.wants_view()
         end_s = now.monotonic_s() + settings.expect_wait_s
         while len(membership.joiners()) + 1 < expected and now.monotonic_s() < end_s:
@@ -109,9 +113,10 @@ class Entry:
             await asyncio.sleep(TICK_S)
 
     async def _join_if_nothing_comes_of_it(self) -> None:
-        """The newcomers that it founds with may be members of another view by then, which shows it
-        that there is one: it asks to be let in there, or hears that the run is complete. Where
-        nothing shows that, they have only started again: it founds anew with those that wait."""
+        """Found anew, or join, where founding comes to nothing. The newcomers may be members of
+        another view by now. If they show that, this peer asks to be let in there, or hears that the
+        run is complete. If nothing shows it, they have only started again, and it founds with those
+        that wait."""
         agreement, membership = self._membership.agreement, self._membership
         since_s = now.monotonic_s()
         while agreement.view is None:
@@ -128,16 +133,17 @@ class Entry:
             await asyncio.sleep(TICK_S)
 
     def _was_found(self) -> bool:
-        """By members of the run that this peer was about to found again; those of another version
-        have told it where it looked."""
+        """Whether members of the run have shown themselves that this peer was about to found again.
+        Members of another version have told it when it looked for them."""
         membership = self._membership
         has_heard = membership.has_lost_memory and membership.agreement.has_heard_of_view
         is_unlike = isinstance(membership.acquaintances.turned_away(), OtherProtocol)
         return self._sees_view or has_heard or is_unlike
 
     async def _wait_for_fellows(self) -> None:
-        """After a power cut each comes back as its machine starts: those that are here together
-        go on from the newest state that their disks make up."""
+        """Wait for those that trained with this peer last. After a power cut each comes back as its
+        machine starts. Those that are here then go on from the newest state that their disks make
+        up."""
         agreement, status = self._membership.agreement, self._local.status
         end_s = now.monotonic_s() + FELLOWS_WAIT_NS / 1e9
         while not self._sees_view and now.monotonic_s() < end_s:
@@ -185,15 +191,15 @@ class Entry:
             await asyncio.sleep(JOIN_RETRY_S)
 
     def _ended_meanwhile(self, agreed: View) -> RunComplete | None:
-        """Most of those with whom this peer is to be in a view show that the run is complete, and
-        the view was not given up since it was looked at."""
+        """The end of the run, if most members of the agreed view show it. None if the view was
+        given up meanwhile."""
         if self._membership.agreement.next_view is not agreed or self._complete is None:
             return None
         return self._complete if self._shows_most(agreed) else None
 
     def _end_as_complete(self, complete: RunComplete) -> None:
-        """Who comes to a complete run has made a mistake; who has trained it, and was away from the
-        others for the last step, has not. Raises `RunComplete`."""
+        """End, or raise `RunComplete`. A peer that comes to a complete run has made a mistake. One
+        that trained in it, and only missed its last step, has not."""
         if not self._participant.views:
             raise complete
         log.info("%s, the last of them without this peer", complete.cause)
@@ -202,14 +208,15 @@ class Entry:
         self._participant.local.life.left.set()
 
     def _shows_most(self, agreed: View) -> bool:
-        """Of the members with whom it was agreed on most show the end, or some of very many: one
-        alone can, with nothing but its own word that it has taken the last step."""
+        """Whether most of the other members of the agreed view show the end, or some of very many.
+        One alone may show it with nothing but its own word that it has taken the last step."""
         others = set(agreed.member_ids) - {self._membership.me.peer_id} - self._as_new
         return is_shown_by_most(self._ends, others)
 
     async def _say_that_it_waits(self, view: View, turn: int) -> None:
-        """The members may have given up the agreed view since, as after a silence of this peer; it
-        would wait for as long as any transfer may take. They take no notice where they have not."""
+        """Ask a member of the agreed view again to be let in. The members may have given that view
+        up, as after a silence of this peer. It would then wait as long as any transfer may take.
+        If they have not, they take no notice."""
         me = self._membership.me.peer_id
         members = [peer_id for peer_id in view.member_ids if peer_id != me]
         if members and turn % REMIND_EVERY == 0:
@@ -218,8 +225,9 @@ class Entry:
             await self._while_agreed_on(view, self._ask_to_be_let_in(member, wish))
 
     async def _while_agreed_on(self, view: View, asking: Coroutine[Any, Any, bool]) -> None:
-        """A dead member takes ten seconds not to answer. Where the view is given up meanwhile,
-        others are asked at once, and the status does not go on that layers are fetched."""
+        """Stop waiting for `asking` where the view is given up. A dead member takes ten seconds not
+        to answer. Others are then asked at once, and the status stops saying that layers are
+        fetched."""
         task = asyncio.ensure_future(asking)
         try:
             while not task.done() and self._membership.agreement.next_view is view:
@@ -230,7 +238,7 @@ class Entry:
             task.cancel()
 
     def _possible_members(self) -> list[str]:
-        """Who may be a member: those heard last come first. It may be nobody."""
+        """Peers that may be members, or not. Those heard last come first."""
         membership, messenger = self._membership, self._network.messenger
         first = membership.asked_first
         known = {
@@ -244,26 +252,26 @@ class Entry:
         return sorted(known, key=lambda peer: (peer != first, -heard_s.get(peer, 0.0), peer))
 
     def _worth_asking(self, silent: set[str], turn: int) -> list[str]:
-        """Who was heard, and then not for long, takes ten seconds not to answer: it is asked where
-        nobody else answers, or nothing has come of it that others do. Who has not been heard since
-        this daemon began may be there."""
+        """Peers to ask, without the `silent` ones. Those that were heard once and then fell silent
+        take ten seconds not to answer. They are asked only where nobody else is left, or after many
+        turns in vain. A peer not heard since this daemon began may be there."""
         heard_s, since_s = self._network.messenger.heard_s, now.monotonic_s() - GONE_AFTER_S
         members = [peer for peer in self._possible_members() if peer not in silent]
         there = [peer for peer in members if heard_s.get(peer, since_s) >= since_s]
         return there if there and turn < PATIENT_TURNS else members
 
     async def _find_others(self, pause_s: float) -> bool:
-        """None of those that are known answers: look in all places again. Whether somebody was
-        found; if nobody was, a pause lies behind."""
+        """Look in all places again, since no known peer answers. Returns whether somebody was
+        found. If not, a pause has passed."""
         agreement, acquaintances = self._membership.agreement, self._membership.acquaintances
         digest = self._membership.run.digest
-        self._network.messenger.passed_over.clear()  # it may have been for the moment
+        self._network.messenger.passed_over.clear()  # their reasons may have been for the moment
         await acquaintances.call_again()
         found = await acquaintances.look_for_members(digest)
         if found is not None:
             self._learn_of(found)
             return True
-        if agreement.view is not None:  # let in meanwhile, by one of those that were asked before
+        if agreement.view is not None:  # let in meanwhile, by a member that was asked before
             return False
         may_go = self._membership.may_go_on_alone and self._has_waited(pause_s)
         if may_go and acquaintances.turned_away() is None:
@@ -274,7 +282,7 @@ class Entry:
         end_s = now.monotonic_s() + pause_s
         while now.monotonic_s() < end_s and agreement.view is None and not agreement.attempting:
             await asyncio.sleep(TICK_S)
-        if self._local.life.leaving.is_set():  # with what it has: nobody is there to want it
+        if self._local.life.leaving.is_set():  # nobody is there to want what it has
             self._local.life.left.set()
         return False
 
@@ -285,9 +293,9 @@ class Entry:
         self._network.messenger.learn_named(found.welcome.peers)
 
     def _has_waited(self, pause_s: float) -> bool:
-        """Whether whoever may found goes on alone now. Who was in a view waits longer, for those
-        that went on without it, but not for ever: all of them may have started again since, and
-        ask to be let in themselves."""
+        """Whether a peer that may found goes on alone now. One that was in a view waits longer for
+        those that went on without it, but not for ever. All of them may have started again since,
+        and ask to be let in themselves."""
         if not self._participant.views:
             return pause_s >= FOUNDS_AFTER_S
         if self._alone_since_s is None:
@@ -295,22 +303,22 @@ class Entry:
         return now.monotonic_s() - self._alone_since_s >= GOES_ALONE_AFTER_S
 
     async def _go_on_alone(self) -> None:
-        """Those that were found when this peer came back, or went on without it, have died before
-        they let it in."""
+        """Go on alone. The members that were found, or that went on without this peer, have died
+        before they let it in."""
         membership = self._membership
         agreement = membership.agreement
-        if not membership.founds:  # else it has begun to, and could not end it yet
+        if not membership.founds:  # else it has begun to found, and could not end that yet
             log.warning("goes on alone: nobody that was in a view of this run answers any more")
             membership.founds = True
-            if not self._participant.trainer.states:  # else those are newer
+            if not self._participant.trainer.states:  # else the states in memory are newer
                 await self._participant.resume_from_checkpoint()
             self._local.life.spawn(membership.acquaintances.look_for_the_lost(agreement))
         if agreement.view is None and not agreement.attempting and agreement.next_view is None:
             membership.actions.do(agreement.found(now.monotonic_ns()))
 
     async def _ask_to_be_let_in(self, member: str, wish: JoinRequest) -> bool:
-        """Whether it answered, and may do so; else it is of no use now. Of who refuses that is not
-        known at once: it may have started this very moment."""
+        """Ask one member; returns whether it can let this peer in. One that refuses counts as able
+        to until `REFUSALS_LIMIT` refusals in a row: it may have started this very moment."""
         agreement = self._membership.agreement
         try:
             reply = await self._network.messenger.ask(member, wish)
@@ -334,7 +342,8 @@ class Entry:
         return known.lets_in and not self._is_at_end(member, known)
 
     def _hear_of_bar(self, member: str, barred: Barred | None) -> None:
-        """It is one member's word: the others are asked as well, so it ends nothing."""
+        """Show what one member says of a bar. That is its word alone, and the others are asked as
+        well, so it ends nothing."""
         status = self._local.status
         if barred is None:
             self._barred = ""
@@ -351,11 +360,11 @@ class Entry:
         status.troubles.tell(BARRED, what, BARRED_FIX)
 
     def _is_at_end(self, member: str, known: KnownPeers) -> bool:
-        """Whether it says that no step of the run is left to join. It counts as true if somebody
-        that this peer knows shows it.
+        """Whether the member says that no step of the run is left to join. The end counts as true
+        if a peer that this one knows shows it.
 
-        Who says so and does not show it lets nobody in either: it may be a member only since the
-        last step committed, and have nothing that shows it.
+        A member that says so without proof lets nobody in either. It may have joined after the last
+        step committed, and have nothing that shows it.
         """
         if known.standing is None:
             return False
@@ -366,7 +375,7 @@ class Entry:
         return True
 
     def _learn_known(self, known: KnownPeers) -> None:
-        """What the member that this peer has asked says of others."""
+        """Learn what the member that was asked says of others."""
         messenger = self._network.messenger
         messenger.learn_named(known.peers)
         self._membership.waiting_too = tuple(peer.peer_id for peer in known.waiting)

@@ -1,4 +1,5 @@
-"""Coming to a run through those who answer: who lies or is of no use is left for the next one."""
+"""Coming to a run through peers that answer. One that lies or is of no use is left for the next
+one."""
 
 import asyncio
 import contextlib
@@ -46,20 +47,22 @@ KNOCK_PAUSE_S = 1.0
 
 
 class Leads:
-    """Who says where the run is; whoever could not be followed is passed over from then on."""
+    """Follows peers that say where the run is. One that could not be followed is passed over from
+    then on."""
 
     def __init__(self, local: Local, network: Network, acquaintances: Acquaintances) -> None:
         self.goes_on_from_own = False
-        """It has come further than the one that trains, who will come over."""
+        """This peer has come further than the one that trains, which will come over."""
         self.complete_by = ""
-        """Who has said last that the run is complete."""
+        """The peer that last said that the run is complete."""
         self._local = local
         self._network = network
         self._acquaintances = acquaintances
 
     async def follow_first(self, look: Callable[[], Awaitable[Found | None]]) -> Run | None:
-        """Join through the first who answers and can be followed; None where nobody is left.
-        Who says that the run is complete, or has not got it, may lie: the next one is asked."""
+        """Join through the first peer that answers and can be followed; None where none is left.
+        One that says that the run is complete, or that cannot give it, may lie: the next one is
+        asked."""
         self.complete_by, complete = "", None
         while (found := await look()) is not None:
             try:
@@ -76,10 +79,11 @@ class Leads:
         return None
 
     def with_own_model(self, complete: RunComplete) -> RunComplete:
-        """Whoever was there at the end has the model, and need ask nobody for it."""
+        """`complete` with what to do where this home has the whole model: it was there at the end,
+        and need ask nobody."""
         memory, home, settings = self._acquaintances.memory, self._local.home, self._local.settings
         if memory is None or not memory.run_digest.startswith(complete.run) or memory.spec.layers:
-            return complete  # of listed layers no command makes anything
+            return complete  # no command uses a model with listed layers
         if whole_step(home, memory) != complete.total_steps:
             return complete
         generate, export = next_commands(home.root)
@@ -92,7 +96,8 @@ class Leads:
         return RunComplete(complete.run, complete.total_steps, fixes)
 
     def require_nobody_known(self) -> None:
-        """Who founds although its swarm is there would train apart."""
+        """Refuse to found a run where known members are there: this peer would train apart from
+        them. Raises `UserError`."""
         if (reason := self._acquaintances.turned_away()) is not None:
             is_unlike = isinstance(reason, OtherProtocol)
             fixes = reason.fixes if is_unlike else ("try again in a minute",)
@@ -107,7 +112,8 @@ class Leads:
         self._acquaintances.other_versions.say_apart(self._acquaintances.memory)
 
     async def ask_which_run(self, run_digest: str) -> Run:
-        """Of the initial peers, and of whoever else is found. Raises `UserError`."""
+        """Ask the initial peers which run they train, and whoever else is found. Raises
+        `UserError`."""
         self._local.status.say(State.JOINING, "asks which run is trained here")
         initial = peer_ids_of(self._local.settings.initial_peers)
         own, error = await own_addresses(self._network.host), None
@@ -131,12 +137,12 @@ class Leads:
             except UserError as cause:
                 log.warning("%s", cause.cause)
                 self._network.messenger.pass_over(peer_id, cause)
-                if not isinstance(error, RunComplete):  # which is shown; the others only say things
+                if not isinstance(error, RunComplete):  # which is shown, not only said
                     error = cause
 
     async def _join_found(self, peer_id: str, welcome: Welcome) -> Run:
-        """Learn the run and its members from one that has answered. Raises `UserError` where it
-        cannot be followed."""
+        """Learn the run and its members from a peer that has answered. Raises `UserError` where the
+        peer cannot be followed."""
         spec = RunSpec.from_canonical_bytes(welcome.run_spec.payload)
         await require_joinable(self._network.messenger, peer_id, welcome, spec)
         run = await asyncio.to_thread(self._from_own_disk, peer_id, welcome, spec)
@@ -148,7 +154,7 @@ class Leads:
         members = {peer_id, *(peer.peer_id for peer in welcome.peers)}
         for address in self._network.first_contacts:
             if (contact := parse_address(address)[0]) not in members:
-                self._network.messenger.forget(contact)  # a bootstrap node
+                self._network.messenger.forget(contact)  # it is a bootstrap node
         self._network.messenger.learn_named(welcome.peers)
         self._acquaintances.members_named = tuple(sorted(members))
         spec_digest = digest_bytes(welcome.run_spec.payload)
@@ -167,8 +173,9 @@ class Leads:
         return run
 
     def _from_own_disk(self, peer_id: str, welcome: Welcome, spec: RunSpec) -> Run | None:
-        """Where one that was met before has gone on alone, and from much older states than are
-        here: it comes over to where more is trained, and nothing is computed again."""
+        """The run from this peer's own disk, if a peer that was met before went on alone from much
+        older states than are here. That peer then comes over to where more is trained, and nothing
+        is computed again."""
         recalled, run_digest = self._acquaintances.memory, digest_bytes(welcome.run_spec.payload)
         if recalled is None or recalled.run_digest != run_digest:
             return None
@@ -189,8 +196,8 @@ class Leads:
         return open_local_run(recalled.signed_spec, store)
 
     async def _fetch_run(self, welcome: Welcome, store: BlobStore, peers: list[str]) -> Run:
-        """Knock, for only who does is given the manifest; where many do, again for a while, and at
-        others' doors."""
+        """Knock and fetch the run: only peers that knock are given the manifest. Where many knock
+        at once, this peer tries again for a while, and at other peers' doors."""
         turns = itertools.cycle(
             peers[first : first + KNOCKED_LIMIT] for first in range(0, len(peers), KNOCKED_LIMIT)
         )

@@ -1,4 +1,4 @@
-"""What this peer can do in a run, and its links to those that it knows: its first record."""
+"""What this peer can do in a run, and its links to the peers that it knows: its first record."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ log = logging.getLogger("p2p_dtfm")
 
 
 def _threads(settings: Settings, spec: RunSpec) -> int:
-    """To compute with: in a run with audits no more than others believe."""
+    """Threads to compute with. In a run with audits, no more than other members believe."""
     wanted = settings.compute_threads
     if not spec.audit.rate or threads_believed(wanted) == wanted:
         return wanted
@@ -39,7 +39,7 @@ def _threads(settings: Settings, spec: RunSpec) -> int:
 
 
 async def measure(local: Local, network: Network, run: Run) -> SelfRecord:
-    """What this peer can do, and its links to those that it knows: its record, not yet signed."""
+    """Measure this device and the links to known peers. Returns the record, not yet signed."""
     settings, host = local.settings, network.host
     local.status.say(State.MEASURING, "times the layers on this device")
     device = select_device(settings.device)
@@ -73,8 +73,8 @@ async def measure(local: Local, network: Network, run: Run) -> SelfRecord:
 
 
 def _memory_limit_bytes(settings: Settings, device: TorchDevice) -> int | None:
-    """For the plan. On an accelerator what torch takes there is capped as well, with room for what
-    its libraries take to work in: an H200 was seen to need 0.2 GB of it."""
+    """The limit for the plan. On an accelerator it also caps what torch takes there, with room for
+    its libraries: an H200 was seen to need 0.2 GB for them."""
     limit_bytes = settings.memory_limit_bytes
     if limit_bytes is not None:
         cap_device_memory(device, limit_bytes + LIBRARIES_BYTES)

@@ -10,14 +10,15 @@ from p2p_dtfm.train.model.gpt import layer_count
 
 
 def was_in(home: Home, run_digest: str) -> bool:
-    """By what else is on the disk, where the memory of the run is gone."""
+    """Whether this home was in the run, by what else is on the disk where its memory of the run is
+    gone."""
     is_damaged = any(home.run_directory(run_digest).glob("memory*.damaged"))
     views = ViewHistory(home.root, run_digest).read()
     return bool(is_damaged or views or list_checkpoints(home.checkpoints(run_digest)))
 
 
 def whole_step(home: Home, recalled: Memory) -> int:
-    """Of the newest whole checkpoint on this disk; 0 without one."""
+    """The step of the newest whole checkpoint on this disk; 0 without one."""
     layers = layer_count(recalled.spec)
     saved = list_checkpoints(home.checkpoints(recalled.run_digest))
     whole = (it.manifest.step for it in saved if len(it.layers) == layers)
@@ -25,7 +26,7 @@ def whole_step(home: Home, recalled: Memory) -> int:
 
 
 def why_not_alone(home: Home, me: str, recalled: Memory, store: BlobStore) -> str:
-    """What this disk lacks to go on by itself; empty if nothing."""
+    """What this disk lacks to go on by itself; empty if it lacks nothing."""
     founded_it = recalled.signed_spec.peer_id == me
     if not (founded_it or whole_step(home, recalled) > 0):
         return "another founded it, and no whole checkpoint is here: start one of the others"

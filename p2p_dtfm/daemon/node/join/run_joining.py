@@ -43,13 +43,14 @@ log = logging.getLogger("p2p_dtfm")
 
 
 class RunJoining:
-    """Founding and joining. `founds`: nobody else is there, so this peer makes the first view;
+    """Founds or joins a run. `founds`: nobody else is there, so this peer makes the first view.
     `may_go_on_alone`: it may do so later, if those that it has found die."""
 
     def __init__(self, local: Local, network: Network, acquaintances: Acquaintances) -> None:
         self.founds = self.may_go_on_alone = local.settings.founds
         self.has_lost_memory = False
-        """It founds a run in which it was before, and remembers nobody: members may find it yet."""
+        """This home was in the run that it founds, and remembers nobody. Members may find it
+        yet."""
         self._local = local
         self._network = network
         self._acquaintances = acquaintances
@@ -57,16 +58,17 @@ class RunJoining:
 
     @property
     def goes_on_from_own(self) -> bool:
-        """It has come further than the one that trains, who will come over."""
+        """Whether this peer has come further than the one that trains, which will come over."""
         return self._leads.goes_on_from_own
 
     @property
     def _waits_for_others(self) -> bool:
-        """It was told of peers to join; else it goes on by itself where nobody is."""
+        """Whether this peer was told of peers to join. Otherwise it goes on by itself where nobody
+        is."""
         return bool(self._local.settings.initial_peers) and not self._local.founds
 
     async def enter_run(self) -> Run:
-        """Found it, join it, or take up the last one."""
+        """Found the run, join it, or take up the last one."""
         run = await self._enter_run()
         self.founds |= self.goes_on_from_own
         return run
@@ -87,7 +89,8 @@ class RunJoining:
         return await self._take_up(recalled)
 
     async def _ask_which_run(self) -> Run:
-        """It may be another one than was expected: whom it met in that one it remembers."""
+        """Join a run that the peers name. It may be another one than was expected, so what this
+        home remembers of that run is recalled."""
         run = await self._leads.ask_which_run(self._local.settings.run_digest)
         known = self._acquaintances
         known.memory = next((it for it in known.runs if it.run_digest == run.digest), None)
@@ -129,12 +132,13 @@ class RunJoining:
         return open_local_run(signed, store)
 
     def _forget_first_contacts(self) -> None:
-        """They are no members: else they had been followed."""
+        """Forget the first contacts. They are no members, else they would have been followed."""
         for address in self._network.first_contacts:
             self._network.messenger.forget(parse_address(address)[0])
 
     def _which_founding(self, spec: RunSpec) -> RunSpec:
-        """A run of this spec that this home was in last goes on, unless a new one is wanted."""
+        """The spec to found. A run of this spec that this home was in last goes on, unless a new
+        one is wanted."""
         known = self._acquaintances.runs
         runs = [memory for memory in known if memory.spec.unmarked == spec.unmarked]
         if not self._local.settings.new:
@@ -153,8 +157,8 @@ class RunJoining:
         return marked
 
     def _tell_of_namesake(self, spec: RunSpec) -> None:
-        """A run spec that was changed is another run, which begins at step 0: whoever meant to go
-        on with the last one hears how."""
+        """Warn that a changed run spec is another run, which begins at step 0. A user that meant to
+        go on with the last run hears how."""
         known = self._acquaintances.runs
         before = next((it for it in known if it.spec.name == spec.name), None)
         if before is None:
@@ -175,8 +179,8 @@ class RunJoining:
         return recalled is not None and recalled.run_digest == run_digest and bool(recalled.members)
 
     def _was_in(self, run_digest: str) -> bool:
-        """Though its memory of the run is gone: whoever founded it now would begin the same run a
-        second time, beside those that train it."""
+        """Whether this home was in the run though its memory of it is gone. Founding it now would
+        begin the same run a second time, beside those that train it."""
         if self._acquaintances.memory is not None:
             return False
         if not was_in(self._local.home, run_digest):
@@ -190,9 +194,9 @@ class RunJoining:
         return True
 
     async def _take_up(self, recalled: Memory) -> Run:
-        """Go where the others are. Where nobody is, a daemon that was told of no peers goes on from
-        its own disk, if that has a whole checkpoint or this peer founded the run; others wait,
-        unless the last step is there."""
+        """Go to where the others are. If nobody is found, a daemon that was told of no peers may go
+        on from its own disk. For that the disk has a whole checkpoint, or this peer founded the
+        run. Other daemons wait, unless the last step is here."""
         digest, pause_s = recalled.run_digest, LOOK_AGAIN_S
         last_step = recalled.spec.total_steps
         store = BlobStore(self._local.home.run_directory(digest) / BLOBS_NAME)
@@ -227,7 +231,7 @@ class RunJoining:
             await known.call_again()
 
     def _progress_of_data(self) -> Progress:
-        """Tells the status, from the thread that prepares the data."""
+        """A callback that tells the status, from the thread that prepares the data."""
         loop = asyncio.get_running_loop()
 
         def tell(done_bytes: int, total_bytes: int, stage: str) -> None:
@@ -240,7 +244,8 @@ class RunJoining:
 
 
 def _with_founder(spec: RunSpec, peer_id: str) -> RunSpec:
-    """A run by invitation rests on its founder's word, and has a key for its directory."""
+    """Name the founder and a key for the directory, if the run is by invitation. Such a run rests
+    on its founder's word."""
     if not spec.admission.is_invited or spec.admission.founder:
         return spec
     admission = AdmissionSpec(mode="invited", founder=peer_id, key=secrets.token_hex(32))
@@ -248,7 +253,7 @@ def _with_founder(spec: RunSpec, peer_id: str) -> RunSpec:
 
 
 def _changes(before: RunSpec, after: RunSpec) -> str:
-    """What the file says otherwise now; the first few."""
+    """What the file says otherwise now, of which the first few are told."""
     was, is_now = (dict(_leaves(spec.unmarked.model_dump(mode="json"))) for spec in (before, after))
     differ = [key for key in was | is_now if was.get(key) != is_now.get(key)]
     told = (
@@ -271,7 +276,7 @@ def _leaves(table: Mapping[str, object], before: str = "") -> Iterator[tuple[str
 
 
 def damaged_data(blob: Path) -> UserError:
-    """A founder's own data are not what their manifest says."""
+    """The fault of a founder whose data are not what their manifest says."""
     return UserError(
         f"the data shard {blob} is damaged: its bytes are not those that were prepared",
         f"remove {blob.parents[1]} and make the data anew; "

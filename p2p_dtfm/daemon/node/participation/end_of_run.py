@@ -19,7 +19,8 @@ log = logging.getLogger("p2p_dtfm")
 
 
 class EndOfRun:
-    """`done`: the trainer has taken the last step, unless a failure costs it after all."""
+    """`done` is set once the trainer has taken the last step. A failure may cost that step after
+    all."""
 
     def __init__(
         self,
@@ -38,19 +39,20 @@ class EndOfRun:
         self._telling = asyncio.Lock()
 
     async def when_done(self) -> None:
-        """Tells so; whoever ends with its run may end before."""
+        """Tell when the run is done. A daemon that ends with its run may end before."""
         while not self._has_told:
             await self._done.wait()
             await self.tell()
 
     async def tell(self) -> None:
-        """Once, and only of a run that is complete."""
+        """Tell once, and only of a run that is complete."""
         async with self._telling:
             if not self._has_told and self._done.is_set():
                 self._has_told = await self._tell()
 
     async def _tell(self) -> bool:
-        """Whether the run was still complete by then: a failure may have cost its last steps."""
+        """Returns whether the run was still complete when the words were due: a failure may have
+        cost its last steps."""
         spec, observer = self._run.spec, self._local.observer
         end_s = now.monotonic_s() + WHOLE_LIMIT_S
         while self._checkpoints.whole_step != spec.total_steps and now.monotonic_s() < end_s:
@@ -61,7 +63,7 @@ class EndOfRun:
             await self._samples.write_last(spec.total_steps)
         home, state = self._local.home, observer.state()
         path = home.run_directory(self._run.digest) / REPORT_FILE
-        # neither command knows layers that are listed, nor a model whose ends others keep
+        # these commands take no model with listed layers, or whose ends others keep
         is_missing = self._is_missing(spec.total_steps)
         usable = not (is_missing or spec.layers or self._checkpoints.withheld)
         commands = next_commands(home.root, state.samples.prompt or "def ") if usable else ()
@@ -74,5 +76,6 @@ class EndOfRun:
         return True
 
     def _is_missing(self, step: int) -> bool:
-        """This disk has no room for the model; else it is here, or on its way."""
+        """Whether this disk has no room for the model. Otherwise the model is here, or on its
+        way."""
         return self._checkpoints.refused(step) or self._checkpoints.has_no_room(step)

@@ -51,11 +51,11 @@ from p2p_dtfm.train.data import Dataset
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.stage.batches import Batches
 
-IN_FLIGHT_PART = 8  # of the memory offered here; in tensors that others have announced
+IN_FLIGHT_PART = 8  # one part in 8 of the memory offered, for tensors that others announced
 
 NO_PLACE = "a tensor of somebody who has no place here"
 BLAMED = "%s sends %s"
-"""What no correct peer does."""
+"""For the log: what no correct peer does."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -70,7 +70,7 @@ class Participant:
         self._agreement = membership.agreement
         run = membership.run
         directory = local.home.run_directory(run.digest)
-        shutil.rmtree(directory / "offers", ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(directory / "offers", ignore_errors=True)  # left by a process that was killed
         for leftover in run.blobs.root.glob(".*"):
             leftover.unlink(missing_ok=True)
         self.events = EventLog(directory / FILE_NAME, local.status.troubles)
@@ -78,7 +78,7 @@ class Participant:
         layers, me = membership.workload.layer_count, network.me.peer_id
         self.contributions = contributions_beside(self.transcript, run.spec, layers, me)
         self.views: list[dict[str, Any]] = []
-        """What the history keeps of each."""
+        """The history's entry of each view."""
         self.offers = Offers(directory / "offers")
         self._fetches = SharedFetches(run.blobs, network.blobs, self._donors)
         self.bulk = self._bulk_plane()
@@ -115,12 +115,12 @@ class Participant:
 
     @classmethod
     async def start(cls, membership: Membership, stack: contextlib.AsyncExitStack) -> "Participant":
-        """Ready for tensors of others."""
+        """Start a participant that is ready for tensors of others."""
         participant = cls(membership)
         await participant.bulk.ready()
         for close in (
             participant.bulk.close,
-            participant.checkpoints.close,  # after the trainer, which saves
+            participant.checkpoints.close,  # after the trainer, which saves with it
             participant.trainer.close,
             participant._fetches.close,
             participant.initial.close,
@@ -174,13 +174,13 @@ class Participant:
         )
 
     async def resume_from_checkpoint(self) -> None:
-        """A founder that finds whole checkpoints of its run goes on from the newest; all tell
-        what they have on disk before they ask to be let in."""
+        """Every peer tells what it has on disk before it asks to be let in. A founder that finds
+        whole checkpoints of its run goes on from the newest."""
         self._agreement.set_saved(self.checkpoints.saved)
         if not self.membership.founds or (found := await self.checkpoints.newest_whole()) is None:
             return
         if self._agreement.view is not None or self._agreement.next_view is not None:
-            return  # let in meanwhile: its states are those of the others
+            return  # let in meanwhile: it takes the others' states
         checkpoint, states = found
         step = checkpoint.manifest.step
         self.trainer.adopt(states, step)
@@ -191,13 +191,13 @@ class Participant:
         log.info("goes on from the checkpoint of step %d", step)
 
     def measured_rate(self) -> int:
-        """Tokens a second of the view in force; 0 while too little of it was seen."""
+        """Tokens a second in the view in force; 0 while too little of it was seen."""
         if not self.trainer.history.pace.is_settled:
             return 0
         return int(self.local.status.figures().get("tokens_per_s") or 0)
 
     def _donors(self) -> list[str]:
-        """Of the run's data."""
+        """Peers to ask for the run's data."""
         agreement = self._agreement
         coming = agreement.next_view.member_ids if agreement.next_view is not None else ()
         return self.network.donors((*coming, *(it.peer_id for it in agreement.joiners)))
@@ -205,7 +205,8 @@ class Participant:
     # what the trainer asks for -------------------------------------------------------------------
 
     def _later(self, actions: Actions) -> None:
-        """What comes of it is done later; but whoever is frozen says and computes nothing more."""
+        """Do these actions later. But a peer that is frozen says and computes nothing more from now
+        on."""
         if any(isinstance(action, StopStep) for action in actions):
             self.trainer.stop_step()
         self.membership.actions.later(actions)
@@ -251,7 +252,8 @@ class Participant:
         self._agreement.skip_to(step, lineage)
 
     def trouble(self, peer_id: str, cause: str) -> None:
-        """It may be the link, and the step is repeated; where that fails as well it is the peer."""
+        """What goes to or comes from a peer was lost. The link may be at fault, so the step is
+        repeated. If that fails as well, the peer is suspected."""
         view, now_ns = self._agreement.view, now.monotonic_ns()
         if view is None or peer_id not in view.member_ids:
             return
@@ -264,7 +266,7 @@ class Participant:
             self._later(self._agreement.repeat_step(text, now_ns))
 
     def poison(self, peer_id: str, cause: str) -> None:
-        """It is no link that makes such numbers, so the step is repeated without their sender."""
+        """A member sends what no faulty link can produce. The step is repeated without it."""
         view = self._agreement.view
         if view is not None and peer_id in view.member_ids:
             log.warning(BLAMED, peer_id, cause)
@@ -277,7 +279,8 @@ class Participant:
             self._later(self._agreement.suspect(peer_id, cause, now.monotonic_ns()))
 
     def contradiction(self, reason: str) -> None:
-        """The next view finds out from what all were told who is to be left out."""
+        """Members' statements contradict each other. The next view finds out, from what all were
+        told, which of them is left out."""
         self._later(self._agreement.repeat_step(reason, now.monotonic_ns()))
 
     def lineage_at(self, step: int) -> str:
@@ -320,7 +323,7 @@ class Participant:
             loss=outcome.loss,
             held_out_loss=outcome.held_out_loss,
             gradient_norm=outcome.gradient_norm,
-            view=next((view["view"] for view in since), 0),  # the next one may be there already
+            view=next((view["view"] for view in since), 0),  # the next may be there already
             safe_step=self.trainer.tell_safe_step(),
         )
         self.local.observer.step_committed(outcome)
@@ -338,7 +341,8 @@ class Participant:
     # tensors -------------------------------------------------------------------------------------
 
     def _admit_frame(self, sender: str, lane: str, header: FrameHeader) -> Awaitable[None] | None:
-        """Before memory is taken for it; what it returns is waited for. Raises `PeerFault`."""
+        """Judge a frame before memory is taken for it; what this returns is awaited first. Raises
+        `PeerFault`."""
         if not self.network.keeper.is_near(sender):
             raise PeerFault(NO_PLACE, sender)
         require_of_lane(sender, lane, header)

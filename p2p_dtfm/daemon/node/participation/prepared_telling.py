@@ -1,4 +1,5 @@
-"""Who hears of this peer's Prepared, and when: first those for whom the others wait."""
+"""Which members hear of this peer's Prepared, and when. Those on which the others wait hear
+first."""
 
 import math
 from functools import partial
@@ -14,7 +15,7 @@ from p2p_dtfm.ports import now
 
 
 class PreparedTelling:
-    """To all other members of the view."""
+    """Tells this peer's Prepared to all other members of the view."""
 
     def __init__(self, membership: Membership) -> None:
         self._agreement = membership.agreement
@@ -23,13 +24,15 @@ class PreparedTelling:
         self._me = membership.network.me.peer_id
         self._held_back = HeldBack()
         self._untaken: range | None = None
-        """Steps of this view whose Prepared were told to others, and taken by none of them yet."""
+        """Steps of this view whose Prepared were told to others, and that no other member has taken
+        yet."""
         self._view: ViewId | None = None
-        """In which they were told."""
+        """The view in which they were told."""
 
     def shown_of(self, steps: int) -> int:
-        """So many of these committed steps somebody else could show, by this peer's Prepared: the
-        others' alone do not show that one is committed."""
+        """How many of these committed steps another member could show, as far as this peer's
+        Prepared go. Without this peer's Prepared, the others' do not show that a step is
+        committed."""
         view = self._agreement.view
         if self._untaken is None or view is None or view.id != self._view:
             return steps  # a later view begins where all agree that it does
@@ -41,16 +44,18 @@ class PreparedTelling:
         self._untaken = range(self._untaken.start, step + 1)
 
     def _taken(self, view: ViewId, step: int) -> None:
-        """One of a step shows that all before it are committed."""
+        """A member has taken the Prepared of `step`, which shows that all steps before it are
+        committed."""
         untaken = self._untaken
         if view == self._view and untaken is not None and step >= untaken.start:
             self._untaken = range(step + 1, untaken.stop) or None
 
     def say(self, signed: Signed, view: View) -> None:
-        """First to those for whom the others wait: the first stages begin the next step.
+        """Tell first the holders of the first stages, for whom the others wait: they begin the next
+        step.
 
-        Where this peer alone computes and guardians lag nobody waits: the others hear of several
-        steps at a time, but at once of one after which another view may take over.
+        Where this peer alone computes and guardians lag, nobody waits. The others then hear of
+        several steps at a time. They hear at once of a step after which another view may take over.
         """
         message: SignedPrepared | PreparedSteps = SignedPrepared(signed)
         if self._computes_alone(view):
@@ -75,6 +80,6 @@ class PreparedTelling:
         return is_alone and view.cut_pace is not None
 
     def _may_wait(self) -> bool:
-        """No view waits for the step under way, and it is not the last one."""
+        """Whether no view waits for the step under way, and it is not the last one."""
         agreement = self._agreement
         return agreement.next_view is None and agreement.step < self._last_step

@@ -1,4 +1,4 @@
-"""Texts that the model writes while it learns, and from which of its weights."""
+"""Texts that the model writes while it learns, and the weights that it writes them with."""
 
 from msgspec.structs import replace
 
@@ -17,7 +17,7 @@ from p2p_dtfm.train.stage.emulated import emulated_flops_per_s
 def sample_writer_of(
     membership: Membership, trainer: Trainer, checkpoints: Checkpoints
 ) -> SampleWriter | None:
-    """None where nobody will write here, which the page says, with why."""
+    """The writer of this daemon's texts. None where it will write none; the page then says why."""
     local, run = membership.local, membership.run
     show, shown = local.observer.show_samples, local.observer.seen.samples
     if why_none := _why_none(local.settings, bool(checkpoints.withheld)):
@@ -25,7 +25,7 @@ def sample_writer_of(
         return None
 
     async def saved_layer(layer: int, step: int) -> LayerState:
-        """Of a checkpoint, able to compute. Raises `UserError`."""
+        """A layer of a checkpoint, able to compute. Raises `UserError`."""
         state = await checkpoints.load(layer, step)
         await local.compute.run(attach_held, state, run.blobs.path)
         return state
@@ -43,7 +43,7 @@ def sample_writer_of(
 
 
 def _why_none(settings: Settings, is_withheld: bool) -> str:
-    """Why no text is written here as long as this daemon lives; empty if some is."""
+    """Why this daemon writes no texts as long as it lives; empty if it does."""
     if not settings.samples:
         return "its owner wants none (--no-samples)"
     if emulated_flops_per_s(settings.device) is not None:

@@ -9,18 +9,18 @@ from p2p_dtfm.daemon.peers.checks.check import Check, Grade
 
 SETTINGS = Path("/proc/sys/net/ipv4")
 PAYLOAD = 0.5
-"""Of a buffer, about; the rest is what the kernel keeps of each packet."""
+"""Share of a buffer that holds data, about. The rest is what the kernel keeps of each packet."""
 GROWTH = 2
-"""A link that a buffer holds back was measured as it was held back."""
+"""How much more than measured a link may carry: a small buffer holds back its measurement too."""
 WANTED_BYTES_PER_S, WANTED_S = 125_000_000, 0.1
-"""1 Gbit/s over 100 ms: few have more."""
+"""A wanted way: 1 Gbit/s over 100 ms. Few have more."""
 BUFFER_LIMIT_BYTES = 256 << 20
 BBR = "bbr"
 
 
 @dataclass(frozen=True)
 class MeasuredWay:
-    """To another member, as this machine measured it."""
+    """The way to another member, as this machine measured it."""
 
     bytes_per_s: int
     round_trip_s: float
@@ -31,7 +31,8 @@ class MeasuredWay:
 
 
 def check_kernel(ways: Sequence[MeasuredWay], settings: Path = SETTINGS) -> Check:
-    """Too small for a measured way is worth a warning; for the wanted one, a hint."""
+    """Check the kernel's buffers. Too small for a measured way is worth a warning; too small for
+    the wanted one, a hint."""
     try:
         control = (settings / "tcp_congestion_control").read_text().strip()
         controls = (settings / "tcp_available_congestion_control").read_text().split()
@@ -70,20 +71,21 @@ def check_kernel(ways: Sequence[MeasuredWay], settings: Path = SETTINGS) -> Chec
 
 
 def ways_of(members: object, peer_id: object) -> list[MeasuredWay]:
-    """Out of what a daemon says of its members: those that it has measured itself."""
+    """Ways to members that this machine has measured itself, out of what a daemon says of its
+    members."""
     own = [it for it in members if it["peer_id"] == peer_id] if isinstance(members, list) else []
     links = own[0]["links"].values() if own else ()
     return [MeasuredWay(link["bytes_per_s"], link["round_trip_ns"] / 1e9) for link in links]
 
 
 def _buffer_bytes(in_flight_bytes: float) -> int:
-    """A power of two."""
+    """The buffer that holds so much in flight, as a power of two."""
     needed = min(in_flight_bytes / PAYLOAD, BUFFER_LIMIT_BYTES)
     return 1 << max(0, int(needed) - 1).bit_length()
 
 
 def _sysctl(buffers: dict[str, list[int]], needed_bytes: int, control: str) -> str:
-    """One line; empty where nothing is to be changed."""
+    """The sysctl line to type; empty where nothing is to be changed."""
     changes = [
         f"net.ipv4.{name}='{sizes[0]} {sizes[1]} {needed_bytes}'"
         for name, sizes in buffers.items()

@@ -1,4 +1,4 @@
-"""Whether the addresses to listen on can be had."""
+"""Whether a daemon can have the addresses that it is to listen on."""
 
 import errno
 import socket
@@ -14,7 +14,8 @@ LAST_PORT = 65_535
 def check_ports(
     listen: Sequence[str], daemon_runs: bool, takes_lines: bool = False
 ) -> Iterator[Check]:
-    """`takes_lines`: the port above each is wanted, too, for direct lines."""
+    """Check each address to listen on. `takes_lines`: the port above each is wanted too, for direct
+    lines."""
     for address in listen:
         try:
             host, port = host_and_port(check_listen_address(address))
@@ -41,7 +42,7 @@ def check_ports(
 
 
 def _with_lines(address: str, by_whom: str, daemon_runs: bool) -> Check:
-    """What is known of the port itself, and of the one above it."""
+    """The finding for a port and the one above it."""
     host, port = host_and_port(address)
     above = port + 1
     fault = _fault(host, above) if above <= LAST_PORT else OSError("there is none")
@@ -66,7 +67,7 @@ def _fix(fault: OSError, host: str, port: int) -> str:
 
 
 def _fault(host: str, port: int) -> OSError | None:
-    """Why nobody could listen there."""
+    """Why nobody could listen there; None if somebody could."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -78,7 +79,8 @@ def _fault(host: str, port: int) -> OSError | None:
 
 
 def free_to_listen(listen: Sequence[str]) -> list[str]:
-    """The daemon's addresses, so that forwarded ports are tried; any port where one is taken."""
+    """The daemon's addresses, so that forwarded ports are tried. Any port stands in for one that is
+    taken."""
     return [
         address if _fault(*host_and_port(address)) is None else _any_port(address)
         for address in listen

@@ -54,7 +54,7 @@ def check_disk(home: Path) -> Check:
 
 
 def check_open_files() -> Check:
-    """A daemon raises the limit by itself, as far as it may."""
+    """Check the limit of open files, which a daemon raises by itself as far as it may."""
     at_most = descriptors_at_most()
     found = f"a daemon may open {counted(at_most, 'file')} and streams"
     if at_most >= OPEN_FILES_WANTED:
@@ -80,14 +80,16 @@ def check_memory() -> Check:
 
 
 def named_devices(setting: str) -> tuple[str, ...]:
-    """Each that a daemon would compute with, as often as it is listed. Raises `UserError`."""
+    """Each device that a daemon would compute with, as often as it is listed. Raises
+    `UserError`."""
     return devices_of(setting) if is_several(setting) else (setting,)
 
 
 def check_devices(
     setting: str, threads: int, spec: RunSpec, limit_bytes: int | None = None
 ) -> Iterator[Check]:
-    """Each is selected and timed as its daemon would; equal ones once. `limit_bytes`: of memory."""
+    """Select and time each device as its daemon would; equal ones once. `limit_bytes`: of
+    memory."""
     try:
         devices = named_devices(setting)
     except UserError as error:
@@ -98,7 +100,7 @@ def check_devices(
 
 
 def check_device(name: str, threads: int, spec: RunSpec, limit_bytes: int | None = None) -> Check:
-    """Selects the device as the daemon does, and times a block of the run on it."""
+    """Select the device as the daemon does, and time a block of the run on it."""
     try:
         measured = measure_device(spec, select_device(name), threads or None, limit_bytes)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""What this peer finds out of itself and others, for its record.
+"""What this peer finds out about itself and others, for its record.
 
 Begin with `own_place`.
 """

@@ -16,7 +16,7 @@ log = logging.getLogger("p2p_dtfm")
 
 
 class EstimateErrors(msgspec.Struct, frozen=True):
-    """Medians of the last ones: 0.1 is a tenth of what was measured, too much or too little."""
+    """Medians of the last errors: 0.1 is a tenth of what was measured, too much or too little."""
 
     links: int
     round_trip: float
@@ -24,13 +24,14 @@ class EstimateErrors(msgspec.Struct, frozen=True):
 
 
 class EstimatesKept:
-    """Of links from this peer."""
+    """The errors of estimated links from this peer."""
 
     def __init__(self) -> None:
         self._off: collections.deque[tuple[float, float]] = collections.deque(maxlen=KEPT)
 
     def measured_in(self, snapshot: Snapshot, me: str, peer_id: str, link: Link) -> None:
-        """The plan of this snapshot is made without the link, if it is."""
+        """Count the estimate of a link, if this snapshot's plan was made without the measured
+        one."""
         records = {record.peer_id: record for record in snapshot.records}
         if me not in records or peer_id not in records or records[me].brief is msgspec.UNSET:
             return
@@ -39,7 +40,7 @@ class EstimatesKept:
             self.measured(peer_id, links.link(me, peer_id), link)
 
     def measured(self, peer_id: str, estimate: Link, link: Link) -> None:
-        """A link that the plan in force has estimated."""
+        """Count the error of one estimate, now that its link is measured."""
         off = (
             abs(estimate.round_trip_ns - link.round_trip_ns) / max(1, link.round_trip_ns),
             abs(estimate.bytes_per_s - link.bytes_per_s) / max(1, link.bytes_per_s),
@@ -56,7 +57,7 @@ class EstimatesKept:
 
     @property
     def errors(self) -> EstimateErrors | None:
-        """None where no estimate was put to the test."""
+        """The medians; None where no estimate was put to the test."""
         if not self._off:
             return None
         trips, rates = zip(*self._off, strict=True)

@@ -12,7 +12,7 @@ from p2p_dtfm.train.stage.measure import measure_device, select_device
 
 @dataclass(frozen=True)
 class Newcomer:
-    """What a record would say of it."""
+    """What this machine's record would say of it."""
 
     measure: Callable[[RunSpec], Device]
     """Times the layers of a run. Raises `UserError`."""
@@ -22,7 +22,8 @@ class Newcomer:
 
 
 def within_limits(settings: Settings, device: str, threads: int) -> Newcomer:
-    """With one of its devices, measured as the daemon measures; nothing is set aside for it."""
+    """This machine with one of its devices, measured as the daemon measures. Nothing is set aside
+    for it."""
 
     def measure(spec: RunSpec) -> Device:
         limit_bytes = settings.memory_limit_bytes

@@ -1,6 +1,7 @@
-"""Where this peer is among the others: what it answers to a probe, and learns from each answer.
+"""Where this peer is among the others: what it answers to a probe, and what it learns from each
+answer.
 
-In a small swarm all links are measured and nobody asks for places; then nothing is said of them.
+In a small swarm all links are measured and nobody asks for places. Nothing is said of them then.
 """
 
 import logging
@@ -20,7 +21,7 @@ from p2p_dtfm.core.protocol.facts.brief_links import (
 from p2p_dtfm.core.protocol.records import PeerRecord
 
 PLACES_FROM_MEMBERS = BRIEF_FROM_MEMBERS // 2
-"""So that peers know where they are before anybody has to."""
+"""Smaller than where places are needed, so that peers know theirs in time."""
 UNSURE_PPM = 300_000
 UNSURE_REFRESH_S = 1.0
 REFRESH_S = 10.0
@@ -32,7 +33,7 @@ log = logging.getLogger("p2p_dtfm")
 
 
 class OwnPlace:
-    """Made with this peer's id; `said` and `hear` are given to the probes."""
+    """This peer's place. The probes call `said` and `hear`."""
 
     def __init__(self, me: str) -> None:
         self._me = me
@@ -48,16 +49,16 @@ class OwnPlace:
 
     @property
     def refresh_s(self) -> float:
-        """After which it is worth asking another peer."""
+        """How long after one peer it is worth asking another."""
         is_unsure = self.coordinate.error_ppm > UNSURE_PPM
         return UNSURE_REFRESH_S if is_unsure else REFRESH_S
 
     def said(self) -> bytes:
-        """The answer to a probe."""
+        """The answer to a probe; empty in a small swarm."""
         return encode(self.coordinate) if self.is_asked_for else b""
 
     def hear(self, peer_id: str, answer: bytes, round_trip_ns: int) -> None:
-        """What a probed peer has answered, and after how long."""
+        """Learn from what a probed peer has answered, and after how long."""
         if not answer:
             return
         try:
@@ -70,7 +71,7 @@ class OwnPlace:
             self._vivaldi.observe(there, round_trip_ns)
 
     def learn(self, records: Iterable[PeerRecord]) -> None:
-        """Where others say that they are."""
+        """Learn the places that others state in their records."""
         for record in records:
             if record.brief is not msgspec.UNSET and record.peer_id != self._me:
                 self._note(record.peer_id, record.brief.at)
@@ -82,14 +83,15 @@ class OwnPlace:
             del self._others[next(iter(self._others))]
 
     def by_nearness(self, peers: Sequence[str]) -> list[str]:
-        """Those first that seem near; then those of whom nothing is known, as they came."""
+        """The peers that seem near come first, then those of which nothing is known, in the order
+        given."""
         here = self.coordinate
         known = [peer for peer in peers if peer in self._others]
         known.sort(key=lambda peer: round_trip_us(here, self._others[peer]))
         return known + [peer for peer in peers if peer not in self._others]
 
     def next_to_ask(self, peers: Sequence[str]) -> str | None:
-        """One after another, in the order of their ids."""
+        """The peer to ask next. All take turns in the order of their ids."""
         others = sorted(peer for peer in peers if peer != self._me)
         if not others:
             return None

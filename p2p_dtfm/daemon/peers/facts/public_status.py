@@ -1,7 +1,8 @@
-"""What a public page shows of a run, told by members that allow it to a node that serves the page.
+"""What a public page shows of a run. Members that allow it tell it to the node that serves the
+page.
 
-It has a protocol name of its own, beside the messages of members: whoever does not allow it serves
-none, and nothing that is said between members changes with it.
+It has a protocol name of its own, beside the messages of members. A member that does not allow it
+does not serve the protocol, and nothing that members say to each other changes with it.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ log = logging.getLogger("p2p_dtfm")
 
 
 class StatusTeller:
-    """A member's: answers whoever asks, with what its own public page would show."""
+    """A member's side: answers anybody that asks with what its own public page would show."""
 
     def __init__(self, host: HostPort, facts: Callable[[], PublicFacts]) -> None:
         self._facts = facts
@@ -43,7 +44,7 @@ class StatusTeller:
         self._made: tuple[float, bytes] | None = None
 
     async def ready(self) -> "StatusTeller":
-        """From now on it answers."""
+        """Begin to answer."""
         await self._plane.ready()
         return self
 
@@ -58,7 +59,8 @@ class StatusTeller:
 
 
 class StatusHeard:
-    """A bootstrap node's: asks some members of one run now and then, and keeps what one said."""
+    """A bootstrap node's side: asks some members of one run now and then, and keeps what one
+    said."""
 
     def __init__(
         self, host: HostPort, directory: DirectoryPort, run_digest: str, join_line: str
@@ -67,10 +69,10 @@ class StatusHeard:
         self._directory = directory
         self._run_digest = run_digest
         self._join_line = join_line
-        """Through the node itself: no member's address gets onto the page."""
+        """The line to join through the node itself: no member's address gets onto the page."""
         self._plane = ControlPlane(host, _tell_nothing, KIND)
         self._tellers: list[str] = []
-        """Who answered last time: they are asked again before others."""
+        """Members that answered last time. They are asked again before others."""
         self._heard: tuple[float, PublicFacts] | None = None
 
     def facts(self) -> PublicFacts:
@@ -87,18 +89,18 @@ class StatusHeard:
         )
 
     async def keep(self) -> None:
-        """Until it is cancelled."""
+        """Ask now and then, until cancelled."""
         while True:
             try:
                 await self.ask()
             except Unreachable as error:
                 log.debug("%s", error)
-            except Exception:  # or the page would stand still for good
+            except Exception:  # else the page would stand still for good
                 log.exception("bug while asking for the run's status")
             await asyncio.sleep(ASK_EVERY_S)
 
     async def ask(self) -> None:
-        """Once. Raises `Unreachable` if the directory cannot be read."""
+        """Ask once. Raises `Unreachable` if the directory cannot be read."""
         present = await self._directory.present_peers(self._run_digest)
         asked = self._chosen(present)
         answers = await asyncio.gather(*map(self._ask_one, asked))
@@ -112,7 +114,7 @@ class StatusHeard:
             self._heard = now.monotonic_s(), self._believed(told)
 
     def _chosen(self, present: Sequence[Presence]) -> list[Presence]:
-        """Some of those who answered last time, and others by lot."""
+        """Some of the members that answered last time, and others by lot."""
         drawn = chance.sample(present, len(present))
         before = frozenset(self._tellers)
         rest = [peer for peer in drawn if peer.peer_id != self._host.peer_id]
@@ -134,9 +136,9 @@ class StatusHeard:
         return msgspec.structs.replace(facts, join_line=self._join_line)
 
     def _believed(self, told: dict[str, PublicFacts]) -> PublicFacts:
-        """That of whoever is in the middle by steps: who invents one answer does not write the page
-        while others are honest. Nobody's counts for more: the run's digest names what its founder
-        has signed, and anybody may sign the same."""
+        """The answer in the middle by steps. A liar that invents one answer does not write the page
+        while others are honest. No peer's answer counts for more: the digest names what the run's
+        founder has signed, and anybody may sign the same."""
         by_step = sorted(told.values(), key=lambda facts: facts.step)
         return by_step[len(by_step) // 2]
 

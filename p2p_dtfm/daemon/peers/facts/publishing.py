@@ -11,13 +11,13 @@ from p2p_dtfm.net.directory.port import DirectoryPort
 from p2p_dtfm.ports import now
 
 REFRESH_S = 80.0
-"""A third of what they live for; sooner where there is news."""
+"""A third of what published facts live for. They are published sooner where there is news."""
 
 log = logging.getLogger("p2p_dtfm")
 
 
 def place_of(view: View | None, peer_id: str, step: int) -> PublishedPart | None:
-    """A member's part in the view in force; None where it is no member."""
+    """A member's part in the view in force; None where the peer is no member."""
     if view is None or peer_id not in view.member_ids:
         return None
     plan = view.plan
@@ -41,7 +41,8 @@ def place_of(view: View | None, peer_id: str, step: int) -> PublishedPart | None
 
 
 class Publishing:
-    """Call `publish` now and then; it says something where there is something to say."""
+    """Publishes this peer's facts. Call `publish` now and then: it says something where there is
+    something to say."""
 
     def __init__(self, directory: DirectoryPort, run_digest: str, is_on: bool) -> None:
         self._directory = directory
@@ -51,7 +52,7 @@ class Publishing:
         self._said_s = 0.0
 
     async def publish(self, record: SelfRecord, signer: Sign, view: View | None, step: int) -> bool:
-        """False if it was refused. Raises `Unreachable`."""
+        """Returns False if the directory refused it. Raises `Unreachable`."""
         if not self._is_on:
             return True
         signed = record.make_public(signer)

@@ -1,6 +1,6 @@
-"""A swarm as somebody sees it who does not take part: what its members publish in the directory.
+"""A swarm as an onlooker sees it: what its members publish in the directory.
 
-Whoever looks has an identity for the occasion, asks, and serves nobody.
+An onlooker takes no part. It has an identity for the occasion, asks, and serves nobody.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ from p2p_dtfm.net.libp2p.host import Host
 ASK_DEADLINE_S = 10.0
 LISTENS = ("/ip4/0.0.0.0/tcp/0",)
 MEMBERS_LIMIT = 1024
-"""As many as a swarm may have. Whoever answers for the directory may invent any number."""
+"""As many as a swarm may have. Any peer that answers for the directory may invent any number."""
 
 
 @dataclass(frozen=True)
 class Onlooker:
-    """Somebody who is connected, and takes no part."""
+    """A peer that is connected and takes no part."""
 
     host: Host
     control: ControlPlane
@@ -45,7 +45,7 @@ class Onlooker:
 
 @dataclass(frozen=True)
 class SwarmSeen:
-    """`facts` of those present who publish any, by peer id; `present` are all."""
+    """`present` are all members that say so. `facts`, by peer id, are of those that publish any."""
 
     spec: RunSpec
     run_digest: str
@@ -54,26 +54,26 @@ class SwarmSeen:
 
     @property
     def records(self) -> tuple[PeerRecord, ...]:
-        """Sorted by peer id."""
+        """The members' records, sorted by peer id."""
         return tuple(self.facts[peer_id].record for peer_id in sorted(self.facts))
 
     @property
     def places(self) -> dict[str, PublishedPart]:
-        """Of those that say that they are in a view; not of who names layers that the run has not:
-        they may be strangers, and their numbers anything."""
+        """Places of members that say that they are in a view. A place with layers that the run has
+        not is left out: it may be a stranger's, and its numbers anything."""
         places = {it: facts.place for it, facts in self.facts.items() if facts.place is not None}
         most = self.spec.model.layer_count
         return {it: p for it, p in places.items() if p.first_layer <= p.end_layer <= most}
 
     def layers_of(self, peer_id: str) -> list[int]:
-        """That it says it holds."""
+        """The layers that a peer says it holds."""
         place = self.places.get(peer_id)
         return [] if place is None else list(range(place.first_layer, place.end_layer))
 
 
 @contextlib.asynccontextmanager
 async def looking_on(initial_peers: Sequence[str]) -> AsyncIterator[Onlooker]:
-    """Connected to these addresses. Raises `UserError`."""
+    """An onlooker connected to these addresses. Raises `UserError`."""
     async with contextlib.AsyncExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="p2p-dtfm-look-"))
         host = await Host.start(Path(scratch) / "identity.key", LISTENS, (), initial_peers)
@@ -83,17 +83,17 @@ async def looking_on(initial_peers: Sequence[str]) -> AsyncIterator[Onlooker]:
 
 @contextlib.asynccontextmanager
 async def looking_from(host: Host, initial_peers: Sequence[str]) -> AsyncIterator[Onlooker]:
-    """Over a host that is connected to them. Raises `UserError`."""
+    """An onlooker over a host that is connected to these peers. Raises `UserError`."""
     async with contextlib.AsyncExitStack() as stack:
-        control = ControlPlane(host, _refuse, name="control")  # it asks; others may serve there
+        control = ControlPlane(host, _refuse, name="control")  # it only asks; others may serve
         directory = await Directory.start(host, initial_peers, serves=False)
         stack.push_async_callback(directory.close)
         yield Onlooker(host, control, directory)
 
 
 async def see(onlooker: Onlooker, initial_peers: Sequence[str], run_digest: str = "") -> SwarmSeen:
-    """What the members of a run publish; without a digest, of the run that the first of these
-    peers trains, as it says itself. Raises `UserError`."""
+    """What the members of a run publish. Without a digest, of the run that the first of these peers
+    says it trains. Raises `UserError`."""
     asked = [parse_address(address)[0] for address in initial_peers]
     directory = onlooker.directory
     try:
@@ -115,7 +115,7 @@ async def see(onlooker: Onlooker, initial_peers: Sequence[str], run_digest: str 
 
 
 async def _payload_of(directory: Directory, run_digest: str) -> bytes:
-    """The run spec of that name. Raises `UserError` and `Unreachable`."""
+    """The run spec with this digest. Raises `UserError` and `Unreachable`."""
     signed = await directory.fetch_run(run_digest)
     if signed is None:
         raise UserError(
@@ -127,8 +127,8 @@ async def _payload_of(directory: Directory, run_digest: str) -> bytes:
 
 
 async def _told_by(control: ControlPlane, peer_ids: Sequence[str]) -> bytes:
-    """The run spec that the first of them trains: also of a run that the directory does not hold.
-    Raises `UserError`."""
+    """The run spec that the first of these peers trains, even if the directory does not hold that
+    run. Raises `UserError`."""
     causes = []
     for peer_id in peer_ids:
         try:
@@ -182,8 +182,8 @@ def _link_counts(records: tuple[PeerRecord, ...]) -> dict[str, int]:
 
 
 def plan_seen(seen: SwarmSeen) -> dict[str, Any] | None:
-    """Of the view that most of them say they are in, the newest of several such: one alone could
-    name any. None where nobody is in one."""
+    """The plan of the view that most members say they are in; of several such, the newest. One
+    member alone could name any. None where nobody is in a view."""
     places = seen.places
     if not places:
         return None

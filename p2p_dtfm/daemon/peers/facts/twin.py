@@ -9,26 +9,28 @@ from p2p_dtfm.net.directory.directory import PRESENCE_TTL_S
 from p2p_dtfm.net.directory.values import Presence
 
 DOUBT_S = 10.0
-"""What was published so soon after this daemon began may be its predecessor's last word: clocks
+"""A presence published so soon after this daemon began may be its predecessor's last word. Clocks
 differ, and a life whose number was lost may be followed by a lower one."""
 
 
 class Twin:
-    """Two that speak as one peer tear a swarm apart: each is taken for the other, and members come
-    to agree with one and send to the other. All hear the newest life only, so the older one goes.
-    A presence is signed, so nobody but a holder of the key can make this one end.
+    """Ends this daemon if a newer one speaks with its identity.
+
+    Two that speak as one peer tear a swarm apart. Each is taken for the other, and members agree
+    with one and send to the other. All hear the newest life only, so the older daemon goes. A
+    presence is signed, so only a holder of the key can make this daemon end.
     """
 
     def __init__(self, identity: Path) -> None:
         self._identity = identity
         self._first_ms: dict[int, int] = {}
-        """By life: when the presence ends that this daemon has seen of it first."""
+        """By life: when the presence ends that this daemon has seen first of that life."""
 
     def require_none(
         self, present: Iterable[Presence], me: Member, began_s: float, now_s: float
     ) -> None:
-        """`me`: in the life that it speaks in now. `began_s`: Unix time when this daemon began.
-        Raises `UserError` with exit code 3."""
+        """Raises `UserError`, exit code 3, if a newer daemon speaks as this peer. `me`: with the
+        life that this daemon speaks in. `began_s`: Unix time when it began."""
         for presence in present:
             if presence.peer_id != me.peer_id or presence.life <= me.life:
                 continue
@@ -46,8 +48,9 @@ class Twin:
             )
 
     def _is_alive(self, presence: Presence, began_s: float, now_s: float) -> bool:
-        """What comes from the future was published while a clock was ahead, perhaps by a
-        predecessor whose home is gone: there, only who publishes once more lives."""
+        """Whether a presence is of a daemon that lives. One from the future was published while a
+        clock was ahead, perhaps by a predecessor whose home is gone. There a daemon only counts as
+        alive once it publishes again."""
         published_s = presence.expires_ms / 1000 - PRESENCE_TTL_S
         first_ms = self._first_ms.setdefault(presence.life, presence.expires_ms)
         is_of_now = published_s <= now_s + DOUBT_S or presence.expires_ms > first_ms

@@ -1,8 +1,8 @@
 """What this machine would add to a swarm: the plan of what members publish, with and without it.
 
-As far as an onlooker can know: links are measured to some members, which let in whoever knocks; the
-others are estimated where members say where they are, and else taken for as good as the worst one
-that was measured.
+It is what an onlooker can know. Links are measured to some members, which let in any peer that
+knocks. Other links are estimated where members say where they are. The rest are taken for as good
+as the worst measured one.
 """
 
 import asyncio
@@ -49,11 +49,11 @@ class Worth:
     layers: tuple[int, ...]
     members: int
     measured: int
-    """Members to whom the link was measured."""
+    """Number of members to which the link was measured."""
     takes_part: bool = False
-    """Whether a daemon of this machine is a member already; `members` are the others."""
+    """Whether a daemon of this machine is a member already. `members` then counts the others."""
     too_small: str = ""
-    """Why no stage at all fits here, if that is so."""
+    """Why no stage at all fits here; empty if one does."""
 
 
 async def ask_worth(
@@ -63,8 +63,8 @@ async def ask_worth(
     run_digest: str = "",
     member: str = "",
 ) -> Worth | None:
-    """Looks on over a host that is connected to these peers; `member`: the daemon of this machine,
-    if one runs. Raises `UserError`."""
+    """What this machine would add, seen over a host that is connected to these peers. `member`: the
+    daemon of this machine, if one runs. Raises `UserError`."""
     async with looking_from(host, initial_peers) as onlooker:
         seen = await see(onlooker, initial_peers, run_digest)
         if member in seen.facts:
@@ -79,7 +79,7 @@ async def ask_worth(
 
 
 async def measure_links(onlooker: Onlooker, seen: SwarmSeen, place: OwnPlace) -> dict[str, Link]:
-    """To members that let themselves be measured, one after another."""
+    """Links to members that let themselves be measured, one after another."""
     probes = Probes(onlooker.host)
     probes.hear = place.hear
     found: dict[str, Link] = {}
@@ -103,7 +103,7 @@ def worth_of(
     links: Mapping[str, Link],
     place: OwnPlace,
 ) -> Worth | None:
-    """None where nobody publishes anything, or nothing was measured."""
+    """The worth of a newcomer; None where nobody publishes anything, or nothing was measured."""
     records = seen.records
     if not records or not links:
         return None
@@ -125,7 +125,7 @@ def worth_of(
 
 
 def worth_of_member(seen: SwarmSeen, me: str) -> Worth:
-    """Of one that takes part, as its record says: the swarm without it, and with it."""
+    """The worth of a member, from its record: the swarm without it, and with it."""
     others = tuple(record for record in seen.records if record.peer_id != me)
     before, after = _planned(seen, others) if others else None, _planned(seen, seen.records)
     return Worth(
@@ -166,7 +166,7 @@ def _own_record(
 
 
 def _planned(seen: SwarmSeen, records: Sequence[PeerRecord]) -> Plan | None:
-    """As if training began with them."""
+    """The plan of these records, as if training began with them."""
     staying = [record for record in records if record.intent is not Intent.LEAVING]
     plan = compute_plan(founding_snapshot(seen.run_digest, workload_of(seen.spec), staying))
     return plan if isinstance(plan, Plan) else None
@@ -177,7 +177,7 @@ def _rate(seen: SwarmSeen, plan: Plan | None) -> float:
 
 
 def words(worth: Worth) -> str:
-    """For people."""
+    """The worth, in words for people."""
     links = f"links to {worth.measured} of {worth.members} members measured"
     if worth.takes_part:
         links = "its daemon takes part, as all members publish it"

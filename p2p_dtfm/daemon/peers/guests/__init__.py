@@ -1,1 +1,2 @@
-"""Runs by invitation: by what this peer came, whom it lets in, and whose invitation is no more."""
+"""Runs by invitation: this peer's own invitation, the peers that it lets in, and invitations that
+were taken back."""

@@ -23,21 +23,21 @@ EXPIRES_LIMIT_S = 10 * 365 * 86_400
 def addresses_to_tell(
     own: Sequence[str], others: Mapping[str, Sequence[str]], points: Sequence[str]
 ) -> tuple[str, ...]:
-    """Two of this peer's, one of each of some others, and where it met the run itself: any one that
-    lives is enough."""
+    """Two addresses of this peer, one of each of some others, and those where it met the run
+    itself. Any one that lives is enough."""
     mine = sorted(own, key=_worth)[:OWN_LIMIT]
     theirs = (min(where, key=_worth) for where in others.values() if where)
     return tuple(dict.fromkeys((*mine, *theirs, *points)))[:ADDRESSES_LIMIT]
 
 
 def _worth(address: str) -> tuple[bool, bool]:
-    """What can be called from elsewhere comes first."""
+    """A sort key: addresses that can be called from elsewhere come first."""
     host = "" if is_relayed(address) else host_and_port(address)[0]
     return host.startswith("127.") or host == "::1", is_relayed(address)
 
 
 def _is_from_elsewhere(address: str) -> bool:
-    """Whether it may be called from outside of this network."""
+    """Whether an address may be called from outside of this network."""
     return is_relayed(address) or is_public(host_and_port(address)[0])
 
 
@@ -47,8 +47,8 @@ def new_line(
     parameters: Mapping[str, str],
     addresses: Sequence[str],
 ) -> dict[str, Any]:
-    """What `p2p-dtfm invite` prints. Where the run asks for no invitation, the line only says where
-    it is. Raises `UserError`."""
+    """What `p2p-dtfm invite` prints. If the run asks for no invitation, the line only says where
+    the run is. Raises `UserError`."""
     is_near = not any(map(_is_from_elsewhere, addresses))
     if book is None:
         line = open_line(run_digest, addresses)
@@ -84,7 +84,7 @@ def new_line(
 def revoke(
     book: GuestBook | None, who: str, members: Sequence[str], name_of: Callable[[str], str]
 ) -> dict[str, Any]:
-    """A member by name or id, or a line. Raises `UserError`."""
+    """Take back the invitation of a member, by its name or id, or of a line. Raises `UserError`."""
     if book is None:
         raise UserError(
             "this run is not by invitation, so nobody can be revoked",
@@ -100,9 +100,12 @@ def revoke(
 
 
 def _whom(who: str, members: Sequence[str], book: GuestBook, name_of: Callable[[str], str]) -> str:
-    """A member of now, or one that came before and is away. Of several that are called so none, nor
-    where one may be that has never said its name here: any guest can take the name of one that is
-    away."""
+    """The id of the peer called `who`: a member now, or one that came before and is away. Raises
+    `UserError` if several are called so.
+
+    It also raises if an away guest that never said its name here may be called so. Any guest can
+    take the name of one that is away.
+    """
     if is_peer_id(who):
         return who
     guests, here = book.guests, [it for it in members if book.known.refusal(it) is None]

@@ -1,4 +1,4 @@
-"""What a home knows of who may be in a run by invitation."""
+"""What a home knows of the guests of a run by invitation."""
 
 import secrets
 from collections.abc import Iterable, Sequence
@@ -32,35 +32,36 @@ from p2p_dtfm.ports import now
 
 OWN_LINES_LIMIT = 1024
 TOLD_AT_ONCE = 512
-"""Revocations in one message."""
+"""Limit of revocations in one message."""
 WRITE_EVERY_S = 10.0
 """What others say may be news again and again, and a file of all guests takes a tenth of a second.
-Who has been heard since is asked again, should this machine fail."""
+If this machine fails, guests heard since the last write are asked again."""
 
 
 class GuestBook:
-    """Of one run by invitation, whose founder is known."""
+    """The guests of one run by invitation, whose founder is known."""
 
     def __init__(self, own: OwnInvitation, known: GuestList) -> None:
         self.run_digest = own.run_digest
         self.known = known
         self.changes = 0
-        """How often somebody's invitation was taken back, as far as is known here."""
+        """How often an invitation was taken back, as far as is known here."""
         self._own = own
         self._identity = own.identity
         self._is_written = True
         self._written_s = -WRITE_EVERY_S
 
     def introduced(self, sender: str, chain: tuple[Signed, ...], came_before: bool = False) -> None:
-        """Somebody says by what it comes. `came_before`: views say that it has been let in.
-        Raises `PeerFault`."""
+        """Take what a peer says of its own invitation. `came_before`: views say that it has been
+        let in. Raises `PeerFault`."""
         before = self.known.chains_of(sender)
         self.known.introduce(sender, chain, int(now.wall_s()), came_before)
         if self.known.chains_of(sender) != before:
             self._heard()
 
     def told_of(self, chains: Sequence[tuple[Signed, ...]]) -> None:
-        """A member says by what others have come. Raises `PeerFault` at the first that is none."""
+        """Take what a member says of others' invitations. Raises `PeerFault` at the first that is
+        none."""
         known, is_news = self.known, False
         try:
             for chain in chains[:HANDED_ON_LIMIT]:
@@ -70,8 +71,8 @@ class GuestBook:
                 self._heard()
 
     def revoked(self, signed: Sequence[Signed]) -> None:
-        """By word of another member; it may have come a long way, and what is wrong with one keeps
-        no other from being heard. Raises `PeerFault` at the end if one is forged."""
+        """Take revocations that another member passes on. They may have come a long way, so a bad
+        one keeps no other from being heard. Raises `PeerFault` at the end if one is forged."""
         is_news, fault = False, None
         if len(signed) > TOLD_AT_ONCE:  # looking at each takes time
             raise PeerFault(f"takes back {len(signed)} invitations at once")
@@ -87,7 +88,8 @@ class GuestBook:
             raise fault
 
     def invite(self, expires_s: int, may_invite: bool, addresses: Sequence[str]) -> InvitationLine:
-        """A new line. Raises `UserError` if this peer may not invite. `expires_s`: Unix time."""
+        """Make a new line. Raises `UserError` if this peer may not invite. `expires_s`: Unix
+        time."""
         own = links_of(self._own.kept.chain)
         guests, me = self.known, self._identity.peer_id
         chain = guests.chain_of(me)
@@ -127,7 +129,8 @@ class GuestBook:
         self.save()
 
     def _gave(self, line: InvitationLine) -> bool:
-        """Whether this peer stands in a line's own chain: it, or whom it has invited, gave it."""
+        """Whether this peer, or a peer that it has invited, gave this line: it then stands in the
+        line's chain."""
         founder, me = self.known.founder, self._identity.peer_id
         try:
             chain = open_chain(line.chain, founder, self.run_digest, line.holder, verify)
@@ -136,11 +139,11 @@ class GuestBook:
         return me in chain.holders[1::2]
 
     def revoke(self, holder: str, line: InvitationLine | None = None) -> None:
-        """Take back what a peer, or a line, was given; `line`: as it was pasted. Raises
-        `UserError` if that is not this peer's to do."""
+        """Take back what a peer, or a line, was given. `line`: as it was pasted. Raises `UserError`
+        if that is not this peer's to do."""
         guests, me = self.known, self._identity.peer_id
         words = [Revocation(run_mark(self.run_digest), holder, False, int(now.wall_s()))]
-        for chain in guests.chains_of(holder):  # nor does it come back by another key
+        for chain in guests.chains_of(holder):  # nor does the peer come back by another key
             words.append(
                 msgspec.structs.replace(words[0], holder=chain.line, stays_for_guests=True)
             )
@@ -162,27 +165,27 @@ class GuestBook:
         self.write_heard()
 
     def met(self, records: Iterable[PeerRecord]) -> None:
-        """These are members now. What they are called is written with what comes next: a name that
-        is lost costs no more than to name an id."""
+        """Note the names of these members. They are written with the next change: if a name is
+        lost, its owner is named by id, which costs no more."""
         names = self._own.kept.names | {it.peer_id: it.called for it in records}
         newest = dict(list(names.items())[-GUESTS_LIMIT:])
         self._own.kept = msgspec.structs.replace(self._own.kept, names=newest)
 
     @property
     def guests(self) -> dict[str, str | None]:
-        """Who has come by an invitation that holds, be it that they are away, and what they were
-        called last; None where they have never said it here."""
+        """Guests whose invitation holds, present or away, with the name that each used last. None
+        where a guest has never said its name here."""
         known, names = self.known, self._own.kept.names
         admitted = (it for it in known.saved().guests if known.refusal(it) is None)
         return {peer_id: names.get(peer_id) for peer_id in admitted}
 
     def has_invited(self, guest: str) -> bool:
-        """Whether it is this peer's to take back what that one came by."""
+        """Whether this peer may take back the invitation of `guest`."""
         me, chains = self._identity.peer_id, self.known.chains_of(guest)
         return me == self.known.founder or any(me in chain.holders[1:-1:2] for chain in chains)
 
     def write_heard(self) -> None:
-        """What others have said, if it is time to: called again and again."""
+        """Write what others have said, if it is time to. This is called again and again."""
         if not self._is_written and now.monotonic_s() - self._written_s >= WRITE_EVERY_S:
             self.save()
 
@@ -193,7 +196,8 @@ class GuestBook:
 
 
 def book_of(own: OwnInvitation, spec: RunSpec) -> GuestBook:
-    """The run is known. Raises `UserError` where this peer may not be in it."""
+    """The guest book, once the run is known. Raises `UserError` where this peer may not be in the
+    run."""
     admission = spec.admission
     own.directory_key = bytes.fromhex(admission.key)
     guests = GuestList(admission.founder, own.run_digest, verify)

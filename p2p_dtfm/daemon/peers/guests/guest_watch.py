@@ -1,4 +1,4 @@
-"""Members whose invitation was taken back go with the next view; everybody hears of it."""
+"""Members whose invitation was taken back leave with the next view, and all members hear of it."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from p2p_dtfm.daemon.peers.wire import Revocations
 from p2p_dtfm.ports import now
 
 LOOK_EVERY_S = 0.5
-"""Also how long the others have to hear of a withdrawn invitation, before this peer asks for a view
-without that guest."""
+"""How often this peer looks. The others have as long to hear of a withdrawn invitation, before this
+peer asks for a view without that guest."""
 HANDING_ON = 3
-"""Members of a view that hand on to newcomers by what others have come."""
+"""How many members of a view tell newcomers by which invitations others have come."""
 
 
 class GuestWatch:
-    """Of a member; `do` carries out what the agreement asks for."""
+    """A member's watch over guests. `do` carries out what the agreement asks for."""
 
     def __init__(
         self,
@@ -36,12 +36,13 @@ class GuestWatch:
         self._do = do
         self._told: tuple[ViewId | None, int] = (None, 0)
         self._told_words = frozenset[Signed]()
-        """In this view: one more is told alone, or each would cost all of them."""
+        """Revocations told in this view. A new one is told alone, or each would cost all of
+        them."""
         self._seen: tuple[ViewId | None, frozenset[str]] = (None, frozenset())
         self._held_up: tuple[ViewId | None, frozenset[str]] = (None, frozenset())
 
     async def keep(self) -> None:
-        """For ever; raises `UserError` once this peer itself is out."""
+        """Look for ever. Raises `UserError` once this peer itself is out."""
         try:
             while True:
                 self.look()
@@ -50,7 +51,7 @@ class GuestWatch:
             self._book.save()
 
     def look(self) -> None:
-        """Once. Raises `UserError`."""
+        """Look once. Raises `UserError`."""
         self._require_own()
         self._name_members()
         self._turn_away()
@@ -74,18 +75,18 @@ class GuestWatch:
         self._book.known.members = frozenset(members)
 
     def _turn_away(self) -> None:
-        """Whose invitation was taken back while it waited to be let in."""
+        """Turn away newcomers whose invitation was taken back while they waited to be let in."""
         for joiner in self._agreement.joiners:
             if self._book.known.refusal(joiner.peer_id) is not None:
                 self._agreement.turn_away(joiner.peer_id, now.monotonic_ns())
 
     def _hand_on(self) -> None:
-        """Who is new in a view hears from a few by what others have come: it has seen nobody show
-        that, and the line of who is away now may be over when it comes back."""
+        """Tell members that are new in a view by which invitations others have come. They have seen
+        nobody show that. The line of a guest that is away now may have ended when it comes back."""
         view = self._agreement.view
         if view is None or view.id == self._seen[0]:
             return
-        self._book.met(view.snapshot.records)  # and what they are called is kept
+        self._book.met(view.snapshot.records)  # the members' names are kept as well
         members, before = frozenset(view.member_ids), self._seen[1]
         self._seen = (view.id, members)
         stayed = members & before or members
@@ -97,7 +98,8 @@ class GuestWatch:
             self._messenger.tell(peer_id, Revocations((), chains))
 
     def _tell(self) -> bool:
-        """Whether there was something to tell: who is new in a view knows nothing yet."""
+        """Tell what is new of revocations; returns whether there was anything. A member that is new
+        in a view knows nothing yet, so each new view is told all."""
         guests, view = self._book.known, self._agreement.view
         state = (view.id if view is not None else None, self._book.changes)
         if view is None or state == self._told or not guests.revocations:

@@ -1,4 +1,4 @@
-"""By what a home comes to a run by invitation, and the file that says so."""
+"""The invitation by which a home comes to a run, and the file that keeps it."""
 
 import contextlib
 import logging
@@ -29,20 +29,21 @@ log = logging.getLogger("p2p_dtfm")
 
 
 class KeptInvitation(msgspec.Struct, frozen=True):
-    """In the run's directory."""
+    """What the file in the run's directory holds."""
 
     chain: tuple[Signed, ...] = ()
     guests: SavedGuests = SavedGuests()
     lines: dict[str, int] = {}
-    """That this peer has given, by name, and until when they last: it may take them back, also
-    before anybody has come by them."""
+    """Lines that this peer has given, by name, and until when they last. It may take them back,
+    also before anybody has come by them."""
     names: dict[str, str] = {}
-    """What members were called last, by themselves: who is away is taken back by name, too."""
+    """What members last called themselves. An invitation of an absent one is taken back by name,
+    too."""
 
 
 class OwnInvitation:
-    """To one run, of which nothing more need be known yet; a `GuestBook` is made of it and the
-    run's founder."""
+    """The invitation to one run, of which nothing more need be known yet. With the run's
+    founder it makes a `GuestBook` (`book_of`)."""
 
     def __init__(self, directory: Path, run_digest: str, identity: Identity) -> None:
         """Raises `UserError` where the file is there and cannot be read."""
@@ -53,16 +54,17 @@ class OwnInvitation:
         self._write_fails = False
         kept = self._read()
         self.is_founders = self._path.exists() and not kept.chain
-        """Whose home this is came by no line."""
+        """Whether this is the founder's home, which came by no line."""
         self.kept = self._own(kept)
 
     @property
     def introduction(self) -> Introduction | None:
-        """None where this peer needs none: the founder."""
+        """What this peer shows; None for the founder, which needs nothing."""
         return Introduction(self.kept.chain) if self.kept.chain else None
 
     def come_by(self, line: InvitationLine) -> None:
-        """This peer's user has pasted it. Raises `UserError` if it has expired, or is damaged."""
+        """Take the line that the user has pasted. Raises `UserError` if it has expired, or is
+        damaged."""
         self.directory_key = line.directory_key
         links = links_of(self.kept.chain)
         came_by_it = len(links) > 1 and links[:-1] == line.chain
@@ -77,7 +79,8 @@ class OwnInvitation:
         self.kept = msgspec.structs.replace(self.kept, chain=chain)
 
     def write(self) -> bool:
-        """Whether it is there. A full disk costs the memory, told once, and nothing else."""
+        """Write the file; returns whether it is there. A full disk costs the memory, told once, and
+        nothing else."""
         try:
             disk.write_whole(self._path, msgspec.json.encode(self.kept), disk.ONLY_OWNER)
         except OSError as error:
@@ -89,9 +92,9 @@ class OwnInvitation:
         return True
 
     def _own(self, kept: KeptInvitation) -> KeptInvitation:
-        """Without the chain of whom this home was before its identity was another one: the line
-        that it came by, pasted again, is good for this peer as well. One that was written down
-        before peers signed theirs gets this peer's word."""
+        """`kept`, made fit for this identity. A chain of an earlier identity of this home is left
+        out: its line, pasted again, is good for this peer as well. A chain written down before
+        peers signed theirs gets this peer's signature."""
         if not kept.chain:
             return kept
         try:
@@ -102,7 +105,7 @@ class OwnInvitation:
                 chain = accepted(kept.chain, me, self.identity.sign)
                 return msgspec.structs.replace(kept, chain=chain)
         except PeerFault:
-            return kept  # to whom it is shown says what is wrong with it
+            return kept  # the member to which it is shown says what is wrong
         log.warning(
             "the invitation in this home is another identity's: paste its line again, "
             "p2p-dtfm --invite LINE"
@@ -115,7 +118,7 @@ class OwnInvitation:
                 kept = msgspec.json.decode(file.read(FILE_LIMIT_BYTES), type=KeptInvitation)
         except FileNotFoundError:
             return KeptInvitation()
-        except OSError as error:  # nothing is wrong with it, and it would be written anew
+        except OSError as error:  # the file may be sound, and would be overwritten
             raise UserError(
                 f"cannot read {self._path}, which says who was invited: {error.strerror}",
                 "make it a file that you may read, on a disk that can be read, and start again",
@@ -132,8 +135,8 @@ class OwnInvitation:
 def invitation_of(
     directory: Path, identity: Identity, line: InvitationLine | None, recalled: RunSpec | None
 ) -> OwnInvitation | None:
-    """By the line that was pasted, or what this home remembers; None where no run is known to be
-    by invitation. Raises `UserError` for a founder that has lost its key."""
+    """The invitation by the line that was pasted, or by what this home remembers. None where no run
+    is known to be by invitation. Raises `UserError` for a founder that has lost its key."""
     if line is not None and line.chain:
         own = OwnInvitation(directory, line.run_digest, identity)
         own.come_by(line)
@@ -161,7 +164,7 @@ def _lost_key(own: OwnInvitation, spec: RunSpec) -> UserError:
 
 
 def not_let_in(cause: str) -> UserError:
-    """Members have answered, and do not let this peer in."""
+    """The error where members have answered and do not let this peer in."""
     return UserError(
         f"the members do not let this peer in: {cause}",
         (

@@ -1,4 +1,4 @@
-"""What a pasted line says to the daemon: where to go, and to which run."""
+"""What a pasted line tells the daemon: where to go, and to which run."""
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.invited.line import InvitationLine, read_line
@@ -7,15 +7,16 @@ from p2p_dtfm.net.contacts.addresses import is_address
 
 
 def addresses_of(settings: Settings) -> tuple[str, ...]:
-    """Of members: those that were typed, and those of the line. Raises `UserError`. Who made the
-    line may have taken an address from another's word: one that is malformed spoils no others."""
+    """Members' addresses that were typed, and those of the line. One that is malformed spoils no
+    others, since the line's maker may have taken it from another's word. Raises `UserError`."""
     pasted = read_line(settings.invite).addresses if settings.invite else ()
     pasted = tuple(filter(is_address, pasted)) or pasted
     return tuple(dict.fromkeys((*settings.initial_peers, *pasted)))
 
 
 def run_digest_of(settings: Settings) -> str:
-    """Of the run that was named, or that the line names; else empty. Raises `UserError`."""
+    """The digest of the run that was named, or that the line names; else empty. Raises
+    `UserError`."""
     return read_line(settings.invite).run_digest if settings.invite else settings.run_digest
 
 
@@ -26,7 +27,7 @@ def invitation_of(settings: Settings) -> InvitationLine | None:
 
 
 def with_invitation(settings: Settings) -> Settings:
-    """As if its addresses and its run had been typed. Raises `UserError`."""
+    """The settings as if the line's addresses and run had been typed. Raises `UserError`."""
     if not settings.invite:
         return settings
     line = read_line(settings.invite)

@@ -108,7 +108,7 @@ class Cuts:
         self.stop()
         self._view, self._first_step = view, step
         have_all = view.guards.keys() <= view.guarded_at_once and view.starts_with_two_copies
-        if view.snapshot.planned and step > 0:  # if they lagged, some steps may lack
+        if view.snapshot.planned and step > 0:  # guardians that lagged may lack steps
             have_all &= before is not None and before.cut_pace is None
         self.guardians_have_all = pace is not None or have_all
         guarded = view.guardians_of(self._tools.me)

@@ -30,7 +30,7 @@ MEMBERS_ASKED = 8
 MEMBERS_READ = 3
 """How many are read, of transcripts that begin before what is missing."""
 LIMIT_BYTES = 64 * MIB
-"""Of one transcript: as much as members keep, unless told to keep more."""
+"""How much is read of one transcript: as much as members keep, unless told to keep more."""
 
 log = logging.getLogger("p2p_dtfm")
 

@@ -26,8 +26,8 @@ FILE_NAME = "transcript.txt"
 MIB = 1 << 20
 LINE_READ_BYTES = 8 * MIB
 OWED_LIMIT_BYTES = 16 * MIB
-"""Of what a full disk did not take of the beginning and of views. A transcript that goes on without
-them is true to nobody."""
+"""How much is kept for later of the beginning and of views, where a full disk does not take them. A
+transcript that goes on without them is true to nobody."""
 
 log = logging.getLogger("p2p_dtfm")
 

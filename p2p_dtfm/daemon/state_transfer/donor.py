@@ -42,7 +42,8 @@ from p2p_dtfm.train.stage.tensor_bytes import tensor_to_bytes
 
 QUEUED_MESSAGES_LIMIT = 4096
 SUBSCRIPTIONS_LIMIT = 4
-"""Of one follower: for its place in the next view, as a guardian, and those being closed."""
+"""Subscriptions of one follower: for its place in the next view, as a guardian, and those being
+closed."""
 CLOSED_LIMIT_S = 60.0
 """How long a follower may take to say that it has what it wants, after its view took over and all
 that is for it has been sent."""

@@ -9,7 +9,7 @@ from p2p_dtfm.ports import rarely
 from p2p_dtfm.train.data import BlobStore
 
 MEMORY_LIMIT_BYTES = 256 << 20
-"""Of all states in memory together, unless one state alone is larger."""
+"""The size of all states in memory together, unless one alone is larger."""
 
 log = logging.getLogger("p2p_dtfm.donor")
 

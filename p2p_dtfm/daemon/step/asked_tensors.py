@@ -22,8 +22,8 @@ class AskedTensors:
 
     @contextlib.contextmanager
     def waiting(self, due: Lack) -> Iterator[None]:
-        """For a tensor that, in the step, was owed to another member than the one that computes the
-        work again."""
+        """While this peer waits for a tensor that was owed, in the step, to another member than the
+        one that computes the work again."""
         self._due[due] += 1
         try:
             yield

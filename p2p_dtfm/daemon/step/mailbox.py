@@ -50,7 +50,7 @@ class Mailbox:
         self._seen: set[FrameKey] = set()
         self._loss_frames = loss_frames(spec, plan)
         self._losses: dict[tuple[int, str], bytes] = {}
-        """By step and sender."""
+        """Digests of losses that frames have told of, by step and sender."""
         self._waiting: dict[FrameKey, asyncio.Future[bytearray]] = {}
         self.awaited: FrameKey | None = None
         """The frame without which the caller of `wait_for_arrival` can do nothing."""
@@ -66,8 +66,8 @@ class Mailbox:
         self._boundary_shape = spec.boundary_shape
 
     def replay(self, step: int, replay: StageReplay) -> None:
-        """Of `step` only frames that are missing here are due; their microbatches may be others' by
-        the plan."""
+        """For `step` only frames that are missing here are due; their microbatches may be others'
+        by the plan."""
         numbers, forwards, backwards = replay.microbatches, replay.forwards, replay.backwards
         self._replay = step, replay, frozenset(numbers[forwards:]), frozenset(numbers[backwards:])
 

@@ -88,7 +88,7 @@ class StageAccount:
 
     parts: Parts
     cut: dict[int, SegmentParts]
-    """Of segments with other holders, by segment."""
+    """Parts of segments with other holders, by segment."""
     work: OpenStepWork | None = None
     """The open step's work, which keeps the frames that were sent. None where the account is of
     another's work that was replayed."""

@@ -26,11 +26,11 @@ from p2p_dtfm.web.state import BoardRow, ContributionBoard, Course, Given
 
 FILE = "contribution.json"
 WRITE_EVERY_S = 10.0
-"""Where this peer is killed, how long it worked and what it sent is lost for so long a time. Its
-steps are in the transcript."""
+"""How often tallies are written. A peer that is killed loses how long it worked and what it sent
+since; its steps are in the transcript."""
 LARGE_BYTES = 256 << 10
 WRITE_LARGE_EVERY_S = 60.0
-"""Used for tallies of hundreds of peers, over hundreds of views."""
+"""How often large tallies are written: those of hundreds of peers, over hundreds of views."""
 LONGEST_STEP_S = 600.0
 STEPS_AT_MOST = 4
 """More time between two commits than this, and than this many times what the plan says, is no step:
@@ -130,9 +130,9 @@ class Contributions:
         return self.seen_from - self._kept.tallies.known_before(self.seen_from)
 
     def settle(self, known: Mapping[int, Mapping[str, int]]) -> int:
-        """Take over by whom steps were computed that made this peer's states, before this process
-        saw all. This counts even where this peer was told otherwise when it was last here. Returns
-        how many steps more the board has."""
+        """Count who computed the steps that made this peer's states, before this process saw all.
+        This counts even where this peer was told otherwise when it was last here. Returns how many
+        more steps the board has."""
         tallies = self._kept.tallies
         steps, mine = tallies.step_count, tallies.of(self._me)
         tallies.settle({step: shares for step, shares in known.items() if step < self.seen_from})

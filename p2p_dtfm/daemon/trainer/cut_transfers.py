@@ -72,7 +72,7 @@ class Cuts:
         self._store = CutStore(outlet.set_cuts)
         self._view: View | None = None
         self._members: tuple[Member, ...] = ()
-        """Those of the last view."""
+        """The members of the last view."""
         self._first_step = 0
         self._clock: CutClock | None = None
         self._lineage = ""
@@ -160,7 +160,7 @@ class Cuts:
         if self._view is not view:
             return
         if clock is None:
-            self._store.clear()  # whoever guards here has every step
+            self._store.clear()  # guardians here have every step
             self.whole_step = None
             self.guardians_have_all = outcome.kept == outcome.step
         elif clock.committed(outcome.step, outcome.kept):

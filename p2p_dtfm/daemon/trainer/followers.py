@@ -57,7 +57,7 @@ class Followers:
         self.follower: Follower | None = None
         self.guardian: Follower | None = None
         self.receipts: Receipts | None = None
-        """From the guardians of layers that this peer holds alone."""
+        """Receipts from the guardians of layers that this peer holds alone."""
         self.guarded: frozenset[int] = frozenset()
         """Layers that this peer guards, or is about to."""
         self._tools = tools
@@ -65,7 +65,7 @@ class Followers:
         self._state = state
         self._tasks: dict[Follower, asyncio.Task[None]] = {}
         self._ending: list[Follower] = []
-        """Those of the view before, until what is guarded next has caught up."""
+        """Followers of the view before, until what is guarded next has caught up."""
         self._beginning: asyncio.Task[None] | None = None
         self._progressed = asyncio.Event()
         self._request_numbers = itertools.count(1)

@@ -77,7 +77,7 @@ class PlaceInView:
             self._outlet.synced(view.id)
 
     def _moved_on(self, layers: set[int]) -> set[int]:
-        """Of layers that no commit here moves on, those that others move on: all of them, where
+        """The layers that others move on, among those that no commit here does: all of these, where
         steps happen."""
         view = self._state.view
         rests = view is not None and isinstance(view.plan, NoPlan)

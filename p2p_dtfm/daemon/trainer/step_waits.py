@@ -57,14 +57,15 @@ class StepWaits:
         return self._state.stands_still
 
     def borrowers(self) -> Mapping[str, int]:
-        """Who computes works again whose layers it has not got, and how many."""
+        """The members that compute works again whose layers they have not got, each with how
+        many."""
         view = self._state.view
         if holders := self._unheard_holders():
             return dict.fromkeys(holders, len(holders) - 1)
         return self._steps.audits.borrowers(view.id) if view is not None else {}
 
     def disputes(self) -> Mapping[str, tuple[str, ...]]:
-        """By member, whose works it computes again because they are disputed."""
+        """By member, the others whose works it computes again because they are disputed."""
         view = self._state.view
         if holders := self._unheard_holders():
             return {it: tuple(other for other in holders if other != it) for it in holders}
@@ -100,10 +101,10 @@ class StepWaits:
         return engine.frames.has_given(peer_id, state.step, kind, lack.layer, lack.index)
 
     def _was_never_due(self, peer_id: str, lack: Lack, engine: StepEngine) -> bool:
-        """Whether this peer never owed it by the plan. It owes a part to the holder that adds it
-        up, a sum where it adds up itself, and a boundary's tensor of a microbatch that goes from
-        here to there. A peer that named anything else would be excused by it for ever, since it
-        never gets it."""
+        """Whether this peer never owed it by the plan. By the plan it owes a part to the holder
+        that adds it up, and a sum where it adds up itself. It owes a boundary's tensor if the
+        microbatch goes from here to there. A peer that named anything else would be excused by it
+        for ever, since it never gets it."""
         view, replay = self._state.view, self._state.replay
         plan = view.plan if view is not None else None
         if not isinstance(plan, Plan):

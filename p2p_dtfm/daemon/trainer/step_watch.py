@@ -104,8 +104,8 @@ class StepWatch:
         return patience
 
     def take_sides(self, agreement: Agreement) -> list[Suspect]:
-        """Those of the members that accuse, or are accused, in the attempt under way that hold up
-        this peer, too. Its next tick may come when all have agreed."""
+        """The members that hold up this peer, too, among those that accuse, or are accused, in the
+        attempt under way. Its next tick may come when all have agreed."""
         if self._in_view is None or agreement.view is None:
             return []
         patience = self._patience(self._in_view[1])

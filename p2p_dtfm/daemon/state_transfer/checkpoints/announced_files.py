@@ -16,7 +16,7 @@ from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import state_bytes_limit
 
 STEPS_REMEMBERED = 4
-"""Of each member."""
+"""Steps that are remembered of each member."""
 SENDERS_REMEMBERED = 1024
 STEPS_AHEAD = 64
 """How many steps further another member may have come when it announces what it has saved. Of a

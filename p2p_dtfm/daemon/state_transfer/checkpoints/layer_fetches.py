@@ -1,8 +1,8 @@
 """The files that a checkpoint lacks here, from members that have announced them: which file is
 asked for next, and of whom.
 
-Members begin with different layers, and with those that fewest have. What one of them has fetched
-the others need not fetch from its saver, whose line would be the only one in use. Where that saver
+Members begin with different layers, and with those that fewest have. So they can fetch layers from
+one another: else the line of the peer that saved them would be the only one in use. Where that peer
 dies, its layers have as many copies as time allowed for.
 """
 

@@ -13,8 +13,8 @@ from p2p_dtfm.train.stage.finite import is_finite
 from p2p_dtfm.train.stage.tensor_bytes import tensor_from_bytes
 
 GRADIENTS_LIMIT_BYTES = 512 << 20
-"""Of steps that are not replayed yet; beyond it the follower begins again from a newer state. Of
-large layers more may wait: always two steps, as at the donor (`queued_bytes_limit`)."""
+"""The room for steps that are not replayed yet; beyond it the follower begins again from a newer
+state. Of large layers more may wait: always two steps, as at the donor (`queued_bytes_limit`)."""
 
 Tensor = Any
 
@@ -88,7 +88,7 @@ class ArrivingGradients:
             self._held_bytes -= self._found.pop(old).whole.nbytes
 
     def largest_of(self, donor_of: Mapping[int, str]) -> str:
-        """Of the donors of the layers, the one whose gradients take most room."""
+        """The donor whose gradients take most room; `donor_of` is by layer."""
         held_bytes: Counter[str] = Counter()
         for (layer, _), gradient in self._found.items():
             held_bytes[donor_of[layer]] += gradient.whole.nbytes

@@ -44,7 +44,7 @@ from p2p_dtfm.train.data import is_digest
 from p2p_dtfm.train.model.layer_state import state_bytes_limit
 
 FETCHED_LIMIT_BYTES = 256 << 20
-"""Of states on their way: one layer from each of several donors, so that their uplinks add up."""
+"""States on their way: one layer from each of several donors, so that their uplinks add up."""
 REASON_LIMIT = 200
 RETRY_S = 1.0
 LOOKS_EVERY_S = 0.5

@@ -44,7 +44,7 @@ class Giver:
         patience = 1 << min(times_left, DOUBLINGS_LIMIT)
         self._wait_s, self._bytes_per_s = WAIT_S * patience, bytes_per_s / patience
         self._owed_bytes: dict[int, int] = {}
-        """By layer. A donor that gives one again gains no time by that."""
+        """Bytes by layer. A donor that gives one again gains no time by that."""
         self.came_bytes = 0
         self._fetches = 0
         self._since_s = self._waited_s = 0.0

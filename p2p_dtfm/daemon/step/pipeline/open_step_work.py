@@ -42,7 +42,7 @@ class Unfinished(NamedTuple):
     microbatch: int
     layer: int
     gradient: Tensor
-    """Of the input of `layer`."""
+    """The gradient of the input of `layer`."""
 
 
 class OpenStepWork:
@@ -74,8 +74,8 @@ class OpenStepWork:
         again."""
 
     def use_recompute(self, recompute: bool) -> None:
-        """What the view asks of the stage's memory. A stage that recomputes does not split its
-        backwards, so nothing may be owed then."""
+        """Recompute activations or not, as the view asks of the stage's memory. A stage that
+        recomputes does not split its backwards, so nothing may be owed then."""
         if recompute != self.runner.recompute:
             for number in self.forwarded[: self.backwards]:
                 self.runner.weight_backward(number)

@@ -15,7 +15,7 @@ LOOK_EVERY_S = 5.0
 
 
 class Attention:
-    """One for the life of a process: a pause and a return are nothing new to it."""
+    """There is one for the life of a process: a pause and a return are nothing new to it."""
 
     def __init__(self, settings: Settings) -> None:
         self._home = settings.home

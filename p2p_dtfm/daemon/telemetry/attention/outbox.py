@@ -24,7 +24,7 @@ SEND_LIMIT_S = 10.0
 AGAIN_AFTER_S = (0.0, 5.0, 30.0)
 LAST_WORDS_LIMIT_S = 15.0
 CONTENT_LIMIT = 2000
-"""In letters: Discord refuses more."""
+"""The longest text, in letters: Discord refuses more."""
 SESSION = ("DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "WAYLAND_DISPLAY")
 
 _MOVED = frozenset({301, 302, 303, 307, 308})

@@ -155,12 +155,13 @@ class Audits:
         return self._recomputing.fetches
 
     def borrowers(self, view: ViewId) -> Mapping[str, int]:
-        """Who now computes works of stages that it does not hold, and how many."""
+        """The members that now compute works of stages that they do not hold, each with how
+        many."""
         book = self._book
         return book.borrowers() if book is not None and book.view == view else {}
 
     def disputes(self, view: ViewId) -> Mapping[str, tuple[str, ...]]:
-        """By member, whose works it computes again because they are disputed."""
+        """By member, the others whose works it computes again because they are disputed."""
         book = self._book
         return book.disputes() if book is not None and book.view == view else {}
 

@@ -49,12 +49,12 @@ class LateWords:
         self._tell = tell
         self._secret = secret
         self._shown: frozenset[object] = frozenset()
-        """Who had said two things, when this peer last showed what it has heard."""
+        """The contradictions that were known when this peer last showed what it has heard."""
         self._lacking_s: dict[tuple[str, str], float] = {}
         """By a peer and another: since when the peer says that it lacks the other's claim, which
         has come here."""
         self._passed_on: set[tuple[str, str]] = set()
-        """To whom this peer has passed on whose claim."""
+        """Pairs: a member, and another whose claim this peer has passed on to it."""
 
     @property
     def audits(self) -> tuple[HeardAudit, ...]:
@@ -132,9 +132,9 @@ class LateWords:
         return self._me in sorted(others, key=turn)[: 1 + len(others) // COLLUDERS_DIVISOR]
 
     def show(self) -> None:
-        """Show all what this peer has heard. Audits take long: others may have heard another
-        opening, and drawn other auditors; or an auditor may have told them something else, or
-        nothing."""
+        """Show all stage-holders what this peer has heard. Audits take long: others may have heard
+        another opening, and drawn other auditors; or an auditor may have told them something else,
+        or nothing."""
         self._shown = self.book.contradicted()
         shown = [ShownClaims(self._view, self._step, heard_of(self.book.claims), self.audits)]
         if unlike := self.book.unlike():

@@ -81,7 +81,7 @@ class Recomputing:
 
     @property
     def lacks(self) -> tuple[Lack, ...]:
-        """The parts and frames that are waited for, and of whom."""
+        """The parts and frames that are waited for, each with the peer that owes it."""
         return self._asked.lacks
 
     @property

@@ -168,5 +168,5 @@ class StoppedSteps:
 
 
 async def _nothing_came(due: Lack, blob: str, size_bytes: int) -> bytes:
-    """Whoever computes the whole model needs nothing from others."""
+    """A stage that is the whole model needs nothing from others."""
     raise BlobUnavailable(blob, {})

@@ -64,8 +64,8 @@ class StateTransport(Protocol):
 
 
 PUTS_LIMIT = 4
-"""How often one state is put: a follower of another with the same bytes may leave meanwhile, and
-take the file away."""
+"""How often one state is put: a follower that was offered the same bytes may leave meanwhile, and
+the file goes with it."""
 
 _Key = tuple[str, ViewId, bool]
 """A follower, the view for which it follows, and whether from the takeover of that view on."""

@@ -99,10 +99,10 @@ class LateWords:
             self._tell(sender, ShownClaims(self._view, self._step, {}, audits))
 
     def passes_on(self, peer_id: str, work: Work) -> None:
-        """Pass on the claims that a peer has long said it lacks. A member that tells its claim to
-        all but this peer would make it wait, and all others for it. Not all stage-holders pass a
-        claim on, but more of them than there can be colluders. In this view's next steps they do so
-        as soon as they have heard it, or each step would take as long."""
+        """Pass on the claims that a peer has long said it lacks. A liar that tells its claim to all
+        but one member would make that member wait, and all others for it. Not all stage-holders
+        pass a claim on, but more of them than there can be colluders. In this view's next steps
+        they do so as soon as they have heard it, or each step would take as long."""
         is_here = (work.view, work.step) == (self._view, self._step)
         if not is_here or peer_id not in self._plan.stage_holders():
             return

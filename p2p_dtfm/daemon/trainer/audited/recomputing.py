@@ -189,8 +189,8 @@ class Recomputing:
             if found.denied:
                 await self._wait_for_restart(view)
             for peer_id, cause in found.causes.items():
-                # these claimed tensors in this step, and deny now that they have them: that puts
-                # them out, like sending what nobody should, once all auditors have been told so
+                # a peer that claimed tensors in this step and denies now that it has them is out,
+                # like one that sends what nobody should, once all auditors have been told so
                 blame = self._outlet.poison if peer_id in found.denied else self._outlet.trouble
                 blame(peer_id, f"no tensors for an audit: {cause}")
         except Exception:  # an audit is a favour: whatever goes wrong in it here, training goes on

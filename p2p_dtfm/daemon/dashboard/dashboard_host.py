@@ -32,7 +32,7 @@ PAGE = """<!doctype html>
 <meta http-equiv="refresh" content="0; url={0}">
 <title>p2p-dtfm</title><a href="{0}">the dashboard</a>
 """
-"""A browser is given this file's name: an address on its command line could be read by every user
+"""A browser is given this file's name. An address on its command line could be read by every user
 of the machine, and with it the token."""
 
 
@@ -55,7 +55,7 @@ class DashboardHost:
         return self._dashboard is not None and self._dashboard.watchers > 0
 
     def show(self, state: Callable[[], DashboardState], actions: Mapping[str, Action]) -> None:
-        """From now on: what to show, and what may be asked."""
+        """From now on this is what to show, and these are the actions that may be asked for."""
         self._state = state
         self._actions = actions
 
@@ -64,7 +64,7 @@ class DashboardHost:
         return self._state()
 
     def public_facts(self) -> PublicFacts:
-        """What of it anybody may know, if this daemon's user allows it."""
+        """What anybody may know of that, if this daemon's user allows it."""
         return public_facts(self.state())
 
     async def start(
@@ -74,8 +74,9 @@ class DashboardHost:
         before: int | None = None,
         listener: int | None = None,
     ) -> None:
-        """`port` is a number, "auto" or "off". What has been started stays as it is. `before`: with
-        "auto", the one that open pages know, if it is still free. `listener`: of `hand_over`.
+        """`port` is a number, "auto" or "off". A server that runs already stays as it is. `before`:
+        with "auto", the port that open pages know, if it is still free. `listener`: a descriptor
+        from `hand_over`.
 
         Raises `UserError` if the port is taken.
         """
@@ -94,14 +95,16 @@ class DashboardHost:
         private_file(self._page, PAGE.format(f"{self.address}#token={self._token}"))
 
     def check_ports(self, port: int | str, public_port: int) -> None:
-        """Before anything is started. Raises `UserError` for a port that somebody else has."""
+        """Call it before anything is started. Raises `UserError` for a port that somebody else
+        has."""
         if isinstance(port, int) and self._server is None:
             loopback_listener(port).close()
         if public_port and self._public is None:
             public_listener(public_port).close()
 
     async def start_public(self, port: int) -> None:
-        """The page that anybody may read; 0: none. Raises `UserError` if the port is taken."""
+        """Start the page that anybody may read; with 0 there is none. Raises `UserError` if the
+        port is taken."""
         if not port or self._public is not None:
             return
         self._public = PublicServer(self.public_facts, public_listener(port))
@@ -109,7 +112,7 @@ class DashboardHost:
 
     @property
     def port(self) -> int | None:
-        """What it listens on."""
+        """The port that it listens on."""
         return urlsplit(self.address).port if self.address else None
 
     def hand_over(self) -> int | None:
@@ -132,7 +135,7 @@ class DashboardHost:
 
 
 def _nothing_yet(status: Status) -> DashboardState:
-    """Until there is a daemon."""
+    """What is shown until there is a daemon."""
     now_s, since_s = round(now.wall_s(), 3), round(status.since_s, 3)
     return DashboardState(Live(now_s, __version__, "", status.state.value, status.reason, since_s))
 
@@ -149,7 +152,7 @@ def stored_token(path: Path) -> str:
 
 
 def private_file(path: Path, text: str) -> None:
-    """Written anew, for this user alone to read. Raises `UserError`."""
+    """Write a file anew, for this user alone to read. Raises `UserError`."""
     try:
         path.unlink(missing_ok=True)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

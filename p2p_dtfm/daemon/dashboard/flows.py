@@ -14,7 +14,7 @@ from p2p_dtfm.core.protocol.workload import CODEC_BYTES_PER_KIBI, FLOAT_BYTES, K
 from p2p_dtfm.web.state import Flow
 
 DRAWN = 150
-"""More lines between others would hide one another on a map; of 400 peers they were ten megabytes
+"""More lines between others would hide one another on a map. Of 400 peers they were ten megabytes
 for each page, at each view."""
 Loads = dict[tuple[str, str], int]
 """Bytes in a step by (sender, receiver)."""
@@ -22,8 +22,8 @@ Loads = dict[tuple[str, str], int]
 
 def flows(spec: RunSpec, snapshot: Snapshot, plan: Plan, me: str) -> tuple[tuple[Flow, ...], bool]:
     """Each pair of peers once for each kind of flow, but each way to a guardian by itself; in
-    canonical order. And whether some are left out: beyond pipelines, of very many only those of
-    this peer are there."""
+    canonical order. Returns as well whether some are left out: of very many, only those of this
+    peer are there, and those of pipelines."""
     wire = wire_plan(spec, plan, snapshot)
     piped = _flows(snapshot, plan, "pipeline", _boundaries(snapshot, plan, wire))
     summed = [it.holders for it in plan.segments() if it.first_layer in wire.chunks]
@@ -55,8 +55,8 @@ def _boundaries(snapshot: Snapshot, plan: Plan, wire: WirePlan) -> Loads:
 
 
 def _reductions(snapshot: Snapshot, wire: WirePlan, plan: Plan, of: str | None) -> Loads:
-    """Every holder sends its part of a chunk to the chunk's owner, and gets the sum back. `of`:
-    what this one sends and gets, and no more."""
+    """Every holder sends its part of a chunk to the chunk's owner, and gets the sum back. With
+    `of`: only what this peer sends and gets."""
     loads: Loads = defaultdict(int)
     for segment in plan.segments():
         if segment.first_layer not in wire.chunks:
@@ -73,8 +73,8 @@ def _reductions(snapshot: Snapshot, wire: WirePlan, plan: Plan, of: str | None) 
 
 
 def _guarded(snapshot: Snapshot, plan: Plan) -> Loads:
-    """Reduced gradients of a layer's only holder; these are never encoded. To guardians that lag,
-    each step's part of a cut."""
+    """Reduced gradients that a layer's only holder sends its guardian; these are never encoded.
+    Guardians that lag get each step's part of a cut."""
     loads: Loads = defaultdict(int)
     guards = guards_in(snapshot, plan)
     pace = cut_pace(snapshot, plan, guards)
@@ -116,8 +116,8 @@ def _flows(snapshot: Snapshot, plan: Plan, kind: str, loads: Loads) -> Iterator[
 
 
 def _use(sent: tuple[int, int], rates: list[int | None], step_ns: int) -> float | None:
-    """Of the direction that transmits longer; where one end alone has measured, its rate stands
-    for both."""
+    """The share of a step in which the busier direction transmits. Where one end alone has
+    measured, its rate stands for both."""
     known = [rate for rate in rates if rate]
     if not known or not step_ns:
         return None

@@ -1,4 +1,4 @@
-"""Whose work the members audit badly, found once for each plan: whoever shows it asks often."""
+"""Whose work the members audit badly, found once for each plan: it is asked for often."""
 
 from collections.abc import Mapping
 
@@ -12,14 +12,15 @@ Judged = Mapping[str, tuple[str, ...]]
 
 
 class JudgedByFew:
-    """Of the plan in force."""
+    """Members of the plan in force whose work few can judge."""
 
     def __init__(self) -> None:
         self._of: tuple[Plan, dict[str, str]] | None = None
         self._found: Judged = {}
 
     def found(self, plan: Plan, arithmetics: Mapping[str, str], spec: RunSpec) -> Judged:
-        """Whom nobody audits, or one other member only, and who has layers that nobody else has."""
+        """Members that nobody audits, or one other member only, and those with layers that nobody
+        else has."""
         known = self._of
         if known is None or known[0] is not plan or known[1] != arithmetics:
             kept = terms_of(spec).kept_microbatches

@@ -110,13 +110,13 @@ class Observer:
         self._messenger = messenger
 
     def came_to(self, tokens_per_s: float, members: int, step: int) -> None:
-        """What the swarm did, as it measured itself, before this peer came; 0: not known. `step`:
+        """What the swarm did before this peer came, as it measured itself; 0 if not known. `step`:
         where it was."""
         self._told_step = step
         self._before = (tokens_per_s, members) if tokens_per_s > 0 and members > 0 else None
 
     def measures_with(self, is_settled: Callable[[], bool]) -> None:
-        """Whether the rate in force says something of the present view."""
+        """`is_settled`: whether the rate in force says something of the present view."""
         self._is_settled = is_settled
 
     def trains(
@@ -167,7 +167,7 @@ class Observer:
         self._view_state = task.result()
 
     def left_views(self) -> None:
-        """The others go on without this peer: what it held and with whom is past. The next view's
+        """The others go on without this peer: what it held, and with whom, is past. The next view's
         map resembles the last one."""
         if self._making is not None:
             self._making.cancel()
@@ -184,7 +184,8 @@ class Observer:
         self._tell_each("left", sorted(before - after), "part no more")
 
     def _tell_each(self, kind: str, peer_ids: list[str], what: str) -> None:
-        """Of very many a few by name: else hundreds that come at once would be all of history."""
+        """Of very many a few are told by name: else hundreds that come at once would be all of
+        history."""
         for peer_id in peer_ids[:NAMES_TOLD]:
             self._tell(kind, f"{self._names.of(peer_id)} takes {what}")
         if (more := len(peer_ids) - NAMES_TOLD) > 0:
@@ -290,7 +291,7 @@ class Observer:
         )
 
     def step(self) -> int:
-        """Committed so far; a newcomer begins where the others are."""
+        """Steps committed so far; a newcomer begins where the others are."""
         seen = self._status.facts.get("step")
         if seen is not None:  # of a view of its own: the others may have begun again at step 0
             return int(seen)
@@ -298,7 +299,7 @@ class Observer:
         return int(known or self._told_step)
 
     def _worth(self, tokens_per_s: float | None) -> MeasuredWorth | None:
-        """Nothing for who was there from the beginning."""
+        """What this peer's coming changed; None for one that was there from the beginning."""
         if self._before is None or self._view_state.me is None:
             return None
         settled = tokens_per_s is not None and self._is_settled()
@@ -319,8 +320,9 @@ class Observer:
         return self.heard_s_ago([peer.peer_id for peer in self._view_state.peers])
 
     def heard_s_ago(self, peer_ids: Sequence[str]) -> tuple[float | None, ...]:
-        """None of this peer, of who was never heard, and of who need not be: of many members each
-        hears its neighbours only, and that others say nothing to it means nothing."""
+        """None for this peer, for one that was never heard, and for one that need not be heard. Of
+        many members each hears its neighbours only, and that others say nothing to it means
+        nothing."""
         if self._messenger is None or not peer_ids:
             return (None,) * len(peer_ids)
         now_s, heard = now.monotonic_s(), self._messenger.heard_s
@@ -382,7 +384,7 @@ class Observer:
         return [*problems_in(sight), *told]
 
     def _judged_by_few(self) -> dict[str, list[str]]:
-        """Whom nobody audits, or one other member only, by the field of `Sight`."""
+        """Members that nobody audits, or one other member only, by the field of `Sight`."""
         view = self._agreement.view if self._agreement else None
         plan, spec = view.plan if view else None, self._spec
         if not isinstance(plan, Plan) or spec is None or not spec.audit.rate:
@@ -422,8 +424,8 @@ def _multiple_after(step: int, every: int) -> int:
 
 
 class _Warnings(logging.Handler):
-    """Warnings of the log, as events: they tell what was, not what is wrong. One that is repeated
-    counts once until there was none for a while: of another day it is another one."""
+    """Warnings of the log, as events: they tell what was, not what is wrong. A repeated one counts
+    once, until there was none for a while: on another day it is another one."""
 
     def __init__(self, events: Events, shown: Callable[[str], str]) -> None:
         super().__init__(logging.WARNING)

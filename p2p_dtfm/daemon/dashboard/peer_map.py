@@ -14,11 +14,11 @@ Array = npt.NDArray[np.float64]
 Points = dict[str, tuple[float, float]]
 ROUNDS = 100
 UNSEEN = 1e-4
-"""Of the largest distance: a round that moves nobody farther is the last one."""
+"""As a share of the largest distance: a round that moves nobody farther is the last one."""
 FARTHEST_MS = 1000.0
-"""Who is farther is drawn so far: what somebody says of itself may be years."""
+"""Peers that are farther are drawn so far: what a peer says of itself may be years."""
 UNKNOWN_ROUND_TRIP_NS = 200_000_000
-"""Where nobody has measured anything."""
+"""Stands in where nobody has measured anything."""
 
 
 def place_peers(records: Sequence[PeerRecord], before: Points | None = None) -> Points:
@@ -40,9 +40,9 @@ def place_peers(records: Sequence[PeerRecord], before: Points | None = None) -> 
 
 
 def _round_trips_ms(records: Sequence[PeerRecord]) -> Array:
-    """Symmetric; of two that say unlike things the longer counts, so that nobody draws others near
-    by words of its own. Unmeasured pairs get the shortest way through others (Floyd and Warshall).
-    """
+    """Symmetric. Where two peers say unlike things the longer counts, so that nobody draws others
+    near by words of its own. Unmeasured pairs get the shortest way through others (Floyd and
+    Warshall)."""
     count = len(records)
     said = np.full((count, count), np.inf)
     for i, left in enumerate(records):

@@ -25,8 +25,9 @@ def next_commands(home: Path, prompt: str = "def ") -> tuple[str, ...]:
 
 
 def write_report(path: Path, state: DashboardState, commands: tuple[str, ...]) -> bool:
-    """Whole or not at all; whether it is there. A full disk costs the report, not the model. Who
-    starts again when all is done has seen nothing of it, and leaves what an earlier life wrote."""
+    """Write it whole or not at all; returns whether it is there. A full disk costs the report, not
+    the model. A daemon that starts again when all is done has seen nothing of the run, and leaves
+    what an earlier life wrote."""
     beside = path.with_suffix(".partial")
     try:
         if path.exists() and not state.live.committed_here:

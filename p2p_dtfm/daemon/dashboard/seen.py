@@ -12,7 +12,7 @@ EVENTS_LIMIT = 200
 
 
 class Events:
-    """The latest, as one object until another comes."""
+    """The latest events, as one object until another comes."""
 
     def __init__(self) -> None:
         self._held: deque[Event] = deque(maxlen=EVENTS_LIMIT)
@@ -29,7 +29,7 @@ class Events:
 
 
 class Seen:
-    """The daemon that follows on the same home goes on with it."""
+    """What was seen; the next daemon on the same home goes on with it."""
 
     def __init__(self) -> None:
         self.series = Series()
@@ -41,7 +41,7 @@ class Seen:
         self.undone_count = 0
 
     def given(self) -> ContributionBoard:
-        """What this peer has given, as of today: also where nothing was given since."""
+        """What this peer has given, as of today, even if it has given nothing since."""
         self.contribution = dated(self.contribution, now.wall_s())
         return self.contribution
 

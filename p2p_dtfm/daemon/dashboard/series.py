@@ -7,7 +7,7 @@ from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.web.state import History
 
 POINTS_LIMIT = 2000
-"""Of a column; at the limit every second point goes and only every second step is taken."""
+"""Of a column; at the limit every second point goes, and only every second step is taken."""
 VIEWS_LIMIT = 256
 
 
@@ -57,7 +57,7 @@ class Series:
         self._steps = list(columns)
         self._held_out = list(zip(history.held_out_step, history.held_out_loss, strict=True))
         self._views = deque(history.view_step, maxlen=VIEWS_LIMIT)
-        # not from one to the next: who paused between two has none of the steps that came meanwhile
+        # not the gap to the next: a peer that paused lacks the steps that came meanwhile
         common = gcd(*history.step) if len(self._steps) >= self._limit // 2 else 1
         self._stride = max(1, common)
         self._generation = history.generation + 1

@@ -32,8 +32,8 @@ INVITING = 3
 def view_state(
     view: View, spec: RunSpec, me: str, from_step: int, before: Points | None = None
 ) -> ViewState:
-    """Everything that stays the same while `view` is in force. Takes tens of milliseconds, and of
-    hundreds of peers a second or more."""
+    """Everything that stays the same while `view` is in force. It takes tens of milliseconds, and
+    for hundreds of peers a second or more."""
     snapshot, plan = view.snapshot, view.plan
     records = snapshot.records
     points = place_peers(records, before)
@@ -86,8 +86,8 @@ def join_line(records: Sequence[PeerRecord], me: str, run_digest: str) -> str:
 
 
 def own_join_line(records: Sequence[PeerRecord], me: str, run_digest: str) -> str:
-    """The same with no address but this peer's own, and only where anybody can call it: who reads
-    the public page through a proxy learns no address of a home's own network."""
+    """The same with no address but this peer's own, and only where anybody can call it: whoever
+    reads the public page through a proxy learns no address of a home's own network."""
     mine = [
         msgspec.structs.replace(it, addresses=_public(it))
         for it in records
@@ -101,7 +101,7 @@ def _public(record: PeerRecord) -> tuple[str, ...]:
 
 
 def _plain(record: PeerRecord) -> list[str]:
-    """Those that a shell takes as they are, and at which this very peer could be called: a line
+    """Addresses that a shell takes as they are, and at which this very peer could be called. A line
     with another one in it would be refused whole."""
     plain = [address for address in record.addresses if ADDRESS.fullmatch(address)]
     suffix = f"/p2p/{record.peer_id}"
@@ -109,7 +109,7 @@ def _plain(record: PeerRecord) -> list[str]:
 
 
 def _best_address(record: PeerRecord) -> str:
-    """One that leads there from elsewhere, if there is one."""
+    """An address that leads to the peer from elsewhere, if there is one."""
     plain = _plain(record)
     outside = [address for address in plain if not address.startswith(("/ip4/127.", "/ip6/::1/"))]
     return next(iter(outside or plain), "")
@@ -177,7 +177,7 @@ def _part(snapshot: Snapshot, plan: Plan, me: str) -> MyPart:
 
 
 def _why_spare(explained: PeerExplanation) -> str:
-    """Where there is more to say than that all places make a step slower."""
+    """What there is to say beyond that all places make a step slower; empty if nothing."""
     if explained.role == NO_FASTER:
         return ""
     why = explained.role.partition(": ")[2]

@@ -2,9 +2,9 @@
 
 Nobody signs a register before it waits, since whoever forgot to would be the one that waits for
 ever. Instead the daemon looks at its own tasks now and then. An await is the future that a task
-waits for: who looks again and again at what has not come begins a new one each time, and must have
-said itself when it stops. Where a task waits for another one, that one is looked at; sleeps end by
-themselves.
+waits for. A task that looks again and again at what has not come begins a new await each time, so
+it needs a limit of its own. Where a task waits for another one, that other one is looked at; sleeps
+end by themselves.
 """
 
 import asyncio
@@ -21,7 +21,8 @@ LOOKS_EVERY_S = 5.0
 TOLD_FROM_S = 5.0
 TOLD_LIMIT = 40
 STOPPED_S = 3 * LOOKS_EVERY_S
-"""Who has not looked for so long was stopped itself: of that time no more than this counts."""
+"""A daemon that has not looked for so long was stopped itself: of that time no more than this
+counts."""
 ROOMS = ("p2p_dtfm.daemon.", "p2p_dtfm.net.")
 WAITS_FOR_WORK = {
     "node.daemon._until_end": "the daemon, for its end",
@@ -45,7 +46,7 @@ WAITS_FOR_WORK = {
     "streams.frames.read_frame": "the next frame of a stream",
     "streams.wire.StreamWire.read": "the next frame of a stream",
 }
-"""By place, what it waits for: without a limit, since it holds up nobody who could go on."""
+"""By place, what is waited for: without a limit, since the wait holds up nobody who could go on."""
 WAITS_OF_A_MACHINE = {
     "libp2p.host.Host._watch": "the end of p2pd",
     "libp2p.p2pd.P2pd._drain": "what p2pd writes",
@@ -58,7 +59,7 @@ WAITS_OF_A_MACHINE = {
     "step.mailbox.Mailbox.wait_for_arrival": "what a neighbour computes",
     "trainer.trainer_state.TrainerState.wait": "what the daemon's state and its reason say",
 }
-"""What besides has no limit where steps may be long, members few, and p2pd a process of its own.
+"""What else has no limit, where steps may be long, members few, and p2pd a process of its own.
 Seeds are stricter: in them each of these is bounded, or not there."""
 SOON = "what others or this machine are to do soon"
 WORK_HERE = "work on this machine, in a thread"
@@ -66,7 +67,7 @@ WORK_HERE = "work on this machine, in a thread"
 
 @dataclass(frozen=True)
 class Wait:
-    """Of tasks of one owner, all at one place: the one that waits longest."""
+    """The longest wait of one owner's tasks at one place."""
 
     owner: str
     """The daemon's function that the task began with, by module and name."""
@@ -91,7 +92,7 @@ class _Await:
 
 
 class TaskWaits:
-    """Of some tasks, looked at now and then; `look` again for what is true now."""
+    """The waits of some tasks, looked at now and then; call `look` again for what is true now."""
 
     def __init__(self) -> None:
         self._under_way: dict[asyncio.Task[Any], _Await] = {}
@@ -102,7 +103,8 @@ class TaskWaits:
         passed_s: float,
         takes_turns: Callable[[asyncio.Task[Any]], bool] = lambda task: True,
     ) -> None:
-        """`passed_s`: since the last look; of no time for whom `takes_turns` denies it."""
+        """`passed_s`: the time since the last look. It does not count for a task for which
+        `takes_turns` is false."""
         seen: dict[asyncio.Task[Any], _Await] = {}
         for task in tasks:
             future = getattr(task, "_fut_waiter", None)
@@ -140,7 +142,7 @@ class TaskWaits:
 
 
 class OwnWaits:
-    """Of one daemon; `tasks` are all of its own."""
+    """The waits of one daemon; `tasks` gives all tasks of its own."""
 
     def __init__(self, tasks: Callable[[], set[asyncio.Task[Any]]]) -> None:
         self._tasks = tasks
@@ -148,26 +150,26 @@ class OwnWaits:
         self._looked_s = now.monotonic_s()
 
     async def keep_looking(self) -> None:
-        """For as long as the daemon lives."""
+        """Look for as long as the daemon lives."""
         while True:
             self.told()
             await asyncio.sleep(LOOKS_EVERY_S)
 
     def told(self) -> list[Wait]:
-        """As it is now."""
+        """The waits as they are now."""
         now_s = now.monotonic_s()
         passed_s, self._looked_s = now_s - self._looked_s, now_s
         self._waits.look(self._tasks(), min(max(0.0, passed_s), STOPPED_S))
         return self._waits.told()
 
     def overdue(self) -> list[Wait]:
-        """The longest first."""
+        """Waits that are older than they may be, the longest first."""
         return [wait for wait in self.told() if wait.is_overdue]
 
 
 def owner_and_place(task: asyncio.Task[Any]) -> tuple[str, str]:
-    """Its outermost and its innermost function that are the daemon's, by module and name; nothing
-    where it has none, or where it sleeps, which ends by itself."""
+    """A task's outermost and innermost functions that are the daemon's, by module and name. Both
+    are empty where it has none, or where it sleeps, which ends by itself."""
     found = list[str]()
     for frame in _frames(task):
         module = str(frame.f_globals.get("__name__", ""))
@@ -186,7 +188,7 @@ def _reason(task: asyncio.Task[Any], place: str) -> str:
 
 
 def _frames(task: asyncio.Task[Any]) -> Iterator[FrameType]:
-    """The outermost first."""
+    """The frames of a task, the outermost first."""
     awaited: Any = task.get_coro()
     while awaited is not None and (frame := getattr(awaited, "cr_frame", None)) is not None:
         yield frame

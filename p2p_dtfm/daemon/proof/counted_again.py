@@ -1,4 +1,4 @@
-"""What a peer has given, with what a killed process had not written down: its transcript has it."""
+"""What a peer has given, also what a killed process had not written down: its transcript has it."""
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.proof.transcript_file import Transcript, TranscriptLines
@@ -8,8 +8,8 @@ from p2p_dtfm.daemon.telemetry.contribution import FILE, Contributions
 def contributions_beside(
     transcript: Transcript, spec: RunSpec, layer_count: int, me: str
 ) -> Contributions:
-    """Of the home that has this transcript. Tallies are written once a minute, the transcript with
-    each step."""
+    """The contributions in the home that has this transcript. Tallies are written once a minute,
+    the transcript with each step."""
     path = transcript.path
     found = Contributions(path.parent / FILE, spec, layer_count, me, lambda: transcript.size_bytes)
     counted = found.counted_bytes

@@ -18,10 +18,10 @@ Tell = Callable[[int, int], None]
 
 
 class _Blobs:
-    """Of several places: none need have all."""
+    """Blobs in several places, of which none need have all."""
 
     def __init__(self, places: Sequence[Path]) -> None:
-        """Directories of runs, or of blobs."""
+        """`places`: directories of runs, or of blobs."""
         self.named = " and ".join(map(str, places))
         self._stores = [blobs_in(it) or BlobStore(it) for it in places if it.is_dir()]
 
@@ -39,7 +39,7 @@ def sample_of(
     others: Sequence[Path] = (),
 ) -> WorkSample:
     """`run`: the run's directory in a home, with its checkpoints and, unless `data` says where they
-    are, its data; what it lacks of these may be in one of `others`. Raises `UserError`."""
+    are, its data. What it lacks of the data may be in one of `others`. Raises `UserError`."""
     blobs = _Blobs([data] if data is not None else list(dict.fromkeys((run, *others))))
     held = blobs.path(spec.data.manifest) if spec.data.manifest else None
     if held is None:
@@ -62,7 +62,8 @@ def sample_of(
 
 
 def _shard(blobs: _Blobs, digest: str) -> Path:
-    """A member keeps no more of the data than it has computed with. Raises `UserError`."""
+    """The file of a shard. A member keeps no more of the data than it has computed with. Raises
+    `UserError`."""
     path = blobs.path(digest)
     if path is None:
         raise UserError(

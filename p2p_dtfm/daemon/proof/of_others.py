@@ -1,5 +1,5 @@
-"""What was done before this peer came, from other members' transcripts: asked for slowly, in
-pieces, beside training, and believed as far as it leads to this peer's own states."""
+"""What was done before this peer came, from other members' transcripts. These are asked for slowly,
+in pieces, beside training, and believed as far as they lead to this peer's own states."""
 
 import asyncio
 import logging
@@ -25,24 +25,24 @@ PIECE_EVERY_S = 0.5
 """Half a Mbit a second: a home's line has room for that beside training."""
 ASK_DEADLINE_S = 20.0
 BEGIN_AFTER_S = 10.0
-"""A view begins with states on their way."""
+"""How long to wait first: a view begins with states on their way."""
 MEMBERS_ASKED = 8
 MEMBERS_READ = 3
-"""Of those whose transcripts begin before what is missing."""
+"""How many are read, of transcripts that begin before what is missing."""
 LIMIT_BYTES = 64 * MIB
-"""Of one transcript: as much as members keep, unless told to keep more."""
+"""How much is read of one transcript: as much as members keep, unless told to keep more."""
 
 log = logging.getLogger("p2p_dtfm")
 
 
 async def answer_with_piece(transcript: Transcript, request: TranscriptRequest) -> bytes:
-    """For another member."""
+    """A piece of the transcript for another member."""
     content = await asyncio.to_thread(transcript.piece, request.from_byte, PIECE_BYTES)
     return encode(TranscriptPiece(transcript.told_bytes, content))
 
 
 class StepsOfOthers:
-    """Once, after this peer has begun to take part: makes its board one of the whole run."""
+    """Used once, after this peer has begun to take part: makes its board one of the whole run."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class StepsOfOthers:
                 await self._use(reader, peer_id, lineage())
 
     async def _read(self, peer_id: str) -> EarlierSteps | None:
-        """All that this member has. None: it has nothing that is missing here, or is not to be
+        """All that a member has. None if it has nothing that is missing here, or is not to be
         believed."""
         reader = EarlierSteps(verify, self._spec)
         try:
@@ -87,7 +87,8 @@ class StepsOfOthers:
         return reader if reader.led else None
 
     async def _read_all(self, reader: EarlierSteps, peer_id: str) -> None:
-        """As far as it is written now. Raises `NotTrue`, `PeerFault`, `Unreachable`, `Refused`."""
+        """Read a transcript as far as it is written now. Raises `NotTrue`, `PeerFault`,
+        `Unreachable`, `Refused`."""
         at, end = 0, 1
         while at < end:
             reply = await self._messenger.ask(peer_id, TranscriptRequest(at), ASK_DEADLINE_S)
@@ -99,7 +100,7 @@ class StepsOfOthers:
             at += len(piece.content)
             await asyncio.to_thread(reader.take, piece.content)
             if len(piece.content) < PIECE_BYTES:
-                return  # the last one, or it drips: nobody else would be asked for a year
+                return  # the last one, or a drip: no other would be asked for a year
             first = reader.first_step
             if first is not None and first >= self._contributions.seen_from:
                 reader.led.clear()  # it is no older than what is known here
@@ -118,7 +119,7 @@ class StepsOfOthers:
 
 
 def _remembered(lineage: Lineage) -> dict[int, str]:
-    """Of the newest states, by how many steps made them."""
+    """The digests of the newest states, by how many steps made them."""
     first = max(1, lineage.length - REMEMBERED_STEPS)
     known = ((length, lineage.at(length)) for length in range(first, lineage.length + 1))
     return {length: digest for length, digest in known if digest}

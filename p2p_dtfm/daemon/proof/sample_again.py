@@ -1,5 +1,5 @@
-"""A sample of a transcript's works computed again, from the states nearest before each; and what is
-missing between them, as far as it can be."""
+"""A sample of a transcript's works computed again, each from the nearest states before it. Steps
+that are missing in between are computed as well, as far as that can be."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,15 +17,15 @@ from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.batches import Batches
 
 Work = tuple[int, str]
-"""A step, and who held a stage in it."""
+"""A step, and the member that held a stage in it."""
 Gap = tuple[int, int]
 """Steps that are missing: the first, and the next one that is there."""
 States = Callable[[], dict[int, LayerState]]
 
 
 def works_of(checker: Checker) -> list[Work]:
-    """All stage-steps that trained and stayed, in order; and, where it is accounted for, the
-    evaluation after the last one."""
+    """All stage-steps that trained and stayed, in order; and the evaluation after the last one,
+    where it is accounted for."""
     return [
         (number, peer)
         for number, step in sorted(checker.steps.items())
@@ -35,8 +35,8 @@ def works_of(checker: Checker) -> list[Work]:
 
 
 def drawn(works: Sequence[Work], share: float, below: Callable[[int], int]) -> list[Work]:
-    """So large a share of them, at least one, each as likely as any other; sorted. `below(n)`:
-    chance, from 0 to n - 1."""
+    """So large a share of the works, at least one unless `share` is 0, each as likely as any other;
+    sorted. `below(n)`: chance, from 0 to n - 1."""
     left = list(works)
     count = min(len(left), math.ceil(share * len(left))) if share > 0 else 0
     return sorted(left.pop(below(len(left))) for _ in range(count))
@@ -44,35 +44,34 @@ def drawn(works: Sequence[Work], share: float, below: Callable[[int], int]) -> l
 
 @dataclass
 class Judged:
-    """What came of it."""
+    """What came of judging a sample."""
 
     works: int = 0
-    """Judged: those drawn, and those that had to be computed on the way."""
+    """Works that were judged: those drawn, and those that had to be computed on the way."""
     steps: int = 0
-    """Computed."""
+    """Steps that were computed."""
     unjudged: dict[str, int] = field(default_factory=dict)
-    """Of those drawn, by the reason why they could not be judged here."""
+    """How many of those drawn could not be judged here, by the reason."""
     behind_gaps: int = 0
-    """Of these, for steps that are missing."""
+    """How many of these could not since steps are missing."""
     passed_over: list[str] = field(default_factory=list)
     """Checkpoints whose states are not those that were signed, and why. Nothing was judged by them:
     what a disk holds is nobody's word."""
     signed_checkpoints: list[int] = field(default_factory=list)
-    """Steps of those beside the transcript that hold what was signed."""
+    """Steps of the checkpoints beside the transcript that hold what was signed."""
     bridged: set[int] = field(default_factory=set)
-    """Steps that are missing and were computed as those before: what follows is, to the bit, where
-    that leads."""
+    """Missing steps that were computed as those before: what follows is, to the bit, where that
+    leads."""
     open: dict[Gap, str] = field(default_factory=dict)
-    """Steps that are missing, and why nothing shows that what stands before them has led to what
-    stands after."""
+    """By gap: why nothing shows that what stands before it has led to what stands after it."""
 
 
 class _StepMissing(Unjudged):
-    """Whatever machine computes."""
+    """A step is missing, whatever machine computes."""
 
 
 class _Damaged(Exception):
-    """A checkpoint is of no use; there may be one before it."""
+    """A checkpoint is of no use; there may be an earlier one."""
 
 
 class WorkSample:
@@ -87,9 +86,9 @@ class WorkSample:
         checkpoints: Path | None,
         tell: Callable[[int, int], None],
     ) -> None:
-        """`genesis`: the states before the first step. `checkpoints`: a directory of them; none are
-        believed but those whose digests stage-holders have signed. `tell`: a step that is computed
-        now, and the last one that will be."""
+        """`genesis`: the states before the first step. `checkpoints`: a directory of them; only
+        those are believed whose digests stage-holders have signed. `tell` gets the step that is
+        computed now, and the last one that will be."""
         self._spec = spec
         self._steps = steps
         self._batches = batches
@@ -101,22 +100,22 @@ class WorkSample:
         self._tell = tell
         self._again: WorkAgain | None = None
         self._stops: dict[int, Unjudged] = {}
-        """Steps of which nothing can be computed here, and why: nobody gets past them but by a
-        checkpoint after them."""
+        """Steps that cannot be computed here, and why. Only a checkpoint after such a step leads
+        past it."""
         self._is_guess = False
-        """The present states come from a step that is missing, computed as it must have been."""
+        """Whether the present states come from a missing step, computed as it must have been."""
         self._found = Judged()
 
     def judge(self, works: Collection[Work], gaps: Collection[Gap] = ()) -> Judged:
-        """All that is drawn; then whether anything shows that what stands before each gap has led
-        to what stands after it: else any model could be put in there, be what follows ever so
-        true. Raises `NotTrue`."""
+        """Judge all that is drawn; then whether anything shows that what stands before each gap has
+        led to what stands after it. Else any model could be put in there, however true what follows
+        is. Raises `NotTrue`."""
         wanted: dict[int, set[str]] = {}
         for step, peer in works:
             wanted.setdefault(step, set()).add(peer)
         numbers = sorted(wanted)
         for number in numbers:
-            try:  # the step whole, and where it led: of the next one nothing need be drawn
+            try:  # the whole step, and where it led: nothing of the next need be drawn
                 again = self._go_to(number, numbers[-1])
                 self._tell(number, numbers[-1])
                 self._advance(again)
@@ -134,8 +133,9 @@ class WorkSample:
         return self._found
 
     def look_at_checkpoints(self) -> None:
-        """Of all beside the transcript: which hold what was signed, whether or not anything was
-        computed from there. Whoever gets a model from one wants to know. Raises `NotTrue`."""
+        """Note which checkpoints beside the transcript hold what was signed, whether or not
+        anything was computed from them. Whoever gets a model from one wants to know. Raises
+        `NotTrue`."""
         self._again = None  # its states take as much memory
         for checkpoint in reversed(_whole(self._root, self._spec)):
             step, directory = checkpoint.manifest.step, checkpoint.directory
@@ -153,7 +153,7 @@ class WorkSample:
                 self._found.passed_over.append(str(found))
 
     def _bridge(self, first: int, end: int) -> str:
-        """Why it cannot be bridged; nothing if it is. Raises `NotTrue`."""
+        """Why a gap cannot be bridged; empty if it is. Raises `NotTrue`."""
         if first == 0:
             return "it begins there"
         if end > first + 1:
@@ -169,11 +169,11 @@ class WorkSample:
         return ""
 
     def _anchor(self, step: int) -> int:
-        """The nearest step before it, or this itself, whose states can be taken from somewhere."""
+        """The nearest step, before this one or itself, whose states can be taken from somewhere."""
         return max((it for it in self._anchors if it <= step), default=0)
 
     def _go_to(self, number: int, last: int) -> WorkAgain:
-        """Raises `NotTrue` and `Unjudged`."""
+        """Compute up to step `number`. Raises `NotTrue` and `Unjudged`."""
         again = self._again
         if again is None or not self._anchor(number) <= again.step <= number:
             again = self._again = self._nearest_before(number)
@@ -190,25 +190,27 @@ class WorkSample:
         return again
 
     def _nearest_before(self, number: int) -> WorkAgain:
-        """From the nearest states before it that are what was signed."""
+        """Begin with the nearest states before a step that are what was signed."""
         while True:
             anchor = self._anchor(number)
             try:
                 return self._from(anchor)
             except _Damaged as found:
-                # whose it is nobody knows: only its place on the disk
+                # nobody knows whose fault that is: only where it lies on the disk
                 self._useless.add(self._anchors.pop(anchor))
                 self._found.passed_over.append(str(found))
 
     def _from(self, anchor: int) -> WorkAgain:
-        """Raises `_Damaged` where a checkpoint is not what was signed."""
+        """Begin with the states of a step. Raises `_Damaged` where a checkpoint is not what was
+        signed."""
         self._is_guess = False
         if anchor == 0:
             return WorkAgain(self._spec, self._batches, self._genesis())
         return self._states_at(anchor)
 
     def _states_at(self, anchor: int) -> WorkAgain:
-        """Of a checkpoint. Raises `_Damaged`, and `NotTrue` for what nobody can have signed."""
+        """The states of a checkpoint. Raises `_Damaged`, and `NotTrue` for what nobody can have
+        signed."""
         directory = self._anchors[anchor]
         try:
             states = {
@@ -252,7 +254,7 @@ class WorkSample:
         self._count(again, before)
 
     def _guess(self, again: WorkAgain, number: int) -> None:
-        """A step that is missing was most likely computed as the one before: what follows shows
+        """Compute a missing step as the one before, as it most likely was: what follows shows
         whether it was. Raises `Unjudged`."""
         before = self._steps.get(number - 1)
         if before is None or self._is_guess:
@@ -286,7 +288,7 @@ def _anchors(root: Path | None, spec: RunSpec, steps: Mapping[int, Step]) -> dic
     for checkpoint in _whole(root, spec):
         manifest = checkpoint.manifest
         step = steps.get(manifest.step)
-        if step is None or manifest.step == 0:  # what a run begins with nobody need tell
+        if step is None or manifest.step == 0:  # nobody need tell what a run begins with
             continue
         said = step.said.values()
         named = {layer for prepared in said for layer in prepared.states}
@@ -298,7 +300,7 @@ def _anchors(root: Path | None, spec: RunSpec, steps: Mapping[int, Step]) -> dic
 
 
 def _whole(root: Path | None, spec: RunSpec) -> list[Checkpoint]:
-    """Of this run, with all layers."""
+    """Checkpoints of this run with all layers."""
     found = list_checkpoints(root) if root is not None and root.is_dir() else []
     return [
         it

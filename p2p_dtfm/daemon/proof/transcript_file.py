@@ -26,8 +26,8 @@ FILE_NAME = "transcript.txt"
 MIB = 1 << 20
 LINE_READ_BYTES = 8 * MIB
 OWED_LIMIT_BYTES = 16 * MIB
-"""Of the beginning and of views that a full disk did not take: a transcript that goes on without
-them is true to nobody."""
+"""How much is kept for later of the beginning and of views, where a full disk does not take them. A
+transcript that goes on without them is true to nobody."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -37,17 +37,18 @@ class Transcript:
     steps are not in it."""
 
     def __init__(self, path: Path, spec: RunSpec, limit_bytes: int) -> None:
-        """`limit_bytes` 0: none is written."""
+        """With `limit_bytes` 0 none is written."""
         self._path = path
         self._limit_bytes = limit_bytes
         self._is_full = limit_bytes == 0
         self._is_torn = False
-        """The last line was not written whole, and could not be taken away."""
+        """Whether the last line was not written whole, and could not be taken away."""
         self._has_warned = False
-        """Of each step would be too often: on a full disk the log itself may be written."""
+        """Whether a failure was said. For each step it would be too often: the full disk may hold
+        the log itself."""
         self._view: View | None = None
         self._next_step = 0
-        """After those of the view in force that are here."""
+        """The step after those of the view in force that are here."""
         _put_older_aside(path, format_of(spec))
         size_bytes = path.stat().st_size if path.exists() else 0
         self._size_bytes = size_bytes
@@ -68,7 +69,8 @@ class Transcript:
         return self._size_bytes
 
     def piece(self, from_byte: int, most_bytes: int) -> bytes:
-        """For others: of whole lines, as far as they are written; nothing where none is kept."""
+        """A piece for others: of whole lines, as far as they are written; empty where none is
+        kept."""
         size_bytes = min(most_bytes, self.told_bytes - from_byte)
         if from_byte < 0 or size_bytes <= 0:
             return b""
@@ -92,22 +94,22 @@ class Transcript:
             self._write(TookOver(view.snapshot, view.plan, view.certificate, step))
 
     def committed(self, step: int, signed: tuple[Signed, ...]) -> None:
-        """Every stage-holder's Prepared of a step of the view in force; nothing where this peer has
-        not heard them all."""
+        """Add every stage-holder's Prepared of a step of the view in force; nothing where this peer
+        has not heard them all."""
         if signed and self._view is not None:
             self._next_step = step + 1
             self._write(Committed(signed))
 
     def rolled_forward(self, restart: Restart, step: int) -> None:
-        """The last step of the view in force, where others had committed it and this peer had not:
-        before the next view takes over, or it would be missing here for good."""
+        """Add the last step of the view in force, where others had committed it and this peer had
+        not. Call it before the next view takes over, or the step would be missing here for good."""
         is_ours = self._view is not None and self._view.id == restart.rolled_view
         if is_ours and step >= self._next_step:
             self.committed(step, restart.prepared)
 
     def _write(self, entry: Entry) -> None:
-        """A full disk costs steps, not the daemon; and not what later steps rest on, if there is
-        room again in time."""
+        """A full disk costs steps, not the daemon. What later steps rest on is not lost either, if
+        there is room again in time."""
         if self._is_full:
             return
         line = line_of(entry) + "\n"
@@ -120,7 +122,7 @@ class Transcript:
                 log.warning("the transcript ends here: its disk has been full for too long")
 
     def _append(self, text: str) -> bool:
-        """Whether it is there now."""
+        """Add text to the file. Returns whether it is there now."""
         if self._is_torn:
             text = "\n" + text
         if self._size_bytes + len(text) > self._limit_bytes:
@@ -148,13 +150,13 @@ class Transcript:
 
 
 def transcript_in(directory: Path, spec: RunSpec, limit_mib: int) -> Transcript:
-    """Of the run whose directory it is."""
+    """The transcript of the run whose directory it is."""
     return Transcript(directory / FILE_NAME, spec, limit_mib * MIB)
 
 
 def _put_older_aside(path: Path, due_format: int) -> None:
-    """Of a version whose lines are read no more, or one whose beginning a power cut took: what
-    would be added could not be read either."""
+    """Put aside a transcript of a version whose lines are read no more, or one whose beginning a
+    power cut took: what would be added could not be read either."""
     try:
         with path.open("rb") as file:
             first = file.readline(LINE_READ_BYTES)
@@ -175,14 +177,15 @@ def _begins(line: bytes, due_format: int) -> bool:
 
 
 def _ends_within_a_line(path: Path) -> bool:
-    """Of a process that was killed while it wrote."""
+    """Whether the file ends as a process leaves it that was killed while it wrote."""
     with path.open("rb") as file:
         file.seek(-1, 2)
         return file.read(1) != b"\n"
 
 
 class TranscriptLines:
-    """`entries` of a file; afterwards `damaged` of its lines could not be read."""
+    """`entries` gives those of a file; afterwards `damaged` counts its lines that could not be
+    read."""
 
     def __init__(self, path: Path, from_byte: int = 0) -> None:
         """`from_byte`: where a line begins."""

@@ -1,7 +1,7 @@
 """Steps of a transcript computed once more, and compared with what was claimed and signed.
 
-Works are claimed in runs with audits: by which arithmetic, by how many threads, and to which
-gradients a stage came. So they can be judged by whoever computes alike; by anybody else they
+In runs with audits a claim says by which arithmetic and by how many threads a stage was computed,
+and to which gradients it came. So a machine that computes alike can judge works. Any other machine
 cannot, and that is said.
 """
 
@@ -63,14 +63,14 @@ class WorkAgain:
         self.spec = spec
         self.states = states
         self.judged = 0
-        """Stage-steps."""
+        """Stage-steps that were judged."""
         self._batches = batches
         self._terms = terms_of(spec)
         self._arithmetic = arithmetic_name(next(iter(states.values())).device)
 
     @property
     def step(self) -> int:
-        """That comes next."""
+        """The step that comes next."""
         return self.states[0].version
 
     def advance(self, step: Step) -> None:
@@ -89,7 +89,7 @@ class WorkAgain:
             apply_outcome(self.spec, state, reduced[layer], number, step.outcome.gradient_norm)
 
     def advance_unseen(self, before: Step, number: int) -> None:
-        """The update of a step that is missing, if it was computed as the one before it; nothing of
+        """Make the update of a missing step as if it was computed as the one before it; nothing of
         it is judged. Raises `Unjudged`."""
         plan = _plan(before)
         wire = wire_plan(self.spec, plan, before.view.snapshot)
@@ -100,8 +100,8 @@ class WorkAgain:
             apply_outcome(self.spec, state, reduced[layer], number, math.sqrt(added_up(norms)))
 
     def judge_states(self, step: Step) -> bool:
-        """Whether the present states are those that the step's Prepared name, where they do: True
-        if they name all. Raises `NotTrue`."""
+        """Whether the step's Prepared name the states of all layers. Raises `NotTrue` where a
+        present state is another than they name."""
         named = set()
         for peer_id, prepared in sorted(step.said.items()):
             for layer, digest in sorted(prepared.states.items()):
@@ -112,7 +112,7 @@ class WorkAgain:
         return named >= self.states.keys()
 
     def _compute(self, step: Step, plan: Plan, wire: WirePlan, number: int) -> _Computed:
-        """`number`: of the step whose data are taken. Raises `NotTrue` and `Unjudged`."""
+        """`number`: the step whose data are taken. Raises `NotTrue` and `Unjudged`."""
         is_judged = number == step.outcome.step
         due = (self._terms.due(number, plan) if is_judged else None) or TRAINING
         passed = _passed(plan, wire) if due.trains else []
@@ -154,7 +154,7 @@ class WorkAgain:
         return found
 
     def _held_out(self, step: int, plan: Plan, wire: WirePlan, due: Due) -> list[Passed]:
-        """In order: what is part of a work."""
+        """The held-out microbatches that are part of a work, in order."""
         if not self._terms.evaluates(step):
             return []
         found = []
@@ -199,14 +199,14 @@ class WorkAgain:
         )
 
     def _judge_parameters(self, share: Share, number: int, peer_id: str) -> None:
-        """Where it states with which it began."""
+        """Compare the parameters with which a peer states that it began, where it states them."""
         for layer, digest in sorted(share.parameters.items()):
             if parameters_digest(self.states[layer].parameters) != digest:
                 reason = f"{peer_id} has signed that it began with another layer {layer}"
                 raise NotTrue(reason, number, peer_id)
 
     def _sums(self, plan: Plan, computed: _Computed) -> dict[int, Tensor]:
-        """Of all holders' gradients, by layer."""
+        """The sums of all holders' gradients, by layer."""
         reduced: dict[int, Tensor] = {}
         for segment in plan.segments():
             for layer in segment.layers:
@@ -217,7 +217,7 @@ class WorkAgain:
         return reduced
 
     def _judge_sums(self, step: Step, plan: Plan, wire: WirePlan, computed: _Computed) -> None:
-        """As they went over the lines, before anything else is done to them."""
+        """Compare sums as they went over the lines, before anything else is done to them."""
         for number, segment in enumerate(plan.segments()):
             if len(segment.holders) < 2:
                 continue
@@ -250,7 +250,8 @@ class WorkAgain:
     def _norms(
         self, plan: Plan, wire: WirePlan, segment: Segment, reduced: Mapping[int, Tensor]
     ) -> tuple[float, ...]:
-        """Squared: of what each holder has summed, where that is claimed, or of each layer."""
+        """Squared norms: of what each holder has summed, where that is claimed, or of each
+        layer."""
         gradients = [reduced[layer] for layer in segment.layers]
         if len(segment.holders) > 1 and states_parameters(plan):  # then no ends are tied
             chunks = wire.chunks[segment.first_layer]
@@ -266,7 +267,7 @@ def _other(peer_id: str, what: str, segment: Segment, step: Step) -> NotTrue:
 
 
 def _share_of(step: Step, peer_id: str) -> Share:
-    """What it has stated of its work. Raises `Unjudged`."""
+    """What a peer has stated of its work. Raises `Unjudged`."""
     account = step.said[peer_id].audit
     if account is None:
         raise Unjudged("nobody states by which arithmetic: the run has no audits")
@@ -279,7 +280,7 @@ def _plan(step: Step) -> Plan:
 
 
 def _passed(plan: Plan, wire: WirePlan) -> list[Passed]:
-    """All microbatches of a step, in an order that is each peer's own."""
+    """All microbatches of a step, in one order that agrees with each peer's own."""
     lists = [tuple(each.microbatches) for each in plan.pipelines]
     pipeline_of = {number: n for n, numbers in enumerate(lists) for number in numbers}
     order = merged(plan, lists, {})
@@ -294,7 +295,7 @@ def _through(plan: Plan, wire: WirePlan, pipeline: int, number: int) -> Passed:
 
 
 def _edges(claimed: Edges, work: Replayed) -> Edges:
-    """Of what the stage has sent."""
+    """The claimed microbatches, each with what the replayed stage has sent."""
     return {
         number: Boundary(
             b"",

@@ -11,7 +11,7 @@ CutKey = tuple[int, str]
 
 
 class CutStore:
-    """`on_change` hears of what is here whenever that is something else."""
+    """`on_change` is told what is here whenever that changes."""
 
     def __init__(self, on_change: Callable[[tuple[SavedState, ...]], None]) -> None:
         self._on_change = on_change
@@ -40,8 +40,8 @@ class CutStore:
         self._tell()
 
     def _keep(self, keys: Iterable[CutKey]) -> None:
-        """Of each layer by itself: who sends copies of more steps than are cut has its own older
-        ones dropped, and no other holder's."""
+        """Each layer is looked at by itself: a holder that sends copies of more steps than are cut
+        has its own older ones dropped, and no other holder's."""
         held = set(keys)
         steps: dict[int, set[int]] = {}
         for key in held & self._cuts.keys():

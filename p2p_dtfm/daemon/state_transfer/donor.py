@@ -42,12 +42,13 @@ from p2p_dtfm.train.stage.tensor_bytes import tensor_to_bytes
 
 QUEUED_MESSAGES_LIMIT = 4096
 SUBSCRIPTIONS_LIMIT = 4
-"""Of one follower: for its place in the next view, as a guardian, and those being closed."""
+"""Subscriptions of one follower: for its place in the next view, as a guardian, and those being
+closed."""
 CLOSED_LIMIT_S = 60.0
 """How long a follower may take to say that it has what it wants, after its view took over and all
 that is for it has been sent."""
 LEAST_BYTES_PER_S = 62_500
-"""Over thinner lines nobody that leaves waits for what it still has to send."""
+"""Over a thinner line a peer that leaves does not wait for all that it still has to send."""
 OVER = "that view is over here"
 
 log = logging.getLogger("p2p_dtfm.donor")
@@ -63,7 +64,8 @@ class StateTransport(Protocol):
 
 
 PUTS_LIMIT = 4
-"""Of one state: whoever leaves one of the same bytes while it is put takes it away."""
+"""How often one state is put: a follower that was offered the same bytes may leave meanwhile, and
+the file goes with it."""
 
 _Key = tuple[str, ViewId, bool]
 """A follower, the view for which it follows, and whether from the takeover of that view on."""
@@ -75,7 +77,8 @@ class _Written(NamedTuple):
 
 
 class Donor:
-    """`offers` keeps layers' bytes where the blob exchange finds them, until they are followed."""
+    """`offers` keeps layers' bytes where the blob exchange finds them, until followers have
+    them."""
 
     def __init__(
         self, messenger: Messenger, transport: StateTransport, compute: Compute, offers: Offers
@@ -87,25 +90,26 @@ class Donor:
         self._view: ViewId | None = None
         self._places = KnownPlaces()
         self._written: MadeOfStates[_Written] = MadeOfStates()
-        """Stays until the next step, whoever asks for it and leaves it."""
+        """What is written stays until the next step, even if those that asked for it have left."""
         self._copies: dict[int, tuple[int, Tensor, Tensor]] = {}
-        """Of this step's reduced gradients, by layer: step, gradient, copy. Whoever asks again and
-        again costs no more of them."""
+        """Copies of this step's reduced gradients, by layer: step, gradient, copy. A follower that
+        asks again and again costs no more of them."""
         self._subscriptions: dict[_Key, Subscription] = {}
         self._workers: dict[_Key, asyncio.Task[None]] = {}
         self._done: dict[tuple[str, ViewId], int] = {}
-        """With which request each follower has said last that it has what it wanted in a view: that
+        """The request with which each follower last said that it has what it wanted in a view. That
         request may come after the word."""
         self._changed = asyncio.Event()
-        """Fewer follow, or more of what is for them has been sent."""
+        """Set when fewer follow, or more of what is for them has been sent."""
         self._is_closed = False
         self.desk = WitnessDesk(messenger, compute, self._places)
 
     # what followers say
 
     def subscribe(self, follower: str, request: FollowLayers) -> None:
-        """A follower asks for the layers that it needs in a view; a new request replaces the old
-        one, whichever comes first. Raises `PeerFault` where its place there needs others."""
+        """A follower asks for the layers that it needs in a view. The request with the highest
+        number counts, whichever comes first. Raises `PeerFault` where its place there does not need
+        these layers."""
         view = request.view
         needs = self._places.needs(follower, view, request.layers)
         if needs is False:
@@ -137,7 +141,7 @@ class Donor:
                 self._drop(key)
 
     def _note_done(self, follower: str, view: ViewId, number: int) -> None:
-        """Of each member the last few: views are numbered by whoever speaks of them."""
+        """Of each member the last few are kept: whoever speaks of a view chooses its number."""
         if not self._places.has(follower):
             return
         self._done[follower, view] = max(number, self._done.pop((follower, view), 0))
@@ -156,7 +160,7 @@ class Donor:
     # what the trainer says
 
     def agreed(self, view: View) -> None:
-        """It is to follow the one in force."""
+        """This view is to follow the one in force."""
         self._places.agreed(view)
         self._look_at_early_ones()
 
@@ -183,7 +187,7 @@ class Donor:
                 self._drop(key)
 
     def _look_at_early_ones(self) -> None:
-        """Another view is known."""
+        """Another view is known: its early requests can be judged."""
         self.desk.look_at_early_ones()
         for key, subscription in list(self._subscriptions.items()):
             if subscription.is_known:
@@ -197,7 +201,8 @@ class Donor:
                 self._end(key, subscription, OVER)
 
     def _forget_early_ones_of_strangers(self) -> None:
-        """Views are numbered by whoever asks: one far ahead would be waited for always."""
+        """End the early requests of peers that are no members. Whoever asks chooses a view's
+        number, and one far ahead would be waited for always."""
         self.desk.forget_early_ones_of_strangers()
         for key, subscription in list(self._subscriptions.items()):
             if not subscription.is_known and not self._places.has(key[0]):
@@ -213,7 +218,8 @@ class Donor:
         return any(s.pending and self._is_due(s) for s in self._subscriptions.values())
 
     def _is_due(self, subscription: Subscription) -> bool:
-        """Before its takeover an unplanned view may yet change the states that are here."""
+        """Whether it may be offered states now: before its takeover an unplanned view may yet
+        change them."""
         request = subscription.request
         is_time = not request.from_takeover or request.view == self._view
         is_open = not (subscription.closed or subscription.lacks_room)
@@ -222,8 +228,8 @@ class Donor:
     async def offer(
         self, states: dict[int, LayerState], version: int, coming: Collection[int] = ()
     ) -> None:
-        """At a step boundary: offer states at `version` to those who have not got them; those that
-        are still `coming` here later."""
+        """At a step boundary: offer states at `version` to those that have not got them. Layers
+        that are still `coming` here are offered later."""
         await self.desk.tell(states, version)
         for key, subscription in list(self._subscriptions.items()):
             pending = subscription.pending if self._is_due(subscription) else []
@@ -236,14 +242,15 @@ class Donor:
                     break
 
     async def _offer(self, key: _Key, subscription: Subscription, state: LayerState) -> bool:
-        """Whether the subscription is still there, and there is room for more."""
+        """Offer one state. Returns whether the subscription is still there, and there is room for
+        more."""
         layer, version, blob, size_bytes = state.layer, state.version, "", 0
         await rarely.lingers("offer late")
         if subscription.request.layers[layer] != version:
             try:
                 blob, size_bytes = await self._write(state)
             except OSError as error:
-                if subscription.blobs:  # what lies there for it is first to be fetched
+                if subscription.blobs:  # first it is to fetch what lies there for it
                     subscription.lacks_room = True
                 else:
                     self._end(key, subscription, f"its state cannot be kept for it: {error}")
@@ -276,7 +283,8 @@ class Donor:
         return written
 
     async def _put_offer(self, payload: memoryview, of_end: bool) -> str:
-        """Where there is no room beside what nobody fetches now, in the place of that.
+        """Put a state on offer. Where there is no room, states that nobody fetches now make room
+        for it.
 
         Raises `OSError`.
         """
@@ -292,8 +300,8 @@ class Donor:
         self._remove_unless_wanted({each.blob for each in self._written.clear()})
 
     def reduced(self, step: int, reduced: dict[int, Tensor], stays: bool = False) -> None:
-        """Reduced gradients of `step`, by layer; all of them once the step is computed, and any
-        before that. Unless it `stays` as it is, a copy is made for whoever has not got it."""
+        """Reduced gradients of `step`, by layer: any while the step is computed, and all once it
+        is. Unless a gradient `stays` as it is, a copy is made for those that have not got it."""
         due = {
             key: {n for n in s.offered & set(reduced) if s.fed.get(n) != step}
             for key, s in self._subscriptions.items()
@@ -324,10 +332,10 @@ class Donor:
                 self._put(key, subscription, message)
 
     async def drain(self, deadline_s: float = CLOSED_LIMIT_S) -> None:
-        """Wait until all followers have said that they have what they want, for a bounded time:
-        until nothing has happened for so long.
+        """Wait until all followers have said that they have what they want. That ends after a
+        bounded time, or once nothing has happened for so long.
 
-        Guardians too: what one of them guards may be its own place once this peer has left.
+        Guardians are waited for, too: what one guards may be its own place once this peer has left.
         """
         queued_bytes = sum(each.queued_bytes for each in self._subscriptions.values())
         try:
@@ -341,7 +349,8 @@ class Donor:
             log.warning("left before %s had all they asked for", ", ".join(late))
 
     def close(self) -> None:
-        """Who asks for layers afterwards, as this peer goes, is told that it gets none."""
+        """A peer that asks for layers afterwards, while this one goes, is told that it gets
+        none."""
         self._is_closed = True
         for key in list(self._subscriptions):
             self._drop(key)
@@ -383,7 +392,7 @@ class Donor:
         self._changed.set()
 
     def _remove_unless_wanted(self, blobs: set[str]) -> None:
-        """Remove the states that were offered to this follower and to nobody else, and are old."""
+        """Remove those of these states that are offered to no follower and are not of this step."""
         wanted = {blob for other in self._subscriptions.values() for blob in other.blobs}
         wanted |= {written.blob for written in self._written.all()}
         for blob in blobs - wanted:
@@ -402,7 +411,7 @@ class Donor:
             except (Unreachable, Refused) as error:
                 self._end(key, subscription, f"gradients do not reach it: {error}")
                 return
-            except Exception:  # or it would wait for ever for what nobody sends
+            except Exception:  # else the follower would wait for ever for what nobody sends
                 log.exception("bug while feeding %s", follower)
                 self._end(key, subscription, "gradients cannot be sent to it")
                 return

@@ -1,7 +1,7 @@
 """A layer before the first step: computed from the run's seed, or given weights fetched by hash.
 
-Where a run trains adapters the given weights are frozen, and belong to a layer for good: whoever
-has its state keeps their file, and whoever computes with it has them in memory.
+Where a run trains adapters, the given weights are frozen and belong to a layer for good. A peer
+that has the layer's state keeps their file; one that computes with it has them in memory.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from p2p_dtfm.train.model.layer_state import LayerState
 INITIAL_NAME = "initial"
 RETRY_S = 1.0
 LONGEST_REST_S = 300.0
-"""Between asking for what nothing waits for."""
+"""The longest rest between requests for what nothing waits for."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -47,7 +47,7 @@ def store_initial(spec: RunSpec, run_spec_path: Path, store: BlobStore) -> None:
 
 
 class InitialStates:
-    """`peers()` may have what is not in `store`."""
+    """`peers()` are those that may have what is not in `store`."""
 
     def __init__(
         self,
@@ -81,13 +81,14 @@ class InitialStates:
             raise _unusable(fault) from fault
 
     async def keep(self, layer: int) -> None:
-        """Bring to this disk what is frozen of a layer, if anything is: whoever has a layer's state
-        has that as well. Asks again until a peer has it. Raises `UserError`."""
+        """Bring to this disk what is frozen of a layer, if anything is: a peer that has a layer's
+        state has that as well. Asks again until a peer has it. Raises `UserError`."""
         if self._spec.trains_adapters:
             await self._path(layer, tells=False)
 
     async def complete(self, state: LayerState) -> None:
-        """Give a state that is to be computed with what is frozen of its layer. The same raises."""
+        """Add to a state that is to be computed with what is frozen of its layer. Asks and raises
+        like `keep`."""
         if state.has_base:
             return
         path = await self._path(state.layer)
@@ -97,8 +98,8 @@ class InitialStates:
             raise _unusable(fault) from fault
 
     async def keep_beside(self, is_member: Callable[[], bool]) -> None:
-        """What training itself may never need, beside it; members refuse weights to those who are
-        none yet."""
+        """Bring what training itself may never need, beside it. Members refuse weights to peers
+        that are no members yet."""
         while not is_member():
             await asyncio.sleep(RETRY_S)
         if self._spec.trains_adapters:
@@ -106,14 +107,14 @@ class InitialStates:
         await self._keep_origin()
 
     async def _keep_all(self) -> None:
-        """All of a frozen model: who ends with adapters wants to use them. One file after another;
-        one that nobody gives holds up no other."""
+        """Bring all of a frozen model: a peer that ends with adapters wants to use them. One file
+        comes after another; one that nobody gives holds up no other."""
         missing = sorted(set(range(layer_count(self._spec))) - self.withheld)
         while missing:
             missing = [layer for layer in missing if not await self._is_kept(layer)]
 
     async def _is_kept(self, layer: int) -> bool:
-        """After one try, and a rest where it fails."""
+        """Whether a layer's file is here after one try. Rests where that fails."""
         try:
             await self._fetched(layer)
             self._status.troubles.over("initial")
@@ -133,8 +134,9 @@ class InitialStates:
         return what
 
     async def _keep_origin(self) -> None:
-        """The small files of the model that the run began from, which whoever exports wants: also
-        who came late, and never needed initial.json. Nobody may have them any more."""
+        """Bring the small files of the model that the run began from: whoever exports wants them,
+        also a peer that came late and never needed initial.json. Perhaps nobody has them any
+        more."""
         rest_s = RETRY_S
         while True:
             try:
@@ -150,7 +152,7 @@ class InitialStates:
                 return log.warning("the model's own files do not come along: %s", fault.cause)
 
     def is_of_ends(self, digest: str) -> bool:
-        """Whether it is a file of given weights of the first layer, or of the last one."""
+        """Whether this is a file of given weights of the first layer, or of the last one."""
         path = self._store.path(self._spec.model.initial) if self._spec.model.initial else None
         if self._of_ends is None and path is not None:
             layers = parse_initial(path.read_bytes(), self._spec).layers

@@ -9,8 +9,8 @@ Made = TypeVar("Made")
 
 
 class MadeOfStates(Generic[Made]):
-    """Of each layer the latest: to write or to hash a state costs the more the larger it is, and
-    whoever asks for it costs nothing. It keeps no state alive."""
+    """The latest of each layer. To write or to hash a state costs the more the larger it is, and to
+    ask for that costs nothing. This keeps no state alive."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[weakref.ref[LayerState], int, Made]] = {}
@@ -22,7 +22,7 @@ class MadeOfStates(Generic[Made]):
         return made if is_same else None
 
     def put(self, state: LayerState, version: int, made: Made) -> list[Made]:
-        """Returns what it takes the place of."""
+        """Returns what this takes the place of."""
         before = self._made.pop(state.layer, None)
         self._made[state.layer] = weakref.ref(state), version, made
         return [] if before is None else [before[2]]

@@ -9,7 +9,7 @@ from p2p_dtfm.ports import rarely
 from p2p_dtfm.train.data import BlobStore
 
 MEMORY_LIMIT_BYTES = 256 << 20
-"""Together, unless one state alone is larger."""
+"""The size of all states in memory together, unless one alone is larger."""
 
 log = logging.getLogger("p2p_dtfm.donor")
 
@@ -29,8 +29,8 @@ class Offers:
         of_end: bool = False,
         wrote: Callable[[], None] = lambda: None,
     ) -> str:
-        """The digest. `of_end`: of the first layer or the last one, which a run may leave to some.
-        `wrote` hears of each piece that is done.
+        """Returns the digest. `of_end`: whether it is of the first layer or the last one, which a
+        run may leave to some. `wrote` hears of each piece that is done.
 
         Raises `OSError` if the disk takes nothing, and there is much in memory.
         """

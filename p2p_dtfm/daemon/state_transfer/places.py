@@ -1,7 +1,7 @@
-"""Whose place in a view needs which layers: nobody is given others, which would cost each step.
+"""Which layers a peer's place in a view needs: nobody is given others, which would cost each step.
 
-What somebody asks may be of a view that this peer hears of a moment later: that waits until then,
-and costs nothing.
+A request may be of a view that this peer hears of a moment later. It waits until then, and costs
+nothing.
 """
 
 from collections.abc import Collection
@@ -11,14 +11,14 @@ from p2p_dtfm.core.recovery.view import View
 
 
 class KnownPlaces:
-    """Of the view in force, and of the one that is agreed to follow it."""
+    """Places in the view in force, and in the one that is agreed to follow it."""
 
     def __init__(self) -> None:
         self._present: View | None = None
         self._next: View | None = None
 
     def agreed(self, view: View) -> None:
-        """It is to follow; what was to do so before is not."""
+        """This view is to follow; one that was to do so before is not."""
         self._next = view
 
     def took_over(self, view: View) -> None:
@@ -29,7 +29,7 @@ class KnownPlaces:
         return tuple(view for view in (self._present, self._next) if view is not None)
 
     def needs(self, peer_id: str, view: ViewId, layers: Collection[int]) -> bool | None:
-        """Whether the peer holds or guards all these layers in `view`; None: that view is not
+        """Whether the peer holds or guards all these layers in `view`; None if that view is not
         known."""
         for known in self._known:
             if known.id == view:
@@ -42,6 +42,6 @@ class KnownPlaces:
         return self._present is None or view.number > self._present.id.number
 
     def has(self, peer_id: str) -> bool:
-        """Whether a view that is known has this member. Who is only to join may know of one that is
-        not, for a moment."""
+        """Whether a view that is known has this member. A peer that is only to join may for a
+        moment know of a view that this one does not."""
         return any(peer_id in known.member_ids for known in self._known)

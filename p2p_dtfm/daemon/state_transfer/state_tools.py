@@ -1,4 +1,4 @@
-"""What states come and go by."""
+"""The tools by which states come and go."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -50,4 +50,4 @@ class FollowerTools:
     keep_frozen: Callable[[int], Awaitable[None]]
     """Brings what a layer has besides its state, where anything is frozen."""
     slow: Counter[str] = field(default_factory=Counter)
-    """How often a donor was left since it was too slow, in this life: it is not the first again."""
+    """How often a donor was left for being too slow, in this life: it is not the first again."""

@@ -1,8 +1,9 @@
 """Whether a layer's state that a donor gives is the one that the other holders have.
 
-Whoever asks one holder for a layer asks the others for digests of theirs, in the steps in which the
-donor may give it. What a donor gives counts if more than half of those that speak of that version,
-the donor among them, say the same; where nobody else has the layer its word has to do.
+A peer that asks one holder for a layer asks the others for digests of theirs, in the steps in which
+the donor may give it. What a donor gives counts if more than half of those that speak of that
+version, the donor among them, say the same. Where nobody else has the layer, the donor's word has
+to do.
 """
 
 import asyncio
@@ -26,14 +27,15 @@ from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.finite import is_finite
 
 VERSIONS_TOLD = 3
-"""Of so many steps, one after the other: a donor begins its own a moment earlier or later."""
+"""How many steps, one after the other, a holder tells of: a donor begins its own a moment earlier
+or later."""
 REQUESTS_LIMIT = 64
 VIEWS_LIMIT = 2
-"""Of one sender: what it guards in the present view, and its place in the next."""
+"""Views of one sender: what it guards in the present view, and its place in the next."""
 WITNESSES_LIMIT = 4
-"""So many others are asked; more would only cost them time."""
+"""How many others are asked; more would only cost them time."""
 LIMIT_S = 5.0
-"""How long what has come waits for the other holders' word; then who has spoken decides."""
+"""How long what has come waits for the other holders' word; then those that have spoken decide."""
 SAID_LIMIT = 16
 """Digests of one layer that are remembered of each holder: what one tells takes the place of nobody
 else's."""
@@ -53,11 +55,11 @@ def finite_state(spec: RunSpec, layer: int, payload: bytes) -> LayerState:
 class _AskedWitness:
     message: ConfirmLayers
     is_known: bool
-    """Its view is, and who asks needs the layers in it."""
+    """Whether its view is known, and the asking peer needs the layers in it."""
     versions: set[int] = field(default_factory=set)
-    """At which it was looked at."""
+    """The versions at which it was looked at."""
     told: set[tuple[int, int]] = field(default_factory=set)
-    """Of which layers, and at which versions: one that still comes here is told once it is here."""
+    """Layers and versions that were told. A layer that still comes here is told once it is here."""
 
     def is_over(self, version: int) -> bool:
         return len(self.versions) >= VERSIONS_TOLD and version not in self.versions
@@ -69,7 +71,7 @@ class _AskedWitness:
 
 
 class WitnessDesk:
-    """The side of a holder: at step boundaries it tells those who ask what it has."""
+    """The side of a holder: at step boundaries it tells those that ask what it has."""
 
     def __init__(self, messenger: Messenger, compute: Compute, places: KnownPlaces) -> None:
         self._messenger = messenger
@@ -102,7 +104,7 @@ class WitnessDesk:
         self._requests[key] = _AskedWitness(message, needs is True)
 
     def look_at_early_ones(self) -> None:
-        """Another view is known, of which somebody may have asked before."""
+        """Another view is known; somebody may have asked about it before."""
         for (sender, view), request in list(self._requests.items()):
             needs = self._places.needs(sender, view, request.message.layers)
             request.is_known = needs is True
@@ -123,7 +125,8 @@ class WitnessDesk:
         return {n: r for n, r in asked if r.is_known and r.untold(version)}
 
     async def tell(self, states: Mapping[int, LayerState], version: int) -> None:
-        """At a step boundary. Every layer is hashed once, however many ask, and how often."""
+        """At a step boundary: tell those that wait. Every layer is hashed once, however many ask,
+        and how often."""
         due = self._due(version)
         wanted = {layer for request in due.values() for layer in request.untold(version)}
         held = {n: states[n] for n in sorted(wanted) if n in states}
@@ -152,7 +155,7 @@ class WitnessDesk:
 
 
 class StateVotes:
-    """The side of who fetches: what holders say of the layers' states."""
+    """The side of a peer that fetches: what holders say of the layers' states."""
 
     def __init__(self) -> None:
         self._asked: dict[str, ConfirmLayers] = {}
@@ -168,7 +171,8 @@ class StateVotes:
         return self._asked[witness]
 
     def said(self, sender: str, message: StateDigest) -> None:
-        """From one that was asked; or else of an earlier request. Raises `PeerFault`."""
+        """Note the word of a holder that was asked; one for an earlier request is ignored. Raises
+        `PeerFault`."""
         asked = self._asked.get(sender)
         if asked is None or (asked.view, asked.number) != (message.view, message.number):
             return
@@ -184,8 +188,8 @@ class StateVotes:
     async def count(
         self, witnesses: Collection[str], layer: int, version: int, donor: str, blob: str
     ) -> bool:
-        """Whether what the donor gives counts, once those that were asked have spoken, or the time
-        for it is over."""
+        """Whether what the donor gives counts. Waits until those that were asked have spoken, or
+        the time for it is over."""
         awaited = set(witnesses) & set(self._asked)
         await self._until(lambda: awaited <= set(self._of(layer, version)))
         return self._judge(layer, version, donor, blob)
@@ -193,8 +197,8 @@ class StateVotes:
     async def is_odd(
         self, witnesses: Collection[str], layer: int, version: int, own: bytes
     ) -> bool:
-        """Whether at least half of those that speak have another state than this peer, once more
-        than half of all have the same, or all have spoken, or the time for it is over."""
+        """Whether at least half of those that speak have another state than this peer. Waits until
+        more than half of all have the same, or all have spoken, or the time for it is over."""
         asked = set(witnesses) & set(self._asked)
 
         def is_clear() -> bool:
@@ -206,12 +210,12 @@ class StateVotes:
         return bool(said) and 2 * list(said.values()).count(own) <= len(said)
 
     async def word_of(self, peer_id: str, layer: int, version: int) -> bytes | None:
-        """The digest of what one that was asked has; None: it has not said in time."""
+        """The digest of what a holder that was asked has; None if it has not said so in time."""
         await self._until(lambda: peer_id in self._of(layer, version))
         return self._of(layer, version).get(peer_id)
 
     async def _until(self, is_clear: Callable[[], bool]) -> None:
-        """By what is said, or the time for it is over."""
+        """Wait until it is clear by what is said, or the time for it is over."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LIMIT_S):
                 while not is_clear():
@@ -221,8 +225,8 @@ class StateVotes:
     def is_outvoted(
         self, witnesses: Collection[str], layer: int, version: int, donor: str, blob: str
     ) -> bool:
-        """Whether what the donor gives cannot count any more, though all that have not spoken yet
-        were to say the same."""
+        """Whether what the donor gives cannot count any more, even if all that have not spoken yet
+        say the same."""
         others = self._of(layer, version)
         others.pop(donor, None)
         awaited = set(witnesses) & set(self._asked) - {donor}

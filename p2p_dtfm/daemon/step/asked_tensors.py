@@ -1,5 +1,6 @@
-"""What a work that is computed again here waits for: others say so in no message of their own, and
-who is waited for by an auditor would have that one taken for who stands still."""
+"""The tensors that a recomputation on this peer waits for. No other message names them. If this
+peer did not say whom it waits for, that member could have this auditor taken for the one that
+stands still."""
 
 import contextlib
 from collections import Counter
@@ -9,8 +10,8 @@ from p2p_dtfm.core.messages.work import Lack
 
 
 class AskedTensors:
-    """Parts of others' gradients and frames that they have sent, as they have claimed them, and of
-    whom each is due."""
+    """Parts of others' gradients, and frames that others have sent, as their senders claimed them;
+    each with the peer that owes it."""
 
     def __init__(self) -> None:
         self._due: Counter[Lack] = Counter()
@@ -21,7 +22,8 @@ class AskedTensors:
 
     @contextlib.contextmanager
     def waiting(self, due: Lack) -> Iterator[None]:
-        """For one that another than who computes the work again was owed in the step."""
+        """While this peer waits for a tensor that was owed, in the step, to another member than the
+        one that computes the work again."""
         self._due[due] += 1
         try:
             yield

@@ -1,5 +1,5 @@
-"""Which tensors travel on which lane, how large they are at most, asked before memory is taken, and
-on which of them their sender tells of its losses."""
+"""Which tensors travel on which lane, how large they are at most, and which frames tell of their
+sender's losses. The size is asked before memory is taken."""
 
 from typing import NamedTuple
 
@@ -18,17 +18,18 @@ KINDS = {
     "state": (FrameKind.LAYER_GRADIENT, FrameKind.LAYER_STATE),
 }
 CHUNK_LIMIT_BYTES = CHUNK_ELEMENTS * FLOAT_BYTES + CODEC_ROOM_BYTES
-"""Of gradients and states."""
+"""The largest payload of a frame with gradients or states."""
 
 
 def frame_limits(workload: Workload) -> FrameLimits:
-    """No tensor of the run is larger."""
+    """The limits of this run's frames: no tensor of the run is larger."""
     boundary_bytes = workload.boundary_bytes + CODEC_ROOM_BYTES
     return FrameLimits(payload_bytes=max(CHUNK_LIMIT_BYTES, boundary_bytes))
 
 
 def require_of_lane(sender: str, lane: str, header: FrameHeader) -> None:
-    """Raises `PeerFault`."""
+    """Raises `PeerFault` for a kind of frame that has no place on this lane, or a payload that is
+    too large."""
     if header.kind not in KINDS[lane]:
         raise PeerFault(f"a frame of kind {header.kind} on the lane {lane}", sender)
     if lane in ("reduce", "state") and header.payload_bytes > CHUNK_LIMIT_BYTES:
@@ -36,7 +37,8 @@ def require_of_lane(sender: str, lane: str, header: FrameHeader) -> None:
 
 
 class LossFrames(NamedTuple):
-    """In a run with audits: by then all its forwards are done."""
+    """The frames with which a peer tells of its losses, in a run with audits. By then all its
+    forwards are done."""
 
     told: Tellers
 

@@ -1,6 +1,6 @@
-"""A stage's parameters of the open step, for members that judge a work of it and do not hold its
-layers: all of its holders have claimed digests of them, so whoever gives the bytes gives the right
-ones (`core.audit.judging`, decision 72)."""
+"""A stage's parameters of the open step, for members that judge its work and do not hold its
+layers. All holders have claimed digests of them, so whoever gives the bytes gives the right ones
+(`core.audit.judging`, decision 72)."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,16 +20,17 @@ from p2p_dtfm.train.stage.measure import free_bytes
 from p2p_dtfm.train.stage.replay.work import LentLayer, parameters_digest
 
 FetchFrom = Callable[[Sequence[str], str, int], Awaitable[bytes]]
-"""`fetch(peer_ids, blob, size_bytes)`, from whichever of them has it."""
+"""`fetch(peer_ids, blob, size_bytes)`: the bytes, from whichever of these peers has them."""
 ROOM_FACTOR = 3
-"""As much as a stage's parameters, a replay takes: these, their gradients, and parts to add up."""
+"""The memory that a replay takes, in stages' parameters: the parameters, their gradients, and parts
+to add up."""
 
 log = logging.getLogger("p2p_dtfm")
 
 
 class NoParameters(Exception):
-    """All holders of a layer have claimed a digest of what is none of its parameters, or of nothing
-    that any of them has."""
+    """All holders of a layer have claimed a digest of something that is not its parameters, or that
+    none of them has."""
 
     def __init__(self, peer_ids: Sequence[str], layer: int) -> None:
         self.peer_ids = tuple(peer_ids)
@@ -37,17 +38,19 @@ class NoParameters(Exception):
 
 
 class BegunWith:
-    """Digests of a stage's parameters, and these as long as no step has changed them."""
+    """Digests of a stage's parameters, and the parameters themselves as long as no step has changed
+    them."""
 
     def __init__(self, states: Mapping[int, LayerState]) -> None:
-        """Reads all of them: beside the event loop. Copies what is not in main memory."""
+        """Reads all parameters, so call it beside the event loop. Copies those that are not in main
+        memory."""
         self._states = dict(states)
         self._versions = {layer: state.version for layer, state in states.items()}
         self._on_host = {layer: it.parameters.detach().cpu() for layer, it in states.items()}
         self.digests = {layer: parameters_digest(it) for layer, it in self._on_host.items()}
 
     def find(self, digest: str) -> memoryview | None:
-        """Not a copy: others fetch it in pieces."""
+        """The parameters with this digest. They are no copy: others fetch them in pieces."""
         for layer, it in self.digests.items():
             if it.hex() == digest and self._states[layer].version == self._versions[layer]:
                 return self._on_host[layer].numpy().data.cast("B")
@@ -55,12 +58,12 @@ class BegunWith:
 
 
 def begun_with(plan: Plan, states: Mapping[int, LayerState]) -> BegunWith | None:
-    """None where all hold the same layers, and nobody needs to be given any."""
+    """None where all members hold the same layers: then nobody needs to be lent any."""
     return BegunWith(states) if states_parameters(plan) else None
 
 
 class Borrowing:
-    """Of one step, at one judge."""
+    """What one judge borrows in one step."""
 
     def __init__(
         self,
@@ -71,7 +74,7 @@ class Borrowing:
         fetch: FetchFrom,
         compute: Compute,
     ) -> None:
-        """`states`: of the judge's own layers, which it need not borrow."""
+        """`states`: those of the judge's own layers, which it need not borrow."""
         self._me = me
         self._spec = spec
         self._plan = plan
@@ -82,8 +85,9 @@ class Borrowing:
     async def borrowed(
         self, peer_id: str, digests: Mapping[int, bytes]
     ) -> dict[int, LentLayer] | None:
-        """Another's layers that are not here. None where there is no room for them, or some holder
-        is not reached: no fault of whose work it is. Raises `NoParameters`."""
+        """The layers of another member's stage that are not here. None where there is no room for
+        them, or a holder cannot be reached: neither is a fault of the member that is judged. Raises
+        `NoParameters`."""
         layers = [layer for layer in self._plan.layers_of(peer_id) if layer not in self._states]
         device = next(iter(self._states.values())).device
         counts = await self._compute.run_beside(
@@ -107,7 +111,7 @@ class Borrowing:
         try:
             payload = await self._fetch(holders, digest.hex(), size_bytes)
         except BlobUnavailable as error:
-            if set(holders) <= error.denied:  # they have claimed it in this step
+            if set(holders) <= error.denied:  # the holders have claimed it in this step
                 raise NoParameters(holders, layer) from error
             log.warning("nobody gives layer %d for an audit: %s", layer, error)
             return None
@@ -116,6 +120,6 @@ class Borrowing:
         return payload
 
     def _holders(self, layer: int) -> list[str]:
-        """In an order of this judge's own: not all ask one of them."""
+        """In an order of this judge's own, so that not all judges ask the same holder first."""
         holders = self._plan.holders(layer)
         return sorted(holders, key=lambda it: digest_bytes(encode([self._me, layer, it])))

@@ -22,7 +22,7 @@ from p2p_dtfm.daemon.step.neighbours import neighbours_of
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 
 TIED_CODEC = "fp32"
-"""Of the sums that the ends of a pipeline give each other of a tied matrix."""
+"""The codec of a tied matrix's sums, which the ends of a pipeline give each other."""
 
 
 class FrameKey(NamedTuple):
@@ -34,7 +34,8 @@ class FrameKey(NamedTuple):
 
 
 class Mailbox:
-    """Can be made before the peer has the state of its layers: peers may take over at once."""
+    """The frames that are due here in one view. A mailbox can be made before the peer has the state
+    of its layers: other members may take over at once."""
 
     def __init__(
         self, view: ViewId, plan: Plan, me: str, spec: RunSpec, wire: WirePlan | None = None
@@ -49,10 +50,10 @@ class Mailbox:
         self._seen: set[FrameKey] = set()
         self._loss_frames = loss_frames(spec, plan)
         self._losses: dict[tuple[int, str], bytes] = {}
-        """By step and sender."""
+        """Digests of losses that frames have told of, by step and sender."""
         self._waiting: dict[FrameKey, asyncio.Future[bytearray]] = {}
         self.awaited: FrameKey | None = None
-        """What whoever waits for any arrival can do nothing without."""
+        """The frame without which the caller of `wait_for_arrival` can do nothing."""
         self._arrived = asyncio.Event()
         self._arrivals: list[FrameKey] = []
         self._step: int | None = None
@@ -65,7 +66,8 @@ class Mailbox:
         self._boundary_shape = spec.boundary_shape
 
     def replay(self, step: int, replay: StageReplay) -> None:
-        """Only what is missing here comes for `step`, of microbatches that may be others'."""
+        """For `step` only frames that are missing here are due; their microbatches may be others'
+        by the plan."""
         numbers, forwards, backwards = replay.microbatches, replay.forwards, replay.backwards
         self._replay = step, replay, frozenset(numbers[forwards:]), frozenset(numbers[backwards:])
 
@@ -120,7 +122,8 @@ class Mailbox:
             self._check_early_step(key)
 
     def _check_early_step(self, key: FrameKey) -> None:
-        """Which step comes first is not known here yet, but it is one; see `begin_step`."""
+        """The first step is not known here yet. Until it is, one sender's frames may belong to
+        `STEPS_AHEAD_LIMIT` steps at most; see `begin_step`."""
         steps = {seen.step for seen in self._seen if seen.sender == key.sender} | {key.step}
         if len(steps) > STEPS_AHEAD_LIMIT:
             raise PeerFault(f"a tensor of step {key.step} before the first one", key.sender)
@@ -150,7 +153,8 @@ class Mailbox:
         return (end - start,) if is_part or is_sum else None
 
     def _tied_shape(self, key: FrameKey) -> tuple[int, ...] | None:
-        """Of a part of the other end's sum. No segment of this peer's begins with that layer."""
+        """The shape of a part of the other end's sum. No segment of this peer begins with that
+        layer."""
         lacked, bounds = self._tied
         is_lacked = key.kind is FrameKind.GRADIENT_SUM and lacked == (key.layer, key.sender)
         if not is_lacked or not 0 <= key.index < len(bounds):
@@ -171,7 +175,7 @@ class Mailbox:
         return False
 
     def _is_missing(self, place: int, step: int, number: int, is_activation: bool) -> bool:
-        """Whether a microbatch goes through this place, and is not done here."""
+        """Whether a microbatch goes through this place and is not done here yet."""
         if self._replay is None or step != self._replay[0]:
             return number in self._microbatches[place]
         _, replay, activations, gradients = self._replay
@@ -181,8 +185,8 @@ class Mailbox:
     # taking -----------------------------------------------------------------------------------
 
     def begin_step(self, step: int) -> dict[str, int]:
-        """Forget what belongs to steps before `step`, and what came before the first one and
-        belongs to none of those that are near. Who has sent such a thing: of which step."""
+        """Forget frames of steps before `step`, and those that came before the first step and are
+        of none near it. Returns the senders of frames too far ahead, each with the step."""
         self._step = step
         near = range(step, step + STEPS_AHEAD_LIMIT)
         too_far = {key.sender: key.step for key in self._seen if key.step >= near.stop}
@@ -219,7 +223,8 @@ class Mailbox:
         return taken
 
     async def wait_for_arrival(self, awaited: FrameKey | None = None) -> None:
-        """Wait until anything new has come since the last call; `awaited` is what is needed."""
+        """Wait until anything new has come since the last call. `awaited` is the frame that the
+        caller needs."""
         self.awaited = awaited
         try:
             await self._arrived.wait()
@@ -228,7 +233,8 @@ class Mailbox:
         self._arrived.clear()
 
     def losses_told(self, step: int, sender: str) -> bytes:
-        """With what has come from it; empty, if nothing has that tells of them."""
+        """The digest of `sender`'s losses, as it came with a frame; empty if no frame has told of
+        them."""
         return self._losses.get((step, sender), b"")
 
     def lacks(self) -> tuple[FrameKey, ...]:

@@ -1,4 +1,5 @@
-"""Whom a stage exchanges boundary tensors with: in its own pipeline, and where it stands in."""
+"""Whom a stage exchanges boundary tensors with: in its own pipeline, and in those where it stands
+in."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -12,7 +13,7 @@ class Neighbours(NamedTuple):
     """The stages around one of a peer's places, and the held-out microbatches of that pipeline."""
 
     stages: Mapping[int, Stage]
-    """Of the pipeline, by their positions."""
+    """The stages of the pipeline, by their positions."""
     position: int
     held_out: range
 
@@ -25,7 +26,7 @@ class Neighbours(NamedTuple):
         return self.stages.get(self.position + 1)
 
     def beside(self, after: bool) -> Stage:
-        """One that must be there: an end of a pipeline exchanges nothing outward."""
+        """A neighbour that must be there: an end of a pipeline exchanges nothing outward."""
         return self.stages[self.position + 1 if after else self.position - 1]
 
 
@@ -40,8 +41,9 @@ def neighbours_of(plan: Plan, me: str, spec: RunSpec) -> tuple[Neighbours, ...]:
 
 
 def held_out_judged(plan: Plan, peer_id: str, spec: RunSpec, due: Due) -> list[int]:
-    """In a step that evaluates, the held-out microbatches that are part of a stage's work, in its
-    order: all that go through it, unless it has neighbours and claims nothing of them."""
+    """The held-out microbatches that are part of a stage's work in a step that evaluates, in its
+    order. These are all that go through it, or none where it has neighbours and claims nothing of
+    them."""
     if beside(plan, peer_id) and not due.held_out:
         return []
     return held_out_of(neighbours_of(plan, peer_id, spec))

@@ -62,16 +62,16 @@ from p2p_dtfm.train.updates.trimmed_sums import trimmed_over
 Tensor = Any
 _BOUNDARIES = (FrameKind.ACTIVATION, FrameKind.ACTIVATION_GRADIENT)
 NO_WORK = bytes(WORK_BYTES)
-"""What a work comes to that nobody can have done as it is claimed."""
+"""The result of a work that nobody can have done as it is claimed."""
 PartsOf = dict[tuple[int, int, str], bytes]
 """Others' parts by segment, chunk and holder."""
 Fetch = Callable[[Lack, str, int], Awaitable[bytes]]
-"""`fetch(due, blob, size_bytes)`: of a chunk, what a peer has claimed as its part; or what it has
-claimed to have sent a neighbour."""
+"""`fetch(due, blob, size_bytes)`: what a peer has claimed as its part of a chunk, or as a frame
+that it has sent a neighbour."""
 FRAMES_AT_ONCE = 8
 FRAMES_AT_ONCE_BYTES = 128 << 10
-"""Small ones take a trip each, and there may be hundreds; of large ones each is fetched in several
-pieces at once, and more would be late over thin lines."""
+"""Each small frame takes a trip, and there may be hundreds. A large one is fetched in several
+pieces at once, and more of them would be late over thin lines."""
 
 
 class UnlikeParts(Exception):
@@ -88,25 +88,26 @@ class StageAccount:
 
     parts: Parts
     cut: dict[int, SegmentParts]
-    """Of segments with other holders."""
+    """Parts of segments with other holders, by segment."""
     work: OpenStepWork | None = None
-    """Of the open step: keeps the frames that were sent. None of another's that was replayed."""
+    """The open step's work, which keeps the frames that were sent. None where the account is of
+    another's work that was replayed."""
     began: BegunWith | None = None
     """The parameters with which the step began, where members hold unlike layers."""
     losses: bytes = b""
-    """What another's that was replayed should have told of its losses."""
+    """What the peer should have told of its losses, where another's work was replayed."""
     sent: Edges = field(default_factory=dict)
-    """What it should have sent its neighbours."""
+    """What that peer should have sent its neighbours."""
     _asked: dict[str, bytes] = field(default_factory=dict)
-    """The chunk that was asked for last: others fetch it in pieces, each of which asks again."""
+    """The chunk that was asked for last: others fetch it in pieces, and ask again for each."""
 
     @property
     def parameters(self) -> Mapping[int, bytes]:
         return self.began.digests if self.began is not None else {}
 
     def is_stated(self, share: Share, peer_id: str) -> bool:
-        """Whether another's that was replayed comes to what stands in its claim, by which those who
-        got it from that peer judge."""
+        """Whether a peer's replayed work comes to what stands in its claim. Those that got
+        something from that peer judge it by the claim."""
         losses = share.losses.get(peer_id, b"")
         made = made_in(self.parts, self.sent, self.losses if losses else b"")
         return made_in(share.parts, share.edges, losses) == made
@@ -134,8 +135,8 @@ def account_of(
     work: OpenStepWork | None = None,
     states: Mapping[int, LayerState] | None = None,
 ) -> StageAccount:
-    """`gradients` by layer; `states` of the peer itself. Reads all of them: beside the event
-    loop."""
+    """`gradients` are by layer; `states` are those of the peer itself. Reads all of them, so call
+    it beside the event loop."""
     began = begun_with(plan, states) if states is not None else None
     account = StageAccount({}, {}, work, began)
     for number, segment in segments_of(plan, peer_id).items():
@@ -151,8 +152,8 @@ def account_of(
 def norms_of(
     spec: RunSpec, plan: Plan, peer_id: str, gradients: Mapping[int, Tensor]
 ) -> NormsAlone:
-    """Of the segments that nobody else holds, from gradients by layer; after the last step there
-    are none. Compute thread."""
+    """Norms of the segments that nobody else holds. `gradients` are by layer; after the last step
+    there are none. Compute thread."""
     ends, reduced = tied_ends(spec), dict(gradients)
     if gradients and ends and set(ends) <= gradients.keys():
         reduced |= tie(spec, reduced)
@@ -168,7 +169,7 @@ def norms_of(
 
 
 def whole(gradients: Sequence[Tensor]) -> Chunks:
-    """Of a segment that nobody else sums."""
+    """One chunk for a segment that nobody else sums."""
     return Chunks(((0, sum(len(gradient) for gradient in gradients)),), ("",))
 
 
@@ -194,7 +195,7 @@ def losses_told(plan: Plan, me: str, step: int, mailbox: Mailbox, own: bytes) ->
 
 
 def got_by_holder(plan: Plan, wire: WirePlan, me: str, arrived: Mapping[int, Arrived]) -> Got:
-    """As a share has it."""
+    """Digests of what has arrived, by segment and holder, as a share has them."""
     found = {}
     for number, segment in segments_of(plan, me).items():
         if len(segment.holders) > 1:
@@ -230,9 +231,9 @@ class Judge:
         *,
         recompute: bool = True,
     ) -> None:
-        """`states`: of the layers of whom it judges. Without `recompute` where this peer's own
-        stage, which has the same layers or more, does not either: its own activations are gone when
-        a step is audited."""
+        """`states` are those of the layers of the peers that it judges. It need not `recompute`
+        where this peer's own stage does not either, and has the same layers or more: the stage's
+        own activations are gone when a step is audited."""
         self._recompute = recompute
         self._spec = spec
         self._plan = plan
@@ -254,29 +255,29 @@ class Judge:
         held_out: Sequence[int] = (),
         due: Due = TRAINING,
     ) -> bytes:
-        """`mine`: this peer's own account by its id. Without `adds` its sums are taken as claimed.
-        `held_out`: microbatches that are evaluated before the others. Raises as `fetch` does, and
-        `UnlikeParts`."""
+        """`mine`: this peer's own account by its id. Without `adds` the judged peer's sums are
+        taken as claimed. `held_out`: microbatches that are evaluated before the others. Raises as
+        `fetch` does, and `UnlikeParts`."""
         adds = adds and due.trains
         near = await self._edges(peer_id, claims, due)
         threads = claims[peer_id].share.threads
         if threads > max_threads():
-            return NO_WORK  # nobody of this arithmetic computes so
+            return NO_WORK  # nobody with this arithmetic computes so
         coming = asyncio.create_task(self._parts(peer_id, claims, mine) if adds else _nothing())
         replay = self.own_work(
             peer_id, microbatches, batch, step, threads, near, held_out=held_out, due=due
         )
         replayed = asyncio.create_task(replay)
-        try:  # who withholds its part is known as soon as it says so, to all that audit at once
+        try:  # a peer that withholds its part is known once it says so, to all auditors
             (theirs, own), parts = await asyncio.gather(replayed, coming)
-        except NoTensor:  # who says that it has computed from that lies, whoever sent it
+        except NoTensor:  # a peer that claims to have computed from that lies, whoever sent it
             return NO_WORK
         finally:
             coming.cancel()
             replayed.cancel()
         claim = claims[peer_id]
         if own == claim.work[:OWN_BYTES] and not theirs.is_stated(claim.share, peer_id):
-            return NO_WORK  # right, but not of what it says that it has sent
+            return NO_WORK  # the work is right, but not of what the peer says that it has sent
         if not adds:
             return own + claim.work[OWN_BYTES:]
         known = {**mine, peer_id: theirs}
@@ -293,7 +294,7 @@ class Judge:
         added_here = sums_digest(sums, norms)
         stated = norms_made(peer_id, self._plan.segments(), claim.share.norms)
         if added_here == claim.work[OWN_BYTES:] and norms != stated:
-            return NO_WORK  # likewise
+            return NO_WORK  # likewise, of the norms
         return own + added_here
 
     async def own_work(
@@ -308,7 +309,7 @@ class Judge:
         held_out: Sequence[int],
         due: Due,
     ) -> tuple[StageAccount, bytes]:
-        """Its gradients, and the first half of its work. `near`: what came into its stage."""
+        """A peer's gradients, and the first half of its work. `near`: what came into its stage."""
         given = GivenWork(
             batch=partial(batch, step),
             threads=threads,
@@ -319,7 +320,7 @@ class Judge:
         )
         states = {layer: self._states[layer] for layer in self._plan.layers_of(peer_id)}
         replay = await self._compute.run(Replay, self._spec, states, given)
-        for number in held_out:  # each by itself: others wait, and are to see this peer get on
+        for number in held_out:  # one call each: others wait, and are to see this peer get on
             await self._compute.run(replay.evaluate, number)
         for number in microbatches:
             await self._compute.run(replay.train, number)
@@ -337,7 +338,7 @@ class Judge:
         return theirs, own_digest(theirs.parts, losses[0], sent, losses[1], alone)
 
     def _shared(self, peer_id: str) -> list[tuple[int, Segment, Chunks]]:
-        """Its segments with other holders."""
+        """The segments of a peer that have other holders."""
         return [
             (number, segment, self._wire.chunks[segment.first_layer])
             for number, segment in segments_of(self._plan, peer_id).items()
@@ -347,8 +348,8 @@ class Judge:
     async def _parts(
         self, peer_id: str, claims: Mapping[str, Claimed], mine: Mapping[str, StageAccount]
     ) -> PartsOf:
-        """What others have given of the chunks that it sums: while its work is computed again.
-        From all at once, from each one after the other."""
+        """What others have given of the chunks that a peer sums, fetched while its work is computed
+        again. All holders are asked at once, each for one part after the other."""
         wanted: dict[str, list[tuple[int, int, int]]] = {}
         for number, segment, chunks in self._shared(peer_id):
             for chunk, owner in enumerate(chunks.owners):
@@ -382,8 +383,8 @@ class Judge:
     async def _edges(
         self, peer_id: str, claims: Mapping[str, Claimed], due: Due
     ) -> dict[int, ReplayedEdge]:
-        """What its neighbours have sent a stage, by microbatch, from them. All of it is in memory
-        at once: what a stage's neighbours keep is bounded."""
+        """What its neighbours have sent a stage, by microbatch, as fetched from them. All of it is
+        in memory at once: what a stage's neighbours keep is bounded."""
         claimed, found = claims[peer_id].share.edges, dict[int, ReplayedEdge]()
         at_once = min(FRAMES_AT_ONCE, FRAMES_AT_ONCE_BYTES // boundary_bytes(self._spec))
         turns = asyncio.Semaphore(max(1, at_once))
@@ -425,7 +426,7 @@ class Judge:
         parts: PartsOf,
         known: Mapping[str, StageAccount],
     ) -> tuple[bytes, float]:
-        """Of what all holders' parts of a chunk add up to: digest and squared norm."""
+        """The sum of all holders' parts of a chunk: its digest and squared norm."""
         values = [
             known[holder].cut[number].part(chunk)
             if holder in known

@@ -20,7 +20,8 @@ BatchOf = Callable[[int, int], Batch]
 """`batch(step, index)`: the tokens of a microbatch; called in the compute thread. Indices from
 `microbatches_per_step` on are held-out ones."""
 WeightOf = Callable[[int, int], float]
-"""`weight(step, index)`: by what a microbatch's loss is multiplied; called where `batch` is."""
+"""`weight(step, index)`: the factor by which a microbatch's loss is multiplied; called where
+`batch` is."""
 
 
 class WeighedBatches(Protocol):
@@ -33,7 +34,7 @@ class WeighedBatches(Protocol):
 
 OnProgress = Callable[[int, StageProgress | None], None]
 OnAlone = Callable[[int, int, Tensor], None]
-"""Step, layer and its reduced gradient, which stays as it is."""
+"""Called with a step, a layer and the layer's reduced gradient, which stays as it is."""
 
 
 @dataclass(frozen=True)
@@ -44,30 +45,30 @@ class StagePlace:
     me: str
     spec: RunSpec
     recompute: bool = False
-    """Its memory does not hold the activations of all microbatches under way."""
+    """Whether its memory is too small for the activations of all microbatches under way."""
 
     @property
     def pipeline(self) -> Pipeline:
-        """That in which it has a place of its own."""
+        """The pipeline in which it has a place of its own."""
         number, _ = self.plan.places_of(self.me)[0]
         return self.plan.pipelines[number]
 
     @property
     def stage(self) -> Stage:
-        """What it computes there."""
+        """The stage that it computes there."""
         _, position = self.plan.places_of(self.me)[0]
         return self.pipeline.stages[position]
 
 
 def always_one(step: int, index: int) -> float:
-    """Where every token counts."""
+    """The weight where every token counts."""
     return 1.0
 
 
 @dataclass(frozen=True)
 class StageTools:
-    """With what it computes. What the replica remembers for itself is proposed to `memory`;
-    committing is the caller's."""
+    """What a stage-holder computes with. What the replica remembers for itself is proposed to
+    `memory`; the caller commits it."""
 
     compute: Compute
     memory: ReplicaMemory
@@ -78,19 +79,19 @@ class StageTools:
 
 @dataclass(frozen=True)
 class StageLinks:
-    """What reaches it from other stage-holders, and what it sends them."""
+    """What reaches a stage-holder from others, and what it sends them."""
 
     mailbox: Mailbox
     frames: StepFrames
 
 
 def tell_nobody(step: int, progress: StageProgress | None) -> None:
-    """Progress of which nobody needs to know."""
+    """For progress of which nobody needs to know."""
 
 
 @dataclass(frozen=True)
 class StageListeners:
-    """Whom it tells while a step is under way.
+    """Whom a stage-holder tells while a step is under way.
 
     `progress(step, progress)` is told of all that is kept of the step, before another forward or
     backward is begun. `alone` is told of the reduced gradient of each layer that nobody else holds,

@@ -45,13 +45,15 @@ class LocalResult:
     held_out_loss_sum: float
     held_out_token_count: int
     sums: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
-    """By segment with other holders, digests of each holder's sums."""
+    """Digests of each holder's sums, by segment with other holders."""
     got: dict[int, Arrived] = field(default_factory=dict)
-    """By the first layer of such a segment, in a run with audits."""
+    """Digests of what came to be summed here, by the first layer of such a segment, in a run with
+    audits."""
     tied: dict[int, bytes] = field(default_factory=dict)
     """`Prepared.tied`"""
     account: StageAccount | None = None
-    """Of this peer's own gradients, in such a run, once it has trained."""
+    """The account of this peer's own work, in a run with audits, where anything of the step is
+    due."""
     norms: dict[int, tuple[float, ...]] = field(default_factory=dict)
     """`Share.norms`"""
 
@@ -80,8 +82,8 @@ class StepEngine:
         self.frames = links.frames
         self.work = work or OpenStepWork(tools.compute.stage_runner(spec, states, place.recompute))
         self.reduced: dict[int, Tensor] = {}
-        """By layer, once a step has run, until it is applied; the memory is used again by the next.
-        The gradient buffers still hold this peer's own part."""
+        """Reduced gradients by layer, from the end of a step's run until they are applied; the next
+        step uses their memory again. The gradient buffers still hold this peer's own part."""
         self.whole = whole_step(place.plan, place.me)
         """This stage's part in a step of which nothing is done."""
         self._place = place
@@ -123,7 +125,8 @@ class StepEngine:
     async def run(
         self, step: int, *, train: bool, evaluate: bool, replay: StageReplay | None = None
     ) -> LocalResult:
-        """Compute a step up to the point where Prepared may be said; `replay`: what is left of it.
+        """Compute a step up to the point where Prepared may be said; `replay` is what is left of
+        the step.
 
         Afterwards `reduced` has the reduced gradient of each layer; the gradient buffers still hold
         this peer's own. Where a peer does not send what is due, this waits until it is cancelled.
@@ -171,13 +174,14 @@ class StepEngine:
         )
 
     def _forget_what_is_not_near(self, step: int) -> None:
-        """And tell of who has sent what belongs to no step that is."""
+        """Forget frames of steps that are not near, and report the senders of those too far
+        ahead."""
         for sender, early in self.mailbox.begin_step(step).items():
             self.frames.on_poison(sender, f"a tensor of step {early} before step {step}")
         self.frames.begin_step(step)
 
     def _start(self, step: int, replay: StageReplay) -> None:
-        """Take up what an attempt that was stopped has left, as far as it is kept."""
+        """Take up what a stopped attempt has left, as far as it is kept."""
         self._tools.memory.discard()
         self.reduced = {}
         if self._is_local:
@@ -189,7 +193,8 @@ class StepEngine:
             self.work.begin(step)
 
     def _squared_norms(self) -> tuple[dict[int, tuple[float, ...]], dict[int, float]]:
-        """By segment: of what each holder has summed, where that is claimed, and of all."""
+        """Squared norms by segment: of what each holder has summed, where that is claimed, and of
+        all."""
         if not self.reduced:
             return {}, dict.fromkeys(self._segments, 0.0)
         is_claimed = self._terms.audits and states_parameters(self._place.plan)
@@ -231,7 +236,8 @@ class StepEngine:
             reduction.cancel()
 
     def _begin_account(self) -> "asyncio.Task[StageAccount] | None":
-        """While the gradients travel, and in a thread of its own: the sums must not wait for it."""
+        """Make the account while the gradients travel, in a thread of its own: the sums must not
+        wait for it."""
         if not self._spec.audit.rate:
             return None
         gradients = {layer: state.gradient_vector() for layer, state in self.states.items()}
@@ -240,7 +246,8 @@ class StepEngine:
         return asyncio.create_task(asyncio.to_thread(account, self.states))
 
     async def _train_locally(self, step: int, replay: StageReplay) -> None:
-        """Inner steps; then the gradient buffers hold this pipeline's part of the difference.
+        """Do the inner steps; then the gradient buffers hold this pipeline's part of the
+        difference.
 
         Nothing is kept of it if it fails: gradients of an inner step are used up at once.
         """

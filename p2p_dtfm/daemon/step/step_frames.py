@@ -15,11 +15,11 @@ log = logging.getLogger("p2p_dtfm")
 
 
 Tells = Callable[[FrameKind, int, int], bytes]
-"""By kind, layer and index."""
+"""What a frame tells of its sender's losses, by kind, layer and index."""
 
 
 def nothing_told(kind: FrameKind, layer: int, index: int) -> bytes:
-    """In a run without audits."""
+    """In a run without audits frames tell of no losses."""
     return b""
 
 
@@ -32,8 +32,8 @@ class FrameTransport(Protocol):
 
 
 class StepFrames:
-    """A peer that cannot be sent a tensor is told to `on_trouble(peer_id, cause)`; one that sent
-    what no correct peer sends to `on_poison`."""
+    """`on_trouble(peer_id, cause)` is told of a peer that cannot be sent a tensor, `on_poison` of
+    one that sent what no correct peer sends."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class StepFrames:
         self.on_poison = on_poison or on_trouble
         self.on_trouble = on_trouble
         self.tells: Tells = nothing_told
-        """Of its losses, on which frames."""
+        """What this peer's frames tell of its losses."""
         self._view = view
         self._transport = transport
         self._sends: set[asyncio.Task[None]] = set()
@@ -73,7 +73,7 @@ class StepFrames:
             await self._transport.send(peer_id, lane, header, payload)
         except (Unreachable, Refused) as error:
             self.on_trouble(peer_id, error.cause)
-        except Exception:  # else others wait for it, and take this peer for who stands still
+        except Exception:  # else others would wait for it, and blame this peer
             log.exception("bug while sending a tensor to %s", peer_id)
             self.on_trouble(peer_id, "a tensor could not be sent to it")
         finally:
@@ -93,8 +93,8 @@ class StepFrames:
         return self._under_way[peer_id] > 0
 
     async def few_are_left_for(self, peer_id: str, count: int) -> None:
-        """Wait while more frames than that wait for this peer's line: each is held in memory, and
-        over a thin line they are made faster than they leave."""
+        """Wait while more than `count` frames wait for this peer's line. Each is held in memory,
+        and over a thin line frames are made faster than they leave."""
         while self._under_way[peer_id] > count:
             self._written.clear()
             await self._written.wait()

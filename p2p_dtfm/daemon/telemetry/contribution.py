@@ -26,14 +26,14 @@ from p2p_dtfm.web.state import BoardRow, ContributionBoard, Course, Given
 
 FILE = "contribution.json"
 WRITE_EVERY_S = 10.0
-"""For so long it is lost how long this peer worked and what it sent, where it is killed; its steps
-are in the transcript."""
+"""How often tallies are written. A peer that is killed loses how long it worked and what it sent
+since; its steps are in the transcript."""
 LARGE_BYTES = 256 << 10
 WRITE_LARGE_EVERY_S = 60.0
-"""Of hundreds of peers, over hundreds of views."""
+"""How often large tallies are written: those of hundreds of peers, over hundreds of views."""
 LONGEST_STEP_S = 600.0
 STEPS_AT_MOST = 4
-"""More time than this between two commits, and than this many times what the plan says, is no step:
+"""More time between two commits than this, and than this many times what the plan says, is no step:
 the machine slept."""
 DAYS_KEPT = 400
 BOARD_LIMIT = 100
@@ -44,20 +44,20 @@ log = logging.getLogger("p2p_dtfm")
 
 
 class KeptTallies(msgspec.Struct, forbid_unknown_fields=True):
-    """As it is on the disk. `days`: by the local calendar, as 2026-01-31."""
+    """Tallies as they are on the disk. `days` are by the local calendar, as 2026-01-31."""
 
     tallies: Tallies = msgspec.field(default_factory=Tallies)
     days: dict[str, Given] = msgspec.field(default_factory=dict)
     older: Given = Given()
     course: Course = Course()
     undone: int = 0
-    """Of what was given, in tokens times layers: what others, or this peer, have done again."""
+    """What this peer gave, in tokens times layers, and others or itself have done again."""
     transcript_bytes: int | None = None
-    """Of the run's transcript, so much is counted here; None as long as nobody has said."""
+    """How many bytes of the run's transcript are counted here; None as long as nobody has said."""
 
 
 class Contributions:
-    """Of one peer to one run."""
+    """What one peer has given to one run."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Contributions:
         self._members: frozenset[Member] = frozenset()
         self._seen_from: int | None = None
         self._came_at: int | None = None
-        """The first step of the views that it is in now, one after the other."""
+        """The first step of the unbroken row of views that this peer is in now."""
         self._committed_s: float | None = None
         self._longest_step_s = LONGEST_STEP_S
         self._written_s = now.monotonic_s()
@@ -86,7 +86,7 @@ class Contributions:
         self._has_warned = False
 
     def view_took_over(self, view: View, step: int) -> None:
-        """From `step` on, as this view's plan says."""
+        """From `step` on this view's plan says who computes what."""
         self._follow(view.plan, step)
         planned_s = view.plan.predicted_step_ns / 1e9 if isinstance(view.plan, Plan) else 0.0
         self._longest_step_s = max(LONGEST_STEP_S, STEPS_AT_MOST * planned_s)
@@ -96,12 +96,13 @@ class Contributions:
         self._committed_s = now.monotonic_s()
 
     def left_views(self) -> None:
-        """Others may take steps meanwhile; of the last of these it may be told once it is back."""
+        """Others may take steps meanwhile. This peer may be told of the last of these once it is
+        back."""
         self._came_at = None
 
     def _lose(self, view: View) -> None:
-        """Who leaves in an orderly way takes part in agreeing on the view that is without it; who
-        is lost is absent from that."""
+        """Count the members that were lost. One that leaves in an orderly way takes part in
+        agreeing on the view that is without it; one that is lost is absent from that."""
         lost = self._members & set(view.snapshot.absent) - set(view.members)
         before = self._kept.course
         began_s = now.wall_s() if before.began_s is None else before.began_s
@@ -125,18 +126,18 @@ class Contributions:
 
     @property
     def missing_steps(self) -> int:
-        """Of those before."""
+        """How many of the steps before that one are missing here."""
         return self.seen_from - self._kept.tallies.known_before(self.seen_from)
 
     def settle(self, known: Mapping[int, Mapping[str, int]]) -> int:
-        """By whom steps were computed that made this peer's states, of those before this process
-        saw all: also where it was told otherwise when it was last here. How many steps the board
-        has more."""
+        """Count who computed the steps that made this peer's states, before this process saw all.
+        This counts even where this peer was told otherwise when it was last here. Returns how many
+        more steps the board has."""
         tallies = self._kept.tallies
         steps, mine = tallies.step_count, tallies.of(self._me)
         tallies.settle({step: shares for step, shares in known.items() if step < self.seen_from})
         more = tallies.of(self._me) - mine
-        if more >= 0:  # it was killed before it noted them
+        if more >= 0:  # this peer was killed before it noted them
             self._kept.older = summed((self._kept.older, Given(tokens=more / self._layer_count)))
         else:
             self._kept.undone -= more
@@ -144,13 +145,14 @@ class Contributions:
 
     @property
     def counted_bytes(self) -> int | None:
-        """Of the transcript, at the last write. None: written before there were transcripts."""
+        """Bytes of the transcript that were counted at the last write; None if that was before
+        there were transcripts."""
         return self._kept.transcript_bytes
 
     def catch_up(self, entries: Iterable[Entry], wall_s: float) -> None:
-        """Count what the transcript holds behind `counted_bytes`: of a process that was killed
-        before it wrote, and lived until `wall_s`. How long its steps took, and what it sent,
-        nobody has noted."""
+        """Count what the transcript holds behind `counted_bytes`. It is of a process that was
+        killed before it wrote its tallies, and lived until `wall_s`. How long its steps took, and
+        what it sent, nobody has noted."""
         found = Given()
         for entry in entries:
             if isinstance(entry, TookOver):
@@ -169,8 +171,8 @@ class Contributions:
             days[day] = summed((days.get(day, Given()), found))
 
     def committed(self, step: int, sent_bytes: int, guarded_bytes: int) -> None:
-        """`sent_bytes`, `guarded_bytes`: of a step, as the plan has it. One that was made before
-        this peer came, and is rolled forward here, is others' work."""
+        """A step is committed. `sent_bytes`, `guarded_bytes`: those of a step, as the plan has it.
+        A step that was made before this peer came, and is rolled forward here, is others' work."""
         now_s = now.monotonic_s()
         is_seen = step >= (self._came_at or 0)
         new = self._kept.tallies.committed(step) if is_seen else 0
@@ -204,7 +206,7 @@ class Contributions:
             loop.run_in_executor(None, context.run, self._write, payload)
 
     def write(self) -> None:
-        """All of it, at the end."""
+        """Write all of it, at the end."""
         self._write(self._encoded())
 
     def _encoded(self) -> bytes:
@@ -215,7 +217,8 @@ class Contributions:
         return payload
 
     def _write(self, payload: bytes) -> None:
-        """Whole or not at all. A full disk costs what came since the last time, not the daemon."""
+        """Write it whole or not at all. A full disk costs what came since the last time, not the
+        daemon."""
         with self._lock:
             try:
                 disk.write_whole(self._path, payload)
@@ -226,7 +229,7 @@ class Contributions:
                 self._has_warned = True
 
     def shown(self, names: Names) -> ContributionBoard:
-        """For people, by names; the board from the most to the least."""
+        """What people are shown, by names; the board goes from the most to the least."""
         wall_s, days = now.wall_s(), self._kept.days
         tallies = self._kept.tallies
         board = sorted(tallies.board().items(), key=lambda item: (-item[1], item[0]))
@@ -248,8 +251,8 @@ class Contributions:
 
 
 def _step_of(entry: Committed) -> int | None:
-    """As the first who signed it says. Read, not checked: the file is this home's own, and
-    `p2p-dtfm verify` is who checks."""
+    """The step, as the first member that signed it says. It is read, not checked: the file is this
+    home's own, and `p2p-dtfm verify` is there to check."""
     try:
         return decode(entry.signed[0].payload, Prepared).step if entry.signed else None
     except PeerFault:
@@ -257,8 +260,9 @@ def _step_of(entry: Committed) -> int | None:
 
 
 def _read(path: Path) -> tuple[KeptTallies, bool]:
-    """Nothing where it is missing; a damaged one is put aside, and all is counted from
-    the transcript again, which does not say on which days it was: then the second is true."""
+    """The tallies of a file; none where it is missing. A damaged one is put aside, and all is
+    counted from the transcript again. That does not say on which days it was, so the second value
+    is true then."""
     try:
         if (size_bytes := path.stat().st_size) <= LIMIT_BYTES:
             return msgspec.json.decode(path.read_bytes(), type=KeptTallies), False

@@ -18,7 +18,8 @@ SLOWEST_FACTOR = 32
 
 
 class DevicePace:
-    """`committed` with each step, and the time that the compute thread was busy in all."""
+    """Call `committed` with each step, and with the time that the compute thread was busy in
+    all."""
 
     def __init__(self) -> None:
         self._steps_ns: deque[int] = deque(maxlen=STEPS_ENOUGH)
@@ -34,8 +35,8 @@ class DevicePace:
         self._busy_ns = busy_ns
 
     def seen(self, measured: Device, stated: Device, view: View, me: str) -> Device | None:
-        """The device as its steps show it, if that is notably other than `stated`, as its record
-        says: slower than when it was `measured`, or as fast again."""
+        """The device as its steps show it, if that differs notably from `stated`, as its record
+        says. It may be slower than when it was `measured`, or as fast again."""
         if (seen_ns := self._seen_ns(view, me)) is None:
             return None
         plan, workload = view.plan, view.snapshot.workload
@@ -52,7 +53,7 @@ class DevicePace:
         return found if slower * 100 > (100 + NOTABLE_PERCENT) * faster else None
 
     def _seen_ns(self, view: View, me: str) -> int | None:
-        """That the compute thread is busy with a step."""
+        """How long the compute thread is busy with a step; None before enough were seen."""
         plan = view.plan
         has_stage = isinstance(plan, Plan) and plan.place_of(me) is not None
         if not has_stage or len(self._steps_ns) < STEPS_ENOUGH:
@@ -61,8 +62,8 @@ class DevicePace:
 
 
 def _updates_ns(workload: Workload, layers: Iterable[int], device: Device) -> int:
-    """What updates of blocks take in a step, where they are counted: the compute thread makes them,
-    too."""
+    """How long updates of blocks take in a step, where they are counted: the compute thread makes
+    them, too."""
     blocks = (n for n in layers if workload.kind(n) is LayerRole.BLOCK)
     forward_ns = sum(timing_of(device, workload, layer).forward_ns for layer in blocks)
     once_ns = forward_ns * workload.block_update_ppm // 1_000_000

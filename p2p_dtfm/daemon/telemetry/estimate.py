@@ -1,4 +1,4 @@
-"""How long something that has parts takes yet, judged by how long its parts took so far."""
+"""How long something that has parts still takes, judged by how long its parts took so far."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,8 @@ SHOWN_FROM_S = 2.0
 
 
 class Estimate:
-    """Begins when it is first told how much is done, or when it is made, with so much (`first`)."""
+    """Begins when it is first told how much is done; or when it is made, if so much (`first`) is
+    given."""
 
     def __init__(
         self, clock_s: Callable[[], float] = now.monotonic_s, first: float | None = None
@@ -20,8 +21,8 @@ class Estimate:
         self._first = first
 
     def left_s(self, done: float, total: float) -> float | None:
-        """None while nothing was done since."""
-        if self._first is None or done < self._first:  # of what fails something is done again
+        """The seconds that are left; None while nothing was done since it began."""
+        if self._first is None or done < self._first:  # what fails is in part done again
             self._first, self._began_s = done, self._clock_s()
         if done <= self._first:
             return None
@@ -37,7 +38,7 @@ class Estimate:
 
 
 def in_words(seconds: float) -> str:
-    """Two digits or so."""
+    """With two digits or so."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = seconds / 60

@@ -11,7 +11,7 @@ from p2p_dtfm.ports import disk, now
 
 LIMIT_BYTES = 64 << 20
 TAIL_BYTES = 1 << 16
-"""Of the file, in which the newest step is looked for."""
+"""The part of the file in which the newest step is looked for."""
 FILE_NAME = "events.jsonl"
 
 log = logging.getLogger("p2p_dtfm")
@@ -35,7 +35,7 @@ class EventLog:
             self._troubles.over("history")
             self._has_warned = False
         except OSError as error:
-            # once: there is a line for each step, and on a full disk the log itself may be written
+            # warn once: there is a line for each step, and the full disk may hold the log itself
             log.log(
                 logging.DEBUG if self._has_warned else logging.WARNING,
                 "event not recorded: %s",
@@ -49,8 +49,8 @@ class EventLog:
             )
 
     def last_step(self) -> int:
-        """The newest step that an earlier life of this home has told of, if it ended with one;
-        -1: none."""
+        """The newest step that an earlier life of this home has told of near the file's end; -1 if
+        there is none."""
         try:
             with self._path.open("rb") as file:
                 file.seek(max(0, self._path.stat().st_size - TAIL_BYTES))
@@ -64,16 +64,16 @@ class EventLog:
 
 
 class RecoveryMarks:
-    """When this peer came how far on the way to a view after a failure, in seconds of the clock on
-    the wall, like `time_s`: `stopped_s`, `gathered_s`, `planned_s`. Of several attempts the last
-    counts, and the first stop."""
+    """When this peer came how far on the way to a view after a failure: `stopped_s`, `gathered_s`,
+    `planned_s`. They are in seconds of the wall clock, like `time_s`. Of several attempts the last
+    counts, but of stops the first."""
 
     def __init__(self) -> None:
         self._marks: dict[str, float] = {}
 
     def stopped(self) -> None:
-        """The step under way, since somebody is suspected. What an attempt that this overtakes had
-        gathered and planned is none of it."""
+        """The step under way is stopped, since somebody is suspected. What an overtaken attempt had
+        gathered and planned is dropped."""
         if "stopped_s" not in self._marks:
             self._marks = {"stopped_s": round(now.wall_s(), 3)}
 
@@ -92,7 +92,7 @@ class RecoveryMarks:
 
 
 def read_events(directory: Path) -> Iterator[dict[str, Any]]:
-    """What is in a run's directory, oldest first. A line that was torn is left out."""
+    """The events in a run's directory, oldest first. A line that was torn is left out."""
     newest = directory / FILE_NAME
     for path in (newest.with_suffix(".old"), newest):
         if not path.is_file():

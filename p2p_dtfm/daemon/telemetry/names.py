@@ -15,21 +15,23 @@ from p2p_dtfm.core.protocol.records import PeerRecord
 
 PEER_ID = re.compile(r"\b(?:12D3KooW[1-9A-HJ-NP-Za-km-z]{44}|Qm[1-9A-HJ-NP-Za-km-z]{44})\b")
 _SPOKEN_OF = re.compile(rf"(?<![/(\w]){PEER_ID.pattern}")
-"""Not within an address, which is to be copied whole, nor where it explains a name in brackets."""
+"""No id within an address, which is to be copied whole, nor one that explains a name in
+brackets."""
 
 
 class Names:
-    """Of the members of the last view, and of whoever else is spoken of."""
+    """Names of the members of the last view, and of others that are spoken of."""
 
     def __init__(self, called: Mapping[str, str] | None = None) -> None:
         self._called = dict(called or {})
         self._heard: dict[str, str] = {}
-        """Of others, as they say themselves: nobody is both here and called."""
+        """Names of others, as they say themselves: nobody is both here and among the called."""
         self._count = Counter(map(sounds, self._called.values()))
-        """Of the names of all, by what they sound like."""
+        """How many names of all sound alike, by their sound."""
 
     def learn(self, records: Iterable[PeerRecord]) -> None:
-        """These are the members now. Those before keep their names, unless one is taken."""
+        """These are the members now. Former members keep their names, unless a member has taken
+        one."""
         members = distinct({record.peer_id: record.called for record in records})
         taken = set(members.values())
         before = {peer: name for peer, name in self._called.items() if name not in taken}
@@ -37,12 +39,12 @@ class Names:
         self._set_called(dict(list(before.items())[-_FORMER_KEPT:]) | members)
 
     def own(self, peer_id: str, name: str) -> None:
-        """This peer's, before it is a member; empty: none is given."""
+        """This peer's name before it is a member; empty if none is given."""
         self._set_called({**self._called, peer_id: name or generated_name(peer_id)})
 
     def hear(self, peer_id: str, name: str) -> None:
-        """What one that was no member yet, or is none, says that it is called; what no record may
-        hold is not heard. Alike as another's it is told apart."""
+        """What a peer says it is called that is no member, or not yet. A name that no record may
+        hold is not heard; one that sounds like another's is marked."""
         if fault_of_name(name) or peer_id in self._called:
             return
         self._forget(peer_id)
@@ -65,12 +67,13 @@ class Names:
         self._count = Counter(map(sounds, (*self._heard.values(), *called.values())))
 
     def of(self, peer_id: str) -> str:
-        """Also of one that was never met: what its identity makes."""
+        """The name of any peer. For one that was never met it is what its identity makes."""
         called = self._called.get(peer_id) or self._heard.get(peer_id)
         return called or generated_name(peer_id)
 
     def in_text(self, text: str) -> str:
-        """With names for ids. What a name looks like is its owner's choice: text of strangers."""
+        """The text with names for ids. A name looks as its owner chooses: it is a stranger's
+        text."""
         return _SPOKEN_OF.sub(lambda found: self.of(found[0]), text)
 
 

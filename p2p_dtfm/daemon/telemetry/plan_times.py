@@ -18,34 +18,37 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.ports import now
 
 FORGOTTEN_S = 600.0
-"""A machine that was busy is not for ever: what was tried so long ago may be tried again."""
+"""A machine is not busy for ever: what was tried so long ago may be tried again."""
 KEPT_STEPS = 40
-"""If these take longer, it is kept for so many: a new plan shows its time after some eleven."""
+"""What was tried is kept for so many steps, if these take longer: a new plan shows its time after
+some eleven."""
 SETTLED_S = 15.0
 """A view's first steps are not like those after: layers are made ready, others connect."""
 OTHERS_S = 3.0
-"""Others see it as well, and then say in their records how they work."""
+"""How long a reason must last: others see it as well, and then say in their records how they
+work."""
 FIRST_PAUSE_S = 60.0
-"""Between two reasons; the next pause is twice as long, up to `FORGOTTEN_S`."""
+"""The first pause between two reasons; the next is twice as long, up to `FORGOTTEN_S`."""
 SLOW_PERCENT = 150
-"""Of the plan's step: more makes a new plan from what was measured."""
+"""In percent of the plan's step: steps that take more make a new plan from what was measured."""
 WORSE_PERCENT = 110
-"""Of what steps took before the change: more takes it back."""
+"""In percent of what steps took before the change: steps that take more take it back."""
 
 
 class PlanTimes:
-    """Of this process. `took_over` with each view, `committed` with each step."""
+    """How long steps took in this process. Call `took_over` with each view, `committed` with each
+    step."""
 
     def __init__(self, clock_s: Callable[[], float] = now.monotonic_s) -> None:
         self._clock_s = clock_s
         self._known: dict[PlanShape, tuple[int, float]] = {}
-        """By shape the step's time and when it was last measured."""
+        """By shape: the step's time, and when it was last measured."""
         self._steps_ns: deque[int] = deque(maxlen=STEPS_ENOUGH)
         self._view: View | None = None
         self._shape: PlanShape = ()
         self._dealt: tuple[int, ...] = ()
         self._untold = False
-        """The plan in force was made for another speed of somebody in it."""
+        """Whether the plan in force was made for another speed of somebody in it."""
         self._began_s = self._last_s = 0.0
         self._asked: dict[PlanShape, float] = {}
         self._since_s: float | None = None
@@ -85,7 +88,7 @@ class PlanTimes:
         return max(1, int(median(self._steps_ns)))
 
     def told(self) -> tuple[MeasuredPlan, ...]:
-        """For this peer's record: the newest, in an order that is always the same."""
+        """The newest measured plans for this peer's record, in an order that is always the same."""
         self._forget(self._clock_s())
         return tuple(
             MeasuredPlan(shape, ns)
@@ -94,15 +97,17 @@ class PlanTimes:
         )
 
     def forget(self, peer_id: str) -> None:
-        """It is notably slower or faster than it was: what steps took with it says nothing now."""
+        """A peer is notably slower or faster than it was: what steps took with it says nothing
+        now."""
         self._untold = self._untold or peer_id in names_in(self._shape)
         others = (it for it in self._known if it != self._shape and peer_id in names_in(it))
         for shape in list(others):
             del self._known[shape]
 
     def why_anew(self) -> str | None:
-        """Why the members should plan anew, if they should: once for each plan in a while, and ever
-        less often, since on a machine whose load comes and goes no plan stays the best."""
+        """Why the members should plan anew, if they should. It is said once for each plan in a
+        while, and ever less often, since on a machine whose load comes and goes no plan stays the
+        best."""
         found, now_s = self.reason, self._clock_s()
         if found is None or self._since_s is None:
             self._since_s = None if found is None else now_s
@@ -119,7 +124,7 @@ class PlanTimes:
 
     @property
     def reason(self) -> str | None:
-        """Why the plan in force is not as good as was thought."""
+        """Why the plan in force is not as good as was thought; None if it is."""
         step_ns, view = self.step_ns, self._view
         if step_ns is None or view is None or self._is_mended(view):
             return None
@@ -142,7 +147,7 @@ class PlanTimes:
 
     @staticmethod
     def _is_mended(view: View | None) -> bool:
-        """A plan for the time until a better one is made."""
+        """Whether the plan is only for the time until a better one is made."""
         plan = view.plan if view is not None else None
         return isinstance(plan, Plan) and bool(plan.stand_ins or plan.provisional)
 
@@ -151,7 +156,8 @@ class PlanTimes:
         self._known = {k: v for k, v in newest if now_s - v[1] < self._kept_s(v[0])}
 
     def _kept_s(self, step_ns: int = 0) -> float:
-        """Of a plan whose steps took so long, or by steps as they are now."""
+        """How long a plan is remembered whose steps took so long; steps as they are now count as
+        well."""
         longest_ns = max([step_ns, *self._steps_ns])
         return max(FORGOTTEN_S, KEPT_STEPS * longest_ns / 1e9)
 

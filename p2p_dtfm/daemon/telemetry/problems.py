@@ -1,4 +1,5 @@
-"""What is wrong now, judged from what a daemon sees: nothing while nothing is, one action each."""
+"""What is wrong now, judged from what a daemon sees: nothing while nothing is wrong, and one action
+for each problem."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,14 @@ LATE_S = 10.0
 """A step is late after this time and this many times what steps took of late, or the plan says."""
 SILENT_S = 10.0
 UNHEARD_S = 3.0
-"""Whoever was not heard for so long while no step commits may be what it waits for."""
+"""A member that was not heard for so long while no step commits may be what the step waits for."""
 JOINING_LIMIT_S = 90.0
 NAMES_TOLD = 8
-"""Of more it is said how many: there may be hundreds, and a chat takes two thousand letters."""
+"""Of more names only the count is said: there may be hundreds, and a chat takes two thousand
+letters."""
 NO_STEPS, NOT_LET_IN = "no steps", "not let in"
-"""What is wrong for as long as it lasts, while who is waited for, and how long, changes."""
+"""Names of problems that stay the same while they last, though who is waited for, and how long,
+changes."""
 WAIT_OR_LOOK = "nothing, if it passes; else see whether the other computers run and are connected"
 WAITS_FOR_NOBODY = (State.SPARE, State.DONE, State.LEAVING, State.STOPPED, State.PAUSED)
 
@@ -41,7 +44,7 @@ class Sight:
     step_s: float | None
     """What a step took of late."""
     predicted_s: float = 0.0
-    """What one takes by the plan in force; 0: there is none."""
+    """What a step takes by the plan in force; 0 if there is none."""
     is_only_member: bool = False
     no_plan: str = ""
     is_invited: bool = False
@@ -49,25 +52,26 @@ class Sight:
     is_failing: bool = False
     """A failure ended the view; the members agree on how to go on."""
     lost: Sequence[str] = ()
-    """Whom this peer holds for lost."""
+    """Members that this peer holds for lost."""
     waits_for: Sequence[str] = ()
     silent: Sequence[tuple[str, float]] = ()
     """Members that were not heard of for so many seconds."""
     overdue: Sequence[tuple[str, str, float]] = ()
-    """Which part of this daemon has been waiting where for more seconds than anybody should."""
+    """A part of this daemon, where it waits, and for how many seconds, if that is longer than
+    anybody should."""
     believed: Sequence[str] = ()
-    """Who has layers that nobody else has, and is audited."""
+    """Members that have layers that nobody else has, and are audited."""
     unsure: Sequence[str] = ()
-    """In a run with audits, whose work one other member can compute again: of the two nobody knows
-    who is wrong, should they disagree."""
+    """Members whose work only one other member can compute again, in a run with audits. Should the
+    two disagree, nobody knows which is wrong."""
     alone: Sequence[str] = ()
-    """Whose layers nobody else has, so that its work is not audited."""
+    """Members whose layers nobody else has, so that their work is not audited."""
     unlike: Sequence[str] = ()
-    """Whose work nobody audits since it has other bits on all that have its layers."""
+    """Members whose work nobody audits, since it has other bits on all that have their layers."""
 
 
 def problems_in(sight: Sight) -> Iterator[Problem]:
-    """The first is what matters most."""
+    """What is wrong; the first is what matters most."""
     if sight.state in WAITS_FOR_NOBODY:
         return
     if sight.no_plan:
@@ -90,7 +94,7 @@ def problems_in(sight: Sight) -> Iterator[Problem]:
 
 
 def _for_a_plan(reason: str, is_invited: bool) -> str:
-    """What would help, by why there is none: memory is not all that can lack."""
+    """What would help, by why there is no plan: memory is not all that can lack."""
     if reason.startswith(PLANNER_FAILS):
         return "please report it, with the log of this peer: nothing that is started helps"
     if reason.startswith(LAYERS_LOST):
@@ -105,7 +109,7 @@ def _for_a_plan(reason: str, is_invited: bool) -> str:
 
 
 def _audits(sight: Sight) -> Iterator[Problem]:
-    """Of the audits that the run asks for."""
+    """Problems with the audits that the run asks for."""
     if sight.alone:
         yield Problem(
             f"the work of {_listed(sight.alone)} is audited by nobody: nobody else has its layers",
@@ -150,7 +154,7 @@ def _unsure(names: Sequence[str]) -> Problem:
 
 
 def _overdue(owner: str, place: str, waited_s: float) -> Problem:
-    """While steps commit it holds up nobody who computes."""
+    """While steps commit, such a wait holds up nobody who computes."""
     return Problem(
         f"for {in_words(waited_s)} {owner} has been waiting at {place}, and no step was committed",
         "look at what p2p-dtfm status --json says under waits; if it lasts, start p2p-dtfm again",
@@ -174,7 +178,7 @@ def _late(sight: Sight) -> Problem:
             "see whether that computer runs and is connected",
             NO_STEPS,
         )
-    if sight.state is State.WAITING:  # for nothing of its neighbours', and it has said for what
+    if sight.state is State.WAITING:  # not for its neighbours: the reason says for what
         what, fix = _parted(sight.reason)
         return Problem(f"{late}: {what}", fix or WAIT_OR_LOOK, NO_STEPS)
     if sight.is_only_member:
@@ -192,7 +196,8 @@ def _late(sight: Sight) -> Problem:
 
 
 def _parted(reason: str) -> tuple[str, str]:
-    """What is waited for; and what comes of it or can be done, which stands last, if at all."""
+    """What is waited for; and what comes of it or can be done, which stands last in the reason, if
+    at all."""
     at = reason.find("; ", reason.rfind(")") + 1)  # between brackets are causes
     return (reason, "") if at < 0 else (reason[:at], reason[at + 2 :])
 

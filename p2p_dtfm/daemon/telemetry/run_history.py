@@ -23,13 +23,13 @@ class RunHistory:
         self._status = status
         self._recorded_step = -1
         self._from_step = 0
-        """The present view's first."""
+        """The present view's first step."""
         status.facts["total_steps"] = spec.total_steps
         status.measured = self._measured
 
     def told_before(self, step: int) -> None:
-        """An earlier life of this home has told of the steps up to this one: who comes back and
-        rolls the last one forward has nothing new to tell."""
+        """An earlier life of this home has told of the steps up to this one. A peer that comes back
+        and rolls the last one forward has nothing new to tell."""
         self._recorded_step = step
 
     def goes_on_from(self, step: int) -> None:
@@ -48,7 +48,8 @@ class RunHistory:
         self.pace.ends()
 
     def takes_back(self, step: int) -> None:
-        """What was committed from there on was a liar's, too: it is nowhere in the curves."""
+        """What was committed from `step` on is taken back, as it rests on a liar's work: it goes
+        from the curves."""
         for curve in (self.losses, self.held_out):
             while curve and curve[-1][0] >= step:
                 curve.pop()
@@ -89,5 +90,6 @@ class RunHistory:
 
 
 def _newest_before(step: int, curve: deque[tuple[int, float]]) -> float | None:
-    """What is known of a step that is committed before this one; of lost ones nothing is told."""
+    """The newest value of a step that is committed before this one; of lost steps nothing is
+    told."""
     return next((value for at, value in reversed(curve) if at < step), None)

@@ -1,9 +1,9 @@
 """How slow other peers are seen to compute, by when what they owe this one comes: for the record.
 
-Told apart from a line's doing only where a peer computes the whole model by itself: then its first
-gradients come when it has gone through all its microbatches but a part of the last, and on a line
-whose rate is known; or, where nobody else has a stage, its steps take what it takes. In a pipeline
-nobody alone knows for whom another one has waited.
+That can be told apart from what a line does only where a peer computes the whole model by itself.
+Then its first gradients come when it has gone through all its microbatches but a part of the last,
+and on a line whose rate is known. Where nobody else has a stage, its steps take what it takes. In a
+pipeline nobody alone knows for whom another one has waited.
 """
 
 from collections import Counter, deque
@@ -23,14 +23,18 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.ports import now
 
 SLOW_PERCENT = 150
-"""Of what its record says: more is told of, where steps take longer than planned as well."""
+"""In percent of what its record says: a peer that takes more is told of, where steps take longer
+than planned as well."""
 STILL_PERCENT = 120
-"""Who was told of is told of until it is that fast."""
+"""A peer that was told of is told of until it takes less than this."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 600.0
-"""So long is told of who has nothing to compute any more, and then it may try again: the first
-time; each further time twice as long. So nobody whose machine was busy is slow for longer than a
-minute, or than it was busy, and ten minutes at most; or than forty steps where these take longer,
-in which others show what they do without it."""
+"""A slow peer that has nothing to compute any more is told of for so long, and then it may try
+again. The pause is twice as long each further time that it was slow.
+
+So a peer whose machine was busy is slow for a minute, or for as long as it was busy, and for ten
+minutes at most. Where forty steps take longer it is slow for these: in them others show what they
+do without it.
+"""
 PAUSE_STEPS = 40
 NOTABLE_PERCENT = 125
 COUNTED_LIMIT = 256
@@ -41,13 +45,13 @@ class _Seen:
     """One peer in one view."""
 
     planned_ns: int
-    """All its microbatches, by its record."""
+    """What all its microbatches take, by its record."""
     pace_ns: int
-    """As its record says."""
+    """Its pace, as its record says."""
     link: Link
-    """To this peer."""
+    """Its link to this peer."""
     copies: int
-    """To so many others it sends as much at the same time; 0: it alone has stages."""
+    """To how many others it sends as much at the same time; 0 if it alone has stages."""
     steps_ns: deque[int] = field(default_factory=lambda: deque(maxlen=STEPS_ENOUGH))
 
     def add(self, took_ns: int, size_bytes: int) -> None:
@@ -57,8 +61,8 @@ class _Seen:
 
     @property
     def percent(self) -> int | None:
-        """Of what it says of itself; None before enough steps were seen. Whoever computes alone
-        may tell of several steps at once."""
+        """What it takes, in percent of what it says of itself; None before enough steps were seen.
+        A peer that computes alone may tell of several steps at once."""
         if len(self.steps_ns) < STEPS_ENOUGH:
             return None
         middle = median(self.steps_ns) if self.copies else mean(self.steps_ns)
@@ -66,7 +70,8 @@ class _Seen:
 
 
 def pace_text(peer_id: str, seen_ns: int | None) -> str:
-    """For the log. `seen_ns`: there and back through one layer of each kind; None: as it says."""
+    """For the log. `seen_ns`: there and back through one layer of each kind; None if it is as fast
+    as it says again."""
     if seen_ns is None:
         return f"{peer_id} is as fast as it says again, as seen here"
     taken = f"{seen_ns / 1e6:.1f} ms for a layer of each kind"
@@ -74,8 +79,8 @@ def pace_text(peer_id: str, seen_ns: int | None) -> str:
 
 
 class SeenPaces:
-    """Of this process. `took_over` with each view, `begins` and `committed` with each step, `came`
-    with each part of a gradient; `look` now and then."""
+    """The paces that this process has seen. Call `took_over` with each view, `begins` and
+    `committed` with each step, `came` with each part of a gradient; `look` now and then."""
 
     def __init__(self, me: str, clock_ns: Callable[[], int] = now.monotonic_ns) -> None:
         self._me = me
@@ -84,17 +89,17 @@ class SeenPaces:
         self._step = -1
         self._begun_ns = 0
         self._alone = ""
-        """Who has all stages, where this peer has none."""
+        """The peer that has all stages, where this one has none."""
         self._planned_s = 0.0
-        """A step of the plan in force."""
+        """What a step takes by the plan in force."""
         self._came: dict[str, tuple[int, int]] = {}
-        """In the step under way: when the first part came, and its size."""
+        """By sender, in the step under way: when its first part came, and the part's size."""
         self._told: dict[str, tuple[int, int]] = {}
-        """The pace of each that is told of, and when it was seen last."""
+        """The pace of each peer that is told of, and when it was seen last."""
         self._times: Counter[str] = Counter()
-        """How often each was slow."""
+        """How often each peer was slow."""
         self._better: set[str] = set()
-        """Who was told of and is not any more."""
+        """Peers that were told of and are not any more."""
 
     def took_over(self, view: View) -> None:
         plan = view.plan
@@ -112,17 +117,18 @@ class SeenPaces:
             self._seen = {self._alone: _Seen(planned_ns, pace_ns, Link(0, 1), 0)}
 
     def begins(self, step: int) -> None:
-        """This peer begins to compute it, as the others do: all have seen the last one commit."""
+        """This peer begins to compute `step`, as the others do: all have seen the last one
+        commit."""
         if step != self._step:
             self._step, self._begun_ns, self._came = step, self._clock_ns(), {}
 
     def came(self, sender: str, step: int, size_bytes: int) -> None:
-        """A part of its gradient."""
+        """A part of a sender's gradient has come."""
         if step == self._step and sender in self._seen and sender not in self._came:
             self._came[sender] = self._clock_ns() - self._begun_ns, size_bytes
 
     def committed(self) -> None:
-        """A step of the view."""
+        """A step of the view is committed."""
         if self._alone:
             now_ns, before_ns, self._begun_ns = self._clock_ns(), self._begun_ns, self._clock_ns()
             if self._step >= 0:  # the first one was begun who knows when
@@ -148,12 +154,12 @@ class SeenPaces:
                 self._forget(peer_id)
 
     def told(self) -> dict[str, int]:
-        """For this peer's record: the slowest."""
+        """The slowest peers and their paces, for this peer's record."""
         order = sorted(self._told, key=lambda peer_id: (-self._told[peer_id][0], peer_id))
         return {peer_id: self._told[peer_id][0] for peer_id in sorted(order[:PACES_LIMIT])}
 
     def improved_peers(self, slow: dict[str, int]) -> list[str]:
-        """Who of those that the plan in force takes to be slow is not any more, as seen here."""
+        """Peers that the plan in force takes to be slow, and that are not any more as seen here."""
         return sorted(self._better & slow.keys())
 
     def _tell(self, peer_id: str, pace_ns: int, now_ns: int) -> None:
@@ -185,7 +191,7 @@ def pause_s(times: int, step_s: float = 0.0) -> float:
 
 
 def _measurable(view: View, plan: Plan, me: str) -> dict[str, _Seen]:
-    """Those that have all layers, and send this peer their parts."""
+    """The peers that have all layers, and send this peer their parts."""
     records = {record.peer_id: record for record in view.snapshot.records}
     links = SwarmLinks(view.snapshot.records)
     found = {}
@@ -203,6 +209,6 @@ def _measurable(view: View, plan: Plan, me: str) -> dict[str, _Seen]:
 
 
 def _work_ns(view: View, plan: Plan, peer_id: str) -> int:
-    """Of a peer that has all layers, by its record."""
+    """How long a peer that has all layers computes in a step, by its record."""
     device = view.snapshot.record(peer_id).device
     return max(1, stage_work_ns(view.snapshot, plan, peer_id, device))

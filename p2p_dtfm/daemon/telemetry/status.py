@@ -1,4 +1,4 @@
-"""What this daemon is doing: always one state, why, and for how long yet."""
+"""What this daemon is doing: always one state, why, and how long it still takes."""
 
 import logging
 from collections.abc import Callable
@@ -49,9 +49,9 @@ class Fetched:
 
     def __init__(self) -> None:
         self.came_bytes = 0
-        """Since the first began, also of those that are there meanwhile."""
+        """Since the first began, also of files that are there by now."""
         self._coming: dict[str, tuple[int, int]] = {}
-        """By name: what is there, and all of it."""
+        """By name: what is there of a file, and all of it."""
 
     @property
     def what(self) -> str:
@@ -60,16 +60,16 @@ class Fetched:
 
     def comes(self, name: str, done_bytes: int, total_bytes: int) -> None:
         before, _ = self._coming.get(name, (done_bytes, total_bytes))
-        self.came_bytes += max(0, done_bytes - before)  # one that is wrong begins anew
+        self.came_bytes += max(0, done_bytes - before)  # a wrong file begins anew
         self._coming[name] = (done_bytes, total_bytes)
 
     def is_over(self, name: str) -> bool:
-        """Whether nothing comes any more."""
+        """A file is there. Returns whether nothing comes any more."""
         self._coming.pop(name, None)
         return not self._coming
 
     def sums(self) -> tuple[int, int]:
-        """Of those that still come: what is there, and all."""
+        """Of the files that still come: what is there, and all."""
         done, total = zip(*self._coming.values(), strict=True)
         return sum(done), sum(total)
 
@@ -121,7 +121,7 @@ class Status:
     since_s: float = field(default_factory=now.wall_s)
     facts: dict[str, Any] = field(default_factory=dict)
     work: LongTask | None = None
-    """Of something long in this state."""
+    """Something long that is done in this state."""
     clock_s: Callable[[], float] = now.monotonic_s
     troubles: Troubles = field(default_factory=Troubles)
     measured: Callable[[], dict[str, Any]] = dict
@@ -136,8 +136,9 @@ class Status:
 
     @property
     def in_state_s(self) -> float:
-        """For so long, whatever becomes of the clock on the wall: a machine without one of its own
-        starts in 1970 and is told the time later, and one that sleeps waits for nobody."""
+        """How long this state has lasted, whatever becomes of the wall clock. A machine without a
+        clock of its own starts in 1970 and is told the time later, and one that sleeps waits for
+        nobody."""
         return self.clock_s() - self._entered_s
 
     def say(self, state: State, reason: str) -> None:
@@ -152,7 +153,7 @@ class Status:
         self._enter(state, str(self._measure(what, done, total, done)))
 
     def _measure(self, what: str, done: float, total: float, did: float) -> LongTask:
-        """`did`: by which it is judged how long the rest takes; it only grows."""
+        """`did` only grows: by it is judged how long the rest takes."""
         if self._estimate is None:
             self._estimate, self._told_s = Estimate(self.clock_s), self.clock_s()
         left_s = self._estimate.left_s(did, did + total - done)
@@ -172,7 +173,7 @@ class Status:
 
     def receives(self, name: str, done_bytes: int, total_bytes: int) -> None:
         """A file is being fetched; state and reason stay. While training goes on, nobody waits for
-        it. Nothing in all: it is over."""
+        it. With `total_bytes` 0 it is over."""
         if self.state in (State.TRAINING, *LAST_STATES):
             return
         if total_bytes:

@@ -1,8 +1,8 @@
 """How fast the swarm's steps commit now, waiting included; the same figure on all its members.
 
 All members see a step commit at about the same time, and take over a view between the same two
-steps. So each measures alike from what it sees itself: over the present view, and of that the last
-while. Who has just come measures what those measure who were there before.
+steps. So each measures alike from what it sees itself: over the last while of the present view. A
+newcomer measures what those measure that were there before.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from p2p_dtfm.ports import now
 
 WINDOW_S = 30.0
 WINDOW_STEPS = 20
-"""Of the last while, whichever of the two is longer."""
+"""The last while is whichever of the two is longer."""
 MARKS_LIMIT = 4096
 SETTLED_STEPS = 10
 SETTLED_S = 10.0
@@ -21,7 +21,7 @@ LATE_STEPS = 2.0
 
 
 class StepRate:
-    """`begins` with a view, `committed` with each step."""
+    """Call `begins` with a view, `committed` with each step."""
 
     def __init__(self, clock_s: Callable[[], float] = now.monotonic_s) -> None:
         self._clock_s = clock_s
@@ -35,7 +35,7 @@ class StepRate:
         self._marks_s.append(self._began_s)
 
     def ends(self) -> None:
-        """No view is in force here: a rate that is seen no more is not known."""
+        """No view is in force here: a rate that is not seen any more is not known."""
         self._marks_s.clear()
         self._began_s = None
 

@@ -11,7 +11,7 @@ from p2p_dtfm.web.state import Span
 
 STEPS_KEPT = 32
 SPANS_LIMIT = 8192
-"""Of one step; later ones are not recorded."""
+"""Spans of one step; later ones are not recorded."""
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -33,7 +33,7 @@ class StepRecorder:
         self._steps: deque[RecordedStep] = deque(maxlen=STEPS_KEPT)
 
     def begin(self, step: int, *, goes_on: bool = False) -> None:
-        """What follows belongs to this step; `goes_on`: and so does what was recorded of it."""
+        """What follows belongs to this step; with `goes_on` so does what was recorded of it."""
         if goes_on and self._steps and self._steps[-1].step == step:
             return
         while self._steps and self._steps[-1].step >= step:

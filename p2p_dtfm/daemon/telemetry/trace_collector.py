@@ -26,21 +26,21 @@ from p2p_dtfm.ports import now
 from p2p_dtfm.web.state import SPAN_KINDS, Span, Timeline, TimelineLane
 
 STEPS_LIMIT = 16
-"""Of one request."""
+"""Steps of one request."""
 REPLY_SPANS_LIMIT = 24_000
-"""Which stay well under the limit of a control message."""
+"""So many stay well under the limit of a control message."""
 DEADLINE_S = 3.0
 AT_ONCE = 32
 CLOCK_KEPT_S = 60.0
 TIMELINE_EVERY_S = 4.0
 TIMELINE_PEERS_LIMIT = 32
 SPANS_SHOWN = 1500
-"""Of one peer on the dashboard; beyond that bars are thinner than pixels."""
+"""Spans of one peer on the dashboard; beyond that bars are thinner than pixels."""
 
 
 APART_NS, APART_LENGTHS = 10_000_000_000, 3
-"""From this peer's first and last moment in a step others' are no farther than this and so many
-times as long as it took."""
+"""Others' moments in a step may lie before this peer's first or after its last. They do so by no
+more than this and so many times as long as the step took."""
 DAY_NS = 86_400_000_000_000
 
 
@@ -143,7 +143,7 @@ class TraceCollector:
             shown = (present.id.number, step)
 
     async def _newest_step(self, peers: Sequence[str]) -> int | None:
-        """The newest one that is over here; of the first peer, where this one has no stage."""
+        """The newest step that is over here; where this peer has no stage, the first peer's."""
         if self._messenger.me in peers:
             return self._recorder.newest
         trace = await self._ask(peers[0], TraceRequest(None, 1))
@@ -182,8 +182,10 @@ def peer_traces_json(plan: Plan, traces: Sequence[PeerTrace]) -> list[dict[str, 
 def timeline_of(
     step: int, traces: Sequence[PeerTrace], missing: Sequence[str], me: str = ""
 ) -> Timeline:
-    """One step for the dashboard, from its first moment on. Who tells of hours before or after what
-    `me`, or else most, have seen of it would make a line of all others' bars: it counts as silent.
+    """One step for the dashboard, from its first moment on.
+
+    A peer may tell of hours before or after what `me`, or else most, have seen of the step. It
+    would make a line of all others' bars, and so it counts as silent.
     """
     told = {trace.peer_id: trace.steps[step] for trace in traces if trace.steps.get(step)}
     near = _near(told, me)
@@ -209,8 +211,8 @@ def timeline_of(
 
 
 def _near(told: Mapping[str, tuple[Span, ...]], me: str) -> set[str]:
-    """Whose spans are of the same time: as those of `me`, or else as most say. Where as many say
-    something else, as one of two does, nobody knows who is right."""
+    """The peers whose spans are of the same time as those of `me`, or else as most say. Where as
+    many say something else, as one of two does, nobody knows who is right."""
     ends = {
         peer_id: (min(it.start_ns for it in spans), max(it.end_ns for it in spans))
         for peer_id, spans in told.items()
@@ -232,7 +234,7 @@ def _near(told: Mapping[str, tuple[Span, ...]], me: str) -> set[str]:
 
 
 def _is_within_reach(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Of a first and a last moment, by what `other` has seen."""
+    """Whether a first and a last moment are near those that `other` has seen."""
     first, last = other
     slack_ns = APART_NS + APART_LENGTHS * max(0, last - first)
     return first - slack_ns <= one[0] and one[1] <= last + slack_ns

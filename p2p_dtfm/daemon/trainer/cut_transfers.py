@@ -33,22 +33,23 @@ RECEIPT_LIMIT_S = 10.0
 RETRY_S = 1.0
 LANE = "state"
 MOST_STEPS_AHEAD = 64
-"""A guardian without a stage may be a few steps behind its holder."""
+"""How many steps ahead of this peer a copy may be: a guardian without a stage may be a few steps
+behind its holder."""
 LINEAGE_POLL_S = 0.05
 
 BURST_BYTES = 2 << 20
-"""What goes at once: enough for a connection over a long way to get up to speed."""
+"""What is sent at once: enough for a connection over a long way to get up to speed."""
 
 log = logging.getLogger("p2p_dtfm.cuts")
 
 
 def pause_s(took_s: float, sent_bytes: int, bytes_per_s: int) -> float:
-    """After a burst that took so long, so that cuts take no more than a tenth of the line: of its
-    time, or of its bytes as far as the rate is known. Probes of long lines often find too little.
-    """
+    """How long to pause after a burst, so that cuts take no more than a tenth of the line: of its
+    time, or of its bytes as far as the rate is known. Probes of long lines often find too low a
+    rate."""
     by_time_s = (LINE_SHARE - 1) * took_s
     tenth_s = LINE_SHARE * sent_bytes / max(1, bytes_per_s)
-    is_as_known = took_s <= tenth_s / 2  # else others share it now, or it carries less
+    is_as_known = took_s <= tenth_s / 2  # else others share the line, or it carries less
     return min(by_time_s, tenth_s - took_s) if is_as_known else by_time_s
 
 
@@ -59,9 +60,11 @@ class Cuts:
         self.whole_step: int | None = None
         """Step of the newest whole cut; None where there is none, or guardians do not lag."""
         self.is_twice = False
-        """Nobody has gone since that one was whole: each of its copies is with two."""
+        """Whether nobody has gone since that cut was whole: then two members have each of its
+        copies."""
         self.guardians_have_all = True
-        """Where they keep up: whether two had each layer of the last step, as far as is known."""
+        """Where guardians keep up: whether two members had each layer of the last step, as far as
+        is known."""
         self._tools = tools
         self._outlet = outlet
         self._state = state
@@ -69,25 +72,26 @@ class Cuts:
         self._store = CutStore(outlet.set_cuts)
         self._view: View | None = None
         self._members: tuple[Member, ...] = ()
-        """Of the last view."""
+        """The members of the last view."""
         self._first_step = 0
         self._clock: CutClock | None = None
         self._lineage = ""
-        """Of the newest cut, which may be on its way for longer than lineages are remembered."""
+        """The lineage of the newest cut, which may be on its way for longer than lineages are
+        remembered."""
         self._copying: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
         self._coming: dict[int, PartialCopy] = {}
         self._begun: dict[str, CutBegun] = {}
-        """The newest of each holder."""
+        """The newest message of each holder."""
         self._digests: dict[int, str] = {}
-        """Of the copies that are sent."""
+        """Digests of the copies that are sent, by layer."""
         self._checking: dict[int, tuple[PartialCopy, asyncio.Task[None]]] = {}
         """By layer: one copy is hashed at a time, however often its last piece comes."""
         self._received = asyncio.Event()
 
     @property
     def safe_step(self) -> int | None:
-        """Of the newest whole cut, as long as two have each of its copies."""
+        """The step of the newest whole cut, as long as two members have each of its copies."""
         return self.whole_step if self.is_twice else None
 
     # views --------------------------------------------------------------------------------------
@@ -104,7 +108,7 @@ class Cuts:
         self.stop()
         self._view, self._first_step = view, step
         have_all = view.guards.keys() <= view.guarded_at_once and view.starts_with_two_copies
-        if view.snapshot.planned and step > 0:  # who lagged may have the states, and not all since
+        if view.snapshot.planned and step > 0:  # guardians that lagged may lack steps
             have_all &= before is not None and before.cut_pace is None
         self.guardians_have_all = pace is not None or have_all
         guarded = view.guardians_of(self._tools.me)
@@ -114,7 +118,8 @@ class Cuts:
         self._store.keep_from(self.whole_step or 0, self._is_on_lineage)
 
     def _go_on(self, view: View, clock: CutClock, every_steps: int) -> None:
-        """The cut under way is not begun anew; what is on its way as of the view before is lost."""
+        """Go on with the cut under way; pieces that are on their way in the view before are
+        lost."""
         self._view, clock.every_steps = view, every_steps
         self._stop_sending()
         if clock.travels:
@@ -122,7 +127,7 @@ class Cuts:
             self._sending = self._state.watched(send)
 
     def _stop_sending(self) -> None:
-        """It may still pause after the last piece of a cut that is whole."""
+        """Sending may still pause after the last piece of a cut that is whole."""
         if self._sending is not None:
             self._sending.cancel()
 
@@ -155,19 +160,20 @@ class Cuts:
         if self._view is not view:
             return
         if clock is None:
-            self._store.clear()  # whoever guards here has every step
+            self._store.clear()  # guardians here have every step
             self.whole_step = None
             self.guardians_have_all = outcome.kept == outcome.step
         elif clock.committed(outcome.step, outcome.kept):
             self.whole_step, self.is_twice = clock.safe, True
             assert isinstance(view.plan, Plan)
             if view.plan.stage_holders() == (self._tools.me,):
-                self._store.clear()  # if this peer is lost, its copies are
+                self._store.clear()  # if this peer is lost, so are its copies
             else:
                 self._store.keep_from(clock.safe, self._is_on_lineage)
 
     def _is_on_lineage(self, step: int, lineage: str) -> bool:
-        """Of steps so long ago that their lineage is forgotten nothing is known."""
+        """Whether a copy may lie on the present lineage. Of steps so long ago that their lineage is
+        forgotten nothing is known."""
         present = self._view is not None and step <= self._state.step
         return present and self._outlet.lineage_at(step) in (lineage, "")
 
@@ -203,15 +209,15 @@ class Cuts:
                 self._sending = self._state.watched(self._send(self._view, clock, step, lineage))
 
     async def _send(self, view: View, clock: CutClock, step: int, lineage: str) -> None:
-        """To one guardian after another, until all have said that they have it."""
+        """Send to one guardian after another, until all have said that they have their layers."""
         assert isinstance(view.plan, Plan)
         pairs = guarded_pairs(view.snapshot, view.plan, view.guards)
         mine = [pair for pair in pairs if pair.holder == self._tools.me]
         self._digests = {}
 
         def missing_layers() -> set[int]:
-            """Layers without a receipt; the last ones may come while others are sent anew, and the
-            next cut begin."""
+            """Layers without a receipt. The last receipts may come while other layers are sent
+            anew, and the next cut may begin meanwhile."""
             is_under_way = clock.newest == step and self._view is view
             return set(clock.missing) if is_under_way else set()
 
@@ -266,7 +272,8 @@ class Cuts:
             began_s, sent_bytes = now.monotonic_s(), 0
 
     def receipt(self, sender: str, message: CutReceipt) -> None:
-        """A guardian has a layer's copy; of other bytes than were sent it gets them anew."""
+        """A guardian has a layer's copy. If it got other bytes than were sent, it gets the layer
+        anew."""
         clock, view = self._clock, self._view
         if clock is None or view is None or message.view != view.id:
             return
@@ -312,7 +319,7 @@ class Cuts:
         )
 
     async def _keep(self, holder: str, view: View, coming: PartialCopy) -> None:
-        """All of a layer is here: keep it once its lineage is known, and say so."""
+        """All of a layer's copy is here: keep it once its lineage is known, and say so."""
         copy = coming.snapshot(self._tools.spec)
         digest = await asyncio.to_thread(copy.digest)
         await rarely.lingers("receipt late")
@@ -327,7 +334,7 @@ class Cuts:
             self._tools.net.messenger.tell(holder, receipt)
 
     def begun(self, sender: str, message: CutBegun) -> None:
-        """Which lineage the copies lie on that `sender` sends. Raises `PeerFault`."""
+        """Note on which lineage the copies lie that `sender` sends. Raises `PeerFault`."""
         view = self._view
         if view is not None and self._clock is not None and message.view == view.id:
             if not view.layers_of(sender):
@@ -336,7 +343,7 @@ class Cuts:
                 raise PeerFault("a cut of a lineage that is no digest", sender)
             self._require_near(sender, message.step, self._clock)
             before = self._begun.get(sender)
-            if before is None or before.step <= message.step:  # that of the cut before may be late
+            if before is None or before.step <= message.step:  # the last cut's may be late
                 self._begun[sender] = message
 
     def _require_near(self, sender: str, step: int, clock: CutClock) -> None:
@@ -345,7 +352,8 @@ class Cuts:
             raise PeerFault(f"a copy of step {step}, far from now", sender)
 
     def _lineage_of(self, holder: str, step: int) -> str | None:
-        """As this peer knows it, or, of a step that it has not seen, as the holder says."""
+        """None until this peer has come to the step. Then the lineage as this peer knows it; where
+        it does not, as the holder says."""
         told = self._begun.get(holder)
         if self._state.step < step or step == 0:
             return None if step else ""
@@ -353,7 +361,7 @@ class Cuts:
         return known or (told.lineage if told is not None and told.step == step else None)
 
     def outlives(self, state: LayerState) -> None:
-        """A state that is not wanted here any more may be this view's first cut."""
+        """Keep a state that is not wanted here any more, if it may be of this view's first cut."""
         clock, view = self._clock, self._view
         if clock is None or view is None or clock.safe >= 0 or state.version != self._first_step:
             return

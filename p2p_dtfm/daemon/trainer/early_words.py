@@ -10,14 +10,15 @@ Said = TypeVar("Said")
 
 SENDERS_LIMIT = 1024
 EACH_LIMIT = 2 * STEPS_AHEAD_LIMIT
-"""Of each sender; older words make room."""
+"""Words kept of each sender; older ones make room."""
 LIMIT_BYTES = 8 << 20
-"""As they came. Read, they take up to eight times as much."""
+"""Size of all words as they came. Read, they take up to eight times as much."""
 
 
 class EarlyWords(Generic[Said]):
-    """A peer that took over earlier may speak before this one knows the view. So may anybody, where
-    this peer is in none: where there is no room for all, who says most makes room for others."""
+    """A peer that took over earlier may speak before this one knows the view. While this peer is in
+    no view, anybody may. Where there is no room for all, the sender that says most makes room for
+    others."""
 
     def __init__(self) -> None:
         self._said: dict[str, deque[tuple[Said, int]]] = {}

@@ -46,8 +46,8 @@ Following = (
 
 
 CATCH_UP_S = 3.0
-"""How long, or one step if that is longer, a layer that is to be guarded may take to come to the
-view's first step by what its old donors still send, before its holder is asked for its state."""
+"""How long a layer that is to be guarded may take to come to the view's first step, by what its old
+donors still send. It is one step if that is longer. Then its holder is asked for its state."""
 
 
 class Followers:
@@ -57,7 +57,7 @@ class Followers:
         self.follower: Follower | None = None
         self.guardian: Follower | None = None
         self.receipts: Receipts | None = None
-        """Of the guardians of layers that this peer holds alone."""
+        """Receipts from the guardians of layers that this peer holds alone."""
         self.guarded: frozenset[int] = frozenset()
         """Layers that this peer guards, or is about to."""
         self._tools = tools
@@ -65,7 +65,7 @@ class Followers:
         self._state = state
         self._tasks: dict[Follower, asyncio.Task[None]] = {}
         self._ending: list[Follower] = []
-        """Those of before, until what is guarded next has caught up."""
+        """Followers of the view before, until what is guarded next has caught up."""
         self._beginning: asyncio.Task[None] | None = None
         self._progressed = asyncio.Event()
         self._request_numbers = itertools.count(1)
@@ -86,8 +86,8 @@ class Followers:
         return follower.layers if follower and follower.view.id == view.id else frozenset()
 
     async def unlike(self, view: View) -> set[int]:
-        """Of the layers that were brought for this peer's place in `view`, and are as of its first
-        step, those that are not what others have."""
+        """Layers that were brought for this peer's place in `view`, as of its first step, and are
+        not what others have."""
         follower = self.follower
         if follower is None or follower.view.id != view.id:
             return set()
@@ -101,7 +101,7 @@ class Followers:
         follower = self.follower
         self._changed()
         if follower is None:
-            return  # it is ending
+            return  # the follower is ending
         if not follower.missing:
             self._outlet.synced(follower.view.id)
         if self._state.view is None:
@@ -148,9 +148,9 @@ class Followers:
     def guard(self, view: View) -> set[int]:
         """Follow the layers of `view` that one other member holds alone and this one guards.
 
-        Returns those layers; none where guardians lag, who follow nothing
-        (`daemon.trainer.cut_transfers`). What brought states until now goes on for a moment, where
-        a layer is to be guarded of which the last gradient is still on its way.
+        Returns those layers; none where guardians lag, which follow nothing
+        (`daemon.trainer.cut_transfers`). If the last gradient of a layer to be guarded is still on
+        its way, what brought states until now goes on for a moment.
         """
         me, lags = self._tools.me, view.cut_pace is not None
         mine = view.guarded_by(me)
@@ -176,13 +176,14 @@ class Followers:
         return self.guarded if self._beginning is not None else frozenset()
 
     def _are_coming(self, layers: set[int]) -> bool:
-        """Whether some are late, and all of those on their way."""
+        """Whether some of these layers are late, and all late ones are on their way."""
         late = self._state.late(layers)
         here = {layer for item in self._ending for layer in item.layers - item.missing}
         return bool(late) and late <= here
 
     async def _begin_soon(self, view: View, mine: set[int]) -> None:
-        """Where training begins anybody can make the states; else wait for the last gradient."""
+        """Where training begins, make the states, as anybody can. Else wait for the last
+        gradients."""
         state = self._state
         for layer in sorted(mine):
             if state.step == 0 and view.cut_pace is None and layer not in state.states:
@@ -204,7 +205,7 @@ class Followers:
         if mine and view.cut_pace is None:
             guards = (self._guarded, self._is_committed)
             self.guardian = self._new(view, mine, self._changed, *guards, came_from)
-        self._changed()  # whoever takes no steps may let it go in time
+        self._changed()  # a peer that takes no steps may let the guardian go in time
 
     def _cancel_beginning(self) -> None:
         if self._beginning is not None:
@@ -232,12 +233,13 @@ class Followers:
         self._tools.net.messenger.tell(holder, LayerReceipt(view, step, (layer,)))
 
     def _is_committed(self, step: int) -> bool:
-        """Here as well: what this peer has of a step of whose commit it cannot tell it could show
-        nobody, if its holder died now."""
+        """Whether the step is committed here as well. If its holder died now, this peer could show
+        nobody a state whose step's commit it cannot tell."""
         return step < self._state.step
 
     def committed(self, outcome: StepOutcome | None = None) -> None:
-        """A step is, as far as this peer knows; None: it does not know what came of it."""
+        """A step is committed, as far as this peer knows. With None it does not know what came of
+        the step."""
         for follower in filter(None, (self.guardian, *self._ending)):
             if outcome is not None:
                 follower.note_seen(outcome.step, outcome.gradient_norm)
@@ -284,9 +286,9 @@ class Followers:
     def _require_layers(
         self, sender: str, message: FollowLayers | ConfirmLayers | LayerReceipt
     ) -> None:
-        """Raises `PeerFault` for what names a layer that there is not, or one of them twice: a
-        million times takes no more than a message, and each would have an answer. Or asks for one
-        that is left to others."""
+        """Raises `PeerFault` for a message that names a layer that there is not, or one of them
+        twice: one message has room for a million names, and each would have an answer. So does a
+        request for a layer that is left to others."""
         spec, layers = self._tools.spec, message.layers
         count = layer_count(spec)
         if len(layers) > count or len(set(layers)) < len(layers):

@@ -23,8 +23,8 @@ log = logging.getLogger("p2p_dtfm")
 
 
 class PlaceInView:
-    """An unplanned view takes over first, and its layers come while its first step waits; those of
-    a planned one come while steps go on, and then this peer says synced."""
+    """An unplanned view takes over first, and its layers come while its first step waits. The
+    layers of a planned view come while steps go on, and then this peer says synced."""
 
     def __init__(
         self, tools: Tools, outlet: Outlet, state: TrainerState, followers: Followers, cuts: Cuts
@@ -35,7 +35,7 @@ class PlaceInView:
         self._followers = followers
         self._cuts = cuts
         self._has_settled = True
-        """All states that the present view wants here are here."""
+        """Whether all states that the present view wants here are here."""
         self._next_view: View | None = None
         self._wanted: set[int] = set()
         self._wanted_next: set[int] = set()
@@ -77,7 +77,8 @@ class PlaceInView:
             self._outlet.synced(view.id)
 
     def _moved_on(self, layers: set[int]) -> set[int]:
-        """Of layers that no commit here moves on, those that others do: all, where steps happen."""
+        """The layers that others move on, among those that no commit here does: all of these, where
+        steps happen."""
         view = self._state.view
         rests = view is not None and isinstance(view.plan, NoPlan)
         return self._state.late(layers) if rests else layers
@@ -135,12 +136,13 @@ class PlaceInView:
         self._prepare_next_view()
 
     async def _unlike(self, view: View) -> set[int]:
-        """Of what gradients have moved on here: in an honest swarm nothing."""
+        """Layers that gradients have moved on here and that others have otherwise: none in an
+        honest swarm."""
         asking = asyncio.create_task(self._followers.unlike(view))
         return await self.offering_until(asking, view)
 
     async def _brought(self, view: View, mine: Collection[int]) -> None:
-        """All of these layers are here, as of the step that comes."""
+        """Wait until all of these layers are here, as of the step that comes. Raises `Stopped`."""
         state, followers = self._state, self._followers
         grace_end_s = now.monotonic_s() + GUARDIAN_GRACE_S
         has_waited = False
@@ -165,8 +167,8 @@ class PlaceInView:
             self._tools.status.say(State.SYNCING, what)
 
     async def _make_ready(self, mine: Collection[int]) -> None:
-        """This peer's layers whole, and where they are computed; what is guarded, in the host's
-        memory."""
+        """Complete this peer's layers and move them to where they are computed; move what is
+        guarded to the host's memory."""
         compute, states = self._tools.compute, self._state.states
         for layer in mine:
             await self._tools.stores.initial.complete(states[layer])
@@ -175,10 +177,11 @@ class PlaceInView:
                 await compute.run(held.move, compute.device if layer in mine else None)
 
     async def offering_until(self, task: asyncio.Task[Result], view: View) -> Result:
-        """What it comes to, while states are offered to those who wait for them to do their part.
+        """The result of `task`; meanwhile states are offered to those that wait for them to do
+        their part.
 
-        Raises `Stopped` where the view is over first, or the task was ended: whoever would then
-        wait for what this view owes would wait for ever.
+        Raises `Stopped` where the view is over first, or the task was cancelled: a caller that then
+        waited for what this view owes would wait for ever.
         """
         state = self._state
         task.add_done_callback(_heard)
@@ -196,7 +199,8 @@ class PlaceInView:
             state.wake.set()
 
     async def offer_states(self) -> None:
-        """To new followers; after a failure only what the next view has put right."""
+        """Offer states to new followers; after a failure only once the next view has put them
+        right."""
         state, donor = self._state, self._tools.stores.donor
         version = min(state.step, self._tools.spec.total_steps)
         is_asked = donor.has_new_followers or donor.desk.is_due(version)
@@ -206,6 +210,6 @@ class PlaceInView:
 
 
 def _heard(task: asyncio.Task[Any]) -> None:
-    """What it raises as its view ends nobody asks for."""
+    """Take what a task raises as its view ends: nobody else asks for it."""
     if not task.cancelled():
         task.exception()

@@ -15,8 +15,8 @@ log = logging.getLogger("p2p_dtfm")
 
 
 class Restarting:
-    """What is large takes many seconds to be read. Whoever begins another life meanwhile has
-    discarded all states, and with them what is due: nothing of it is put back."""
+    """A large state takes many seconds to be read. If another life begins meanwhile, it discards
+    all states, and with them the restarts that are due: nothing of them is put back."""
 
     def __init__(
         self,
@@ -41,7 +41,8 @@ class Restarting:
         self._damaged.clear()
 
     async def do(self, restart: Restart, step: int) -> None:
-        """Bring the states to where an unplanned view starts, the first that is due."""
+        """Bring the states to where an unplanned view starts; `restart` is the first that is
+        due."""
         state = self._state
         self._audits.forget()  # states may change
         state.memory.forget((*restart.discard, *restart.load))
@@ -83,8 +84,8 @@ class Restarting:
         return bool(self._state.restarts) and self._state.restarts[0][0] is restart
 
     async def _load(self, layer: int, step: int) -> LayerState | None:
-        """From where it is said to be, if it is there: a power cut may damage what is saved, and
-        nobody has looked since."""
+        """A layer from where it is said to be; None if it is not there any more. A power cut may
+        damage what is saved, and nobody has looked since."""
         stores, spec = self._tools.stores, self._tools.spec
         if (copy := self._cuts.find(layer, step)) is not None:
             return await self._tools.compute.run(

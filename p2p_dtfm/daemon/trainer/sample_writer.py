@@ -1,8 +1,8 @@
 """Text that the model writes as it learns: one fixed prompt, 80 tokens after each evaluation.
 
-Whoever has the whole model here writes for its own page; where nobody has, the newest whole
-checkpoint writes. It takes a hundredth of the time at most, on the thread that sums gradients and a
-token at a time, so that no step waits for more than one of them.
+A peer that has the whole model writes with it for its own page; any other writes with the newest
+whole checkpoint. Writing takes a hundredth of the time at most. It goes on on the thread that sums
+gradients, a token at a time, so that no step waits for more than one token.
 """
 
 import asyncio
@@ -24,18 +24,18 @@ from p2p_dtfm.web.state import Sample, Samples
 TOKENS = 80
 PART_OF_TIME = 0.01
 LONGEST_S = 5.0
-"""One text ends where it is by then."""
+"""A text ends where it is after this time."""
 MODEL_LIMIT_BYTES = 1 << 30
-"""Of parameters: a larger model is not copied beside the one that is trained."""
+"""Bytes of parameters: a larger model is not copied beside the one that is trained."""
 KEPT = 200
-"""Of more, every second one goes."""
+"""How many texts are kept; of more, every second one goes."""
 
 log = logging.getLogger("p2p_dtfm")
 
 
 @dataclass
 class Budget:
-    """May be exceeded by one text, which the next ones wait for."""
+    """The time for texts. One text may exceed it, and the next ones wait for that."""
 
     begun_s: float
     spent_s: float = 0.0
@@ -46,8 +46,8 @@ class Budget:
 
 @dataclass
 class ModelSource:
-    """Where the model is to be had. `states`: the layers here; `whole_step`: of the newest whole
-    checkpoint; `load(layer, step)`: of one."""
+    """Where the model is to be had. `states` gives the layers here, `whole_step` the step of the
+    newest whole checkpoint, and `load(layer, step)` a layer of a checkpoint."""
 
     spec: RunSpec
     states: Callable[[], Mapping[int, LayerState]]
@@ -58,7 +58,7 @@ class ModelSource:
 
 @dataclass
 class SampleWriter:
-    """`evaluated` after each held-out evaluation; `show` hears what there is."""
+    """Call `evaluated` after each held-out evaluation; `show` gets all samples."""
 
     model: ModelSource
     tokenizer: GenerationTokenizer
@@ -69,8 +69,8 @@ class SampleWriter:
     _writing: asyncio.Task[None] | None = None
 
     def evaluated(self, step: int, held_out_loss: float) -> None:
-        """Skipped, and said so, where the last text is not written yet, or time is short: which it
-        is no more after the last step."""
+        """Write a text. It is skipped, and that is said, where the last text is not written yet or
+        time is short. After the last step time is never short."""
         is_last = step >= self.model.spec.total_steps
         if self.model.spec.layers:
             self._skip("layers that a run lists need not write text")
@@ -85,12 +85,12 @@ class SampleWriter:
             self._writing.add_done_callback(_say_bug)
 
     async def finished(self) -> None:
-        """What is being written is, or has taken too long."""
+        """Wait until the text under way is written, or has taken too long."""
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=LONGEST_S)
 
     async def write_last(self, step: int) -> None:
-        """The run is complete: what the whole model makes of it, unless that is written. There is
+        """The run is complete: write a text with the whole model, unless that is written. There is
         time now, but not for ever."""
         await self.finished()
         if self.model.spec.layers:
@@ -156,7 +156,7 @@ class SampleWriter:
 
     @property
     def _prompt(self) -> str:
-        """What the data are like."""
+        """A beginning that looks like the data."""
         is_code = self.model.spec.data.source == "python-standard-library"
         return "def " if is_code else "The "
 
@@ -169,18 +169,18 @@ class SampleWriter:
 def _copied(
     spec: RunSpec, states: Mapping[int, LayerState]
 ) -> tuple[tuple[int, TextModel] | None, float]:
-    """And how long it took."""
+    """The model, if all of it is here, and how long the copy took."""
     begun_s = now.monotonic_s()
     return copied_model(spec, states), now.monotonic_s() - begun_s
 
 
 def _next(pieces: Iterator[str]) -> tuple[str | None, float]:
-    """And how long it took."""
+    """The next piece of text, and how long it took."""
     begun_s = now.monotonic_s()
     return next(pieces, None), now.monotonic_s() - begun_s
 
 
 def _say_bug(task: asyncio.Task[None]) -> None:
-    """Training goes on without the text, but not without a word."""
+    """Training goes on without the text, but the bug is logged."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("bug while writing a sample", exc_info=error)

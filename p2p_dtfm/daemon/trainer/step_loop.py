@@ -53,7 +53,7 @@ class StepLoop:
         history: RunHistory,
     ) -> None:
         self.is_applying = False
-        """A step is committed, and its update under way."""
+        """Whether a step is committed and its update under way."""
         self._tools = tools
         self._spec = tools.spec
         self._outlet = outlet
@@ -65,7 +65,7 @@ class StepLoop:
         self._computing: asyncio.Task[LocalResult] | None = None
         self._work: OpenStepWork | None = None
         self.engine: StepEngine | None = None
-        """Of the view in which steps are taken."""
+        """The engine of the view in which steps are taken."""
         self.audits = Audits(tools, outlet, state, place.offer_states)
         self._terms = terms_of(tools.spec)
         self._diverged_at = -1
@@ -96,12 +96,12 @@ class StepLoop:
             await self._outlet.settled()
 
     def forget_work_of_others(self, layers: Collection[int]) -> None:
-        """Unless the work is on these very layers."""
+        """Forget the work, unless it is on these very layers."""
         if self._work is not None and set(layers) != self._work.runner.layer_states.keys():
             self.forget_work()
 
     def _work_of(self, states: dict[int, LayerState]) -> OpenStepWork | None:
-        """That of the view before, if it was done on these very states."""
+        """The work of the view before, if it was done on these very states."""
         work = self._work
         if work is None or work.runner.layer_states.keys() != states.keys():
             return None
@@ -110,11 +110,11 @@ class StepLoop:
 
     @property
     def computes(self) -> bool:
-        """The engine's part of a step is not at its end."""
+        """Whether the engine's part of a step is under way."""
         return self._computing is not None
 
     def forget_work(self) -> None:
-        """This peer has no stage any more, or another one: what is kept for it is memory."""
+        """This peer has no stage any more, or another one: free the memory that its work takes."""
         self._work = self.engine = None
 
     def stop(self) -> None:
@@ -163,12 +163,13 @@ class StepLoop:
         recorder.end()
 
     async def _have_shards(self, view: View, plan: Plan, shards: StepShards) -> None:
-        """On a thin line they take minutes; they go on coming where the view is over meanwhile."""
+        """Shards may take minutes on a thin line. They go on coming if the view is over
+        meanwhile."""
         fetch = have_shards(self._tools, self._outlet, self._state, view, plan, shards)
         await self._place.offering_until(asyncio.create_task(fetch), view)
 
     async def _state_digests(self, engine: StepEngine, step: int) -> dict[int, bytes]:
-        """Of the states that the step starts from, in the steps in which all tell them."""
+        """Digests of the states that the step starts from, in the steps in which all tell them."""
         if not self._terms.tells_states(step):
             return {}
         digests = {}
@@ -179,8 +180,9 @@ class StepLoop:
     async def _not_finite(self, view: View, engine: StepEngine, step: int, cause: str) -> NoReturn:
         """Finite numbers came here, and others would have to be sent on.
 
-        Once somebody else may be the reason, and all is computed anew. Twice the run diverges: it
-        stands still, and says so, until somebody has a new view or ends it.
+        The first time somebody else may be the reason, and all is computed anew. The second time
+        the run has diverged: this peer stands still, and says so, until somebody has a new view or
+        ends the run.
         """
         state = self._state
         engine.work.end()
@@ -208,10 +210,10 @@ class StepLoop:
         return replay.stage(plan, me) if replay is not None and replay.step == step else None
 
     async def _compute(self, view: View, running: Coroutine[Any, Any, LocalResult]) -> LocalResult:
-        """The engine's part, while state is offered to those who wait for it to do theirs.
+        """The engine's part; meanwhile state is offered to those that wait for it to do theirs.
 
-        A failure may have come while the step before was still applied, and the next view since:
-        whoever would then wait for what this view owes would wait for ever.
+        A failure may have come while the step before was still applied, and the next view since. A
+        peer that then waited for what this view owes would wait for ever.
         """
         state = self._state
         if state.is_over(view):
@@ -224,7 +226,7 @@ class StepLoop:
             self._computing = None
 
     def _reduced_alone(self, view: View, step: int, layer: int, gradient: Tensor) -> None:
-        """Its guardian gets it while the rest of the step is computed."""
+        """A layer's guardian gets its gradient while the rest of the step is computed."""
         if not self._state.is_over(view):
             self._keep_reduced(view, step, {layer: gradient})
             self._tools.stores.donor.reduced(step, {layer: gradient}, stays=True)
@@ -235,7 +237,7 @@ class StepLoop:
     async def _guarded(self, view: View, plan: Plan, step: int, reduced: dict[int, Tensor]) -> None:
         """Wait until the guardians of layers held here alone have the step's gradients.
 
-        Those that begin again meanwhile get the state, and the gradients once more.
+        Guardians that begin again meanwhile get the state, and the gradients once more.
         """
         state, receipts, donor = self._state, self._followers.receipts, self._tools.stores.donor
         patience_s = max(GUARDIAN_LIMIT_S, 2 * plan.predicted_step_ns / 1e9)
@@ -287,7 +289,8 @@ class StepLoop:
         self._outlet.say_prepared(signed, view)
 
     def _kept(self, view: View, step: int) -> int:
-        """Guardians that keep up have the step itself, or its word is that not all of them have."""
+        """What Prepared says of guardians. Where they keep up it is the step, if all have it, and
+        else -1; where they lag, what the cuts say."""
         if view.cut_pace is not None:
             return self._cuts.kept
         receipts, trains = self._followers.receipts, step < self._spec.total_steps
@@ -297,7 +300,8 @@ class StepLoop:
     async def _outcome(self, view: View, step: int, reduced: dict[int, Tensor]) -> StepOutcome:
         """Wait for everyone's Prepared.
 
-        After a failure that may be somebody's who needs states from here, and asks only now.
+        After a failure a missing one may be that of a member that needs states from here, and asks
+        only now.
         """
         state, status = self._state, self._tools.status
         ledger, is_told = state.ledger, False
@@ -306,7 +310,7 @@ class StepLoop:
             if outcome is not None:
                 status.facts["waits_for"] = []
                 state.step, self.is_applying = outcome.step + 1, True
-                self._tools.stores.donor.reduced(step, reduced)  # to who was given states since
+                self._tools.stores.donor.reduced(step, reduced)  # to those given states since
                 self._tools.stores.donor.committed(outcome)
                 self._cuts.committed(view, outcome)
                 self._state.paces.committed()

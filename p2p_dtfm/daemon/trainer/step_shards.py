@@ -21,32 +21,33 @@ SHARD_RETRY_S = 1.0
 
 
 class StepShards(NamedTuple):
-    """What is to be read in a step by a stage: these training microbatches, and held-out ones."""
+    """What a stage reads in a step: these training microbatches, and whether held-out ones as
+    well."""
 
     step: int
     microbatches: Sequence[int]
     held_out: bool
     stage_of: str = ""
-    """Whose, if it is another peer's that is computed here again."""
+    """The peer whose stage it is, if another's work is computed again here."""
 
 
 async def have_shards(
     tools: Tools, outlet: Outlet, state: TrainerState, view: View, plan: Plan, read: StepShards
 ) -> None:
-    """Bring what a stage reads, if it reads any; or until the view is over."""
+    """Bring what a stage reads, if it reads any. Ends early when the view is over."""
     if not _reads_data(tools, plan, read):
         return
     try:
         await rarely.lingers("data late")
         await _fetch(tools, outlet, state, view, read)
     finally:
-        if state.view is view:  # else it says of the next one's states that they are on their way
+        if state.view is view:  # else the flag is of the next view's states, on their way
             state.fetches = False
         tools.status.troubles.over("data")  # there, or no longer this peer's concern
 
 
 async def could_have_shards(tools: Tools, outlet: Outlet, plan: Plan, read: StepShards) -> bool:
-    """The same in one try, by whom nothing waits for but an audit."""
+    """Whether what a stage reads could be had in one try: nothing but an audit waits for it."""
     if not _reads_data(tools, plan, read):
         return True
     try:
@@ -69,7 +70,8 @@ def _shards_of(tools: Tools, read: StepShards) -> set[str]:
 
 
 async def _read_ahead(tools: Tools, read: StepShards) -> None:
-    """Once it is computed, a disk that fails would cost the step, or end the daemon."""
+    """Read the data before the step: once it is computed, a disk that fails would cost the step, or
+    end the daemon."""
     await tools.compute.run(
         tools.batches.read_ahead,
         read.step,
@@ -115,8 +117,8 @@ async def _fetch(
 
 
 async def _replace(tools: Tools, outlet: Outlet, state: TrainerState, digest: str) -> None:
-    """By what others give. Where nobody does, or the disk takes nothing, the file stays, and is
-    read again: perhaps its disk was away."""
+    """Replace a file by what others give. Where nobody gives it, or the disk takes nothing, the
+    file stays and is read again: perhaps its disk was away."""
     try:
         await outlet.replace_shard(digest)
     except BlobUnavailable as error:
@@ -126,7 +128,7 @@ async def _replace(tools: Tools, outlet: Outlet, state: TrainerState, digest: st
 
 
 def _say_unwritten(tools: Tools, state: TrainerState, error: OSError) -> None:
-    """Waiting, until there is room, or the disk takes something again."""
+    """Say that this peer waits until there is room, or the disk takes something again."""
     state.stuck_at = state.step
     what = f"a data shard cannot be written: {error.strerror or error}"
     tools.status.say(State.WAITING, f"{what}; free space on that disk")
@@ -136,7 +138,7 @@ def _say_unwritten(tools: Tools, state: TrainerState, error: OSError) -> None:
 async def _say_unreadable(
     tools: Tools, state: TrainerState, error: ShardDamaged | ShardUnreadable
 ) -> None:
-    """Waiting, for a moment."""
+    """Say that this peer waits, and wait for a moment."""
     state.stuck_at = state.step
     tools.status.say(State.WAITING, f"{error.cause}; it is asked of others, and read again")
     tools.status.troubles.tell("data", error.cause, error.fixes[0])
@@ -144,7 +146,8 @@ async def _say_unreadable(
 
 
 def _say_missing(tools: Tools, error: BlobUnavailable) -> None:
-    """Waiting, until a peer turns up that has it or somebody puts the file back."""
+    """Say that this peer waits until a peer turns up that has the shard, or somebody puts the file
+    back."""
     causes = "; ".join(f"{peer}: {in_plain_words(cause)}" for peer, cause in error.causes.items())
     tools.status.troubles.tell(
         "data",

@@ -57,28 +57,31 @@ class StepWaits:
         return self._state.stands_still
 
     def borrowers(self) -> Mapping[str, int]:
-        """Who computes works again of which it has not got the layers, and how many."""
+        """The members that compute works again whose layers they have not got, each with how
+        many."""
         view = self._state.view
         if holders := self._unheard_holders():
             return dict.fromkeys(holders, len(holders) - 1)
         return self._steps.audits.borrowers(view.id) if view is not None else {}
 
     def disputes(self) -> Mapping[str, tuple[str, ...]]:
-        """Who computes whose works again because they are disputed."""
+        """By member, the others whose works it computes again because they are disputed."""
         view = self._state.view
         if holders := self._unheard_holders():
             return {it: tuple(other for other in holders if other != it) for it in holders}
         return self._steps.audits.disputes(view.id) if view is not None else {}
 
     def _unheard_holders(self) -> tuple[str, ...]:
-        """A spare hears no claims: for all that it knows each computes the works of all others."""
+        """A spare hears no claims: for all that it knows each stage-holder computes the works of
+        all others."""
         view, me = self._state.view, self._tools.me
         if view is None or not isinstance(view.plan, Plan) or not self._tools.spec.audit.rate:
             return ()
         return () if view.plan.places_of(me) else tuple(view.plan.stage_holders())
 
     def has_given(self, peer_id: str, lack: Lack) -> bool:
-        """What `peer_id` says it lacks of this peer has been sent, and it has accepted all that."""
+        """Whether this peer has sent what `peer_id` says it lacks of it, and `peer_id` has accepted
+        all that."""
         state, engine = self._state, self._engine()
         if self._is_on_its_way(peer_id):
             return False
@@ -93,20 +96,21 @@ class StepWaits:
         if kind is None or engine is None:
             return False
         if self._was_never_due(peer_id, lack, engine):
-            # of these, whoever computes works again gets what it asks for as soon as it does
+            # what was never due goes to members that compute works again, as soon as they ask
             return lack.kind is Kind.SUM or not self._tools.net.blobs.gave_lately(peer_id)
         return engine.frames.has_given(peer_id, state.step, kind, lack.layer, lack.index)
 
     def _was_never_due(self, peer_id: str, lack: Lack, engine: StepEngine) -> bool:
-        """By the plan a part is owed to who adds it up, a sum by who has, a boundary's tensor of a
-        microbatch that goes from here to there. Who named another would be excused by it for ever,
-        since it was never given it."""
+        """Whether this peer never owed it by the plan. By the plan it owes a part to the holder
+        that adds it up, and a sum where it adds up itself. It owes a boundary's tensor if the
+        microbatch goes from here to there. A peer that named anything else would be excused by it
+        for ever, since it never gets it."""
         view, replay = self._state.view, self._state.replay
         plan = view.plan if view is not None else None
         if not isinstance(plan, Plan):
             return False
         if lack.kind in (Kind.PART, Kind.SUM):
-            if peer_id not in plan.holders(lack.layer):  # of a matrix that both ends hold the sum
+            if peer_id not in plan.holders(lack.layer):  # sums of a tied matrix go to the other end
                 is_tied = lack.layer in tied_ends(self._tools.spec)
                 return lack.kind is Kind.PART or not is_tied
             chunks = engine.mailbox.wire.chunks.get(lack.layer)
@@ -141,7 +145,7 @@ class StepWaits:
         return tuple(Lack(it, Kind.RECEIPT) for it in owed) or self._steps.audits.lacks(view)
 
     def _engine(self) -> StepEngine | None:
-        """If it is that of the view in force."""
+        """The engine, if it is that of the view in force."""
         engine, view = self._steps.engine, self._state.view
         of_this_view = engine is not None and view is not None and engine.view == view.id
         return engine if of_this_view else None
@@ -158,8 +162,8 @@ class StepWaits:
 
 
 def _parts_first(lack: Lack) -> tuple[bool, Lack]:
-    """Only so many are told, and who lacks a part knows that its maker has not made it; who lacks a
-    sum, that its maker may wait for a part."""
+    """Only so many lacks are told, and parts say more. A peer that lacks a part knows that its
+    maker has not made it; one that lacks a sum, only that its maker may wait for a part."""
     return lack.kind is not Kind.PART, lack
 
 

@@ -26,12 +26,13 @@ STEPS_OF_GRACE = 2
 
 
 class StepWatch:
-    """`took_over` with each view, `committed` and `vouched` with each step, `tick` all the time."""
+    """Call `took_over` with each view, `committed` and `vouched` with each step, `tick` all the
+    time."""
 
     def __init__(
         self, me: str, spec: RunSpec, files_bytes: Collection[int], waits: StepWaits, sleep_ns: int
     ) -> None:
-        """`files_bytes`: of each file of the data."""
+        """`files_bytes`: the size of each file of the data."""
         self._spec = spec
         self._largest_and_all = max(files_bytes, default=0), sum(files_bytes)
         self._waits = waits
@@ -56,7 +57,8 @@ class StepWatch:
         self._step_began_ns = now_ns
 
     def vouched(self, agreement: Agreement, prepared: Iterable[Signed]) -> None:
-        """By what all have said of the step that has just `committed`, before it is a takeover."""
+        """Note who is not ready for the next view, by what all have said of the step that has just
+        `committed`. Call it before a takeover."""
         next_view = agreement.next_view
         said = map(stated, prepared) if next_view is not None else ()
         named = next_view.id if next_view is not None else None
@@ -64,9 +66,9 @@ class StepWatch:
 
     @property
     def grace_s(self) -> float:
-        """For others to find out as well who sends what no correct peer sends, or withholds what it
-        has claimed: an accusation by one alone may cost the accuser its place. Machines that take
-        long for a step take long for that, too."""
+        """Time for others to find out as well who sends what no correct peer sends, or withholds
+        what it has claimed. An accusation by one alone may cost the accuser its place. Machines
+        that take long for a step take long for that, too."""
         expected_ns = self._in_view[1].expected_ns if self._in_view is not None else 0
         return min(GRACE_LIMIT_S, max(GRACE_S, expected_ns / SECOND_NS / STEPS_OF_GRACE))
 
@@ -78,8 +80,8 @@ class StepWatch:
         return None if agreement.frozen else self._waits.work(agreement.not_active)
 
     def tick(self, agreement: Agreement, watched: Iterable[str], now_ns: int) -> list[Suspect]:
-        """New suspicions; `has_news` says for this tick whether where this peer stands is to be
-        said to all now."""
+        """New suspicions. For this tick `has_news` says whether this peer is to tell all now where
+        it stands."""
         self._stalls.watch(watched)
         mine = self.work(agreement)
         self.has_news = self._news.is_due(mine, now_ns)
@@ -93,7 +95,7 @@ class StepWatch:
         )
 
     def _patience(self, pace: Pace) -> PatienceOf:
-        """Who borrows is looked up for those alone that hold something up."""
+        """Borrowers are looked up only for peers that hold something up."""
 
         def patience(peer_id: str, step: int) -> Patience:
             borrowed = self._waits.borrowers().get(peer_id, 0)
@@ -102,8 +104,8 @@ class StepWatch:
         return patience
 
     def take_sides(self, agreement: Agreement) -> list[Suspect]:
-        """Of those who accuse, or are accused, in the attempt under way, who holds up this
-        peer, too. Its next tick may come when all have agreed."""
+        """The members that hold up this peer, too, among those that accuse, or are accused, in the
+        attempt under way. Its next tick may come when all have agreed."""
         if self._in_view is None or agreement.view is None:
             return []
         patience = self._patience(self._in_view[1])

@@ -13,7 +13,7 @@ step_loop       the steps of a stage-holder
 step_waits      what it lacks of whom in its step, and what it has given to whom
 audited         whose work it computes again, and what it says of its own
 
-`run_history` and `seen_paces`, of what has been committed and how fast tensors came, are
+`run_history`, of what has been committed, and `seen_paces`, of how fast tensors came, are
 telemetry's.
 """
 
@@ -52,7 +52,7 @@ SETTLE_LIMIT_S = 30.0
 SETTLE_POLL_S = 0.02
 GUARDIAN_POLL_S = 0.2
 TURNS_LIMIT = 64
-"""Of the event loop, for a step to commit; then whoever has no stage may skip it."""
+"""Turns of the event loop in which a step may commit; then a peer without a stage may skip it."""
 
 
 class Trainer:
@@ -79,7 +79,7 @@ class Trainer:
         self.seen_paces = self._state.paces
         self._is_closed = False
         self._behind: Ledger | None = None
-        """Of the view before, whose last step this peer has not seen commit yet."""
+        """The ledger of the view before, if this peer has not seen its last step commit yet."""
 
     @property
     def states(self) -> dict[int, LayerState]:
@@ -94,9 +94,9 @@ class Trainer:
         return {layer: state.version for layer, state in self._state.states.items()}
 
     def tell_safe_step(self) -> int | None:
-        """How many steps outlive a crash of any one peer. In a new view no more than was told
-        before until all have said that they are in it: what a newcomer has got for its place is
-        nothing that it could show anybody, if the others died before it heard that the view is in
+        """How many steps outlive a crash of any one peer. In a new view they are no more than was
+        told before, until all members have said that they are in it. A newcomer could show nobody
+        what it has got for its place, if the others died before it heard that the view is in
         force."""
         here, before = self._safe_here(), self._safe_before
         if not self._outlet.are_all_in():
@@ -104,13 +104,15 @@ class Trainer:
         self._safe_before = here
         if here is None:
             return None
-        return min(here, self._state.step, self._spec.total_steps)  # the last look is no state
+        return min(here, self._state.step, self._spec.total_steps)  # the last look makes no state
 
     def _safe_here(self) -> int | None:
-        """All that are committed, as far as somebody else could show it; or those of the newest
-        whole cut where guardians lag, or of a checkpoint where a layer has one copy only: as long
-        as its guardian fetches it, too, and, where guardians lag, after somebody has gone, until
-        another cut is whole."""
+        """How many committed steps are safe as far as this peer knows. Mostly they are all that
+        somebody else could show. Where guardians lag they are those of the newest whole cut.
+
+        They are those of a checkpoint where a layer has one copy only, also while its guardian
+        still fetches it; and where guardians lag and somebody has gone, until another cut is whole.
+        """
         state, view = self._state, self._state.view
         lags = view is not None and view.cut_pace is not None
         lags |= not self.cuts.guardians_have_all
@@ -130,7 +132,7 @@ class Trainer:
         self._state.step = step
 
     def view_agreed(self, view: View, discard: bool) -> None:
-        """Bring the layers that the next view wants here; then say synced. Whoever has left may
+        """Bring the layers that the next view wants here; then say synced. A peer that has left may
         still be in an attempt that the others end without it: it brings nothing any more."""
         if self._is_closed:
             return
@@ -202,14 +204,15 @@ class Trainer:
         self._place.take_over(view)
         self._steps.forget_work_of_others(view.layers_of(self._tools.me))
         self._tools.stores.donor.take_over(view)
-        self._safe_before = self.tell_safe_step()  # whose fellows died has less, whoever comes next
+        self._safe_before = self.tell_safe_step()  # less if fellows died, whoever comes next
         if self.stays_done(view, step):
             self._say_done()
         state.wake.set()
 
     def stays_done(self, view: View, step: int) -> bool:
-        """The run is complete, and somebody has gone home: those that stay have all of its last
-        state between them, and too little memory for another look at it, which changes nothing."""
+        """Whether the run is complete and somebody has gone home. Those that stay have all of its
+        last state between them, and too little memory to look at it again, which would change
+        nothing."""
         is_last = self.done.is_set() and step == self._spec.total_steps
         return is_last and isinstance(view.plan, NoPlan) and not view.snapshot.lost_layers
 
@@ -218,7 +221,8 @@ class Trainer:
         self._tools.status.say(State.DONE, what)
 
     def wake(self) -> None:
-        """A member has said that it is active. Whose Prepared are all here waits for that alone."""
+        """A member has said that it is active. A peer that has all Prepared waits for that
+        alone."""
         self._state.wake.set()
 
     def _catch_up(self) -> None:
@@ -241,7 +245,7 @@ class Trainer:
         elif ledger is not None and prepared.view == ledger.view:
             is_ahead = prepared.step >= ledger.step + STEPS_AHEAD_LIMIT
             if not is_ahead or self._tools.me in ledger.plan.stage_holders():
-                self._record(ledger, statement)  # nobody can be ahead of who has a stage
+                self._record(ledger, statement)  # nobody can be ahead of a stage-holder
             else:
                 self._skip(ledger, statement)
                 if prepared.step < ledger.step + STEPS_AHEAD_LIMIT:
@@ -259,11 +263,11 @@ class Trainer:
         self._steps.audits.show(sender, said, verify)
 
     def hear_work(self, sender: str, work: Work) -> None:
-        """Of another stage-holder, where it stands."""
+        """Take in where another stage-holder stands."""
         self._steps.audits.hear_work(sender, work)
 
     def find_part(self, digest: str) -> bytes | memoryview | None:
-        """Of this peer's own gradient of the open step, for an audit."""
+        """Bytes of this peer's own work of the open step, for an audit."""
         return self._steps.audits.find(digest)
 
     async def counted(self) -> None:
@@ -283,7 +287,8 @@ class Trainer:
             self._followers.committed()
 
     def _record(self, ledger: Ledger, statement: Statement) -> None:
-        """Raises `PeerFault`, and has the step repeated without whom its own words convict."""
+        """Record a Prepared. Raises `PeerFault`; a peer that its own words convict has the step
+        repeated without it."""
         try:
             ledger.record(statement)
         except PeerFault as fault:
@@ -328,8 +333,8 @@ class Trainer:
         self._followers.stream_lost(sender)
 
     def undelivered(self, receiver: str) -> None:
-        """Gradients on their way to a follower are lost. Pieces of a cut on theirs to a guardian
-        are sent anew when its receipt is late."""
+        """Gradients on their way to a follower are lost. Pieces of a cut that were on their way to
+        a guardian are sent anew when its receipt is late."""
         self._tools.stores.donor.undelivered(receiver)
 
     async def hand_over(self) -> None:

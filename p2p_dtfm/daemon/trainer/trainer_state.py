@@ -40,26 +40,28 @@ class Outlet(Protocol):
         later, by when `settled` returns."""
 
     async def settled(self) -> None:
-        """Until what came of earlier words is done, for instance another view taken over."""
+        """Wait until what came of earlier words is done, for instance another view taken over."""
 
     def states_changed(self) -> None:
-        """What is held, or its version, is another."""
+        """What is held here, or its version, has changed."""
 
     def set_cuts(self, cuts: tuple[SavedState, ...]) -> None:
-        """What is here of cuts is something else."""
+        """What is here of cuts has changed."""
 
     def reduced(self, step: int, layers: set[int]) -> frozenset[tuple[ViewId, int]]:
-        """The reduced gradients of these layers are here, and are kept. Which of those from before,
-        by view and step, may still be named."""
+        """The reduced gradients of these layers are here, and are kept. Returns which of those from
+        before, by view and step, may still be named."""
 
     def applied(self, step: int, layers: Collection[int]) -> None:
-        """The states of these have taken a committed step; its gradients are not kept for them."""
+        """The states of these layers have taken a committed step; its gradients are not kept for
+        them."""
 
     def computed(self, step: int, progress: StageProgress | None) -> None:
-        """So far this peer has come with the microbatches of `step`, and keeps all of it."""
+        """How far this peer has come with the microbatches of `step`; it keeps all of that."""
 
     def skip_to(self, step: int, lineage: str) -> None:
-        """Without a stage: most prepare `step`, from this lineage; all before it is committed."""
+        """At a peer without a stage: most stage-holders prepare `step`, from this lineage, so all
+        steps before it are committed."""
 
     def trouble(self, peer_id: str, cause: str) -> None:
         """What a peer needs for the step under way, or what it sent for it, is lost."""
@@ -77,7 +79,7 @@ class Outlet(Protocol):
         """The next view, if all its members are synced: it stays until the step commits."""
 
     def shown_of(self, steps: int) -> int:
-        """So many of these committed steps another member could show by this peer's Prepared."""
+        """How many of these committed steps another member could show by this peer's Prepared."""
 
     def are_all_in(self) -> bool:
         """Whether all members of the view in force have said that they are in it."""
@@ -89,11 +91,12 @@ class Outlet(Protocol):
         """Bring data shards. Raises `BlobUnavailable`."""
 
     async def replace_shard(self, digest: str) -> None:
-        """Bring one though there is a file of it, which is of no use. Raises `BlobUnavailable`, and
-        `OSError` for a disk that does not take it."""
+        """Bring a data shard though there is a file of it, which is of no use. Raises
+        `BlobUnavailable`, and `OSError` for a disk that does not take it."""
 
     def damaged_shard(self, digest: str) -> bool:
-        """A shard on this disk is not what it was: put it aside. Whether that could be done."""
+        """A shard on this disk is not what it was: put it aside. Returns whether that could be
+        done."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +128,8 @@ class TrainerState:
         self.step = 0
         self.ledger: Ledger | None = None
         self.restarts: deque[tuple[Restart, int]] = deque()
-        """What unplanned views make of the states, and at which step, until it is done: the oldest
-        first, as each begins where the one before has led to."""
+        """What unplanned views make of the states, and at which step, until it is done. The oldest
+        comes first, as each begins where the one before has led to."""
         self.replay: PartialReplay | None = None
         """What the present view keeps of the step with which it began."""
         self.stopped = False
@@ -151,12 +154,13 @@ class TrainerState:
         return self.stuck_at == self.step
 
     def late(self, layers: Iterable[int]) -> set[int]:
-        """Those that are not here at the step that comes."""
+        """Those of `layers` that are not here at the step that comes."""
         held = self.states
         return {n for n in layers if n not in held or held[n].version != self.step}
 
     def watched(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """It ends by being cancelled; anything else must not leave this peer waiting for ever."""
+        """A task that ends by being cancelled. If it fails, it must not leave this peer waiting for
+        ever."""
         task = asyncio.create_task(work)
         task.add_done_callback(self._ended)
         return task
@@ -166,12 +170,12 @@ class TrainerState:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Whoever waits raises it: a part that ended must not leave the others waiting."""
+        """Whoever waits raises `error`: a part that ended must not leave the others waiting."""
         self._failure = error
         self.wake.set()
 
     async def wait(self, limit_s: float | None = None) -> None:
-        """Until anything changes, or for so long."""
+        """Wait until anything changes, or for so long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self.wake.wait()
@@ -180,13 +184,13 @@ class TrainerState:
             raise self._failure
 
     async def until_over(self, view: View) -> NoReturn:
-        """Until the others have agreed on how to go on. Raises `Stopped`."""
+        """Wait until the others have agreed on how to go on. Raises `Stopped`."""
         while not self.is_over(view):
             await self.wait()
         raise Stopped
 
     async def done_or_woken(self, task: "asyncio.Task[Any]") -> None:
-        """Wait for a task, or for somebody who wakes; `wake` stays as it is."""
+        """Wait for a task, or until `wake` is set; `wake` stays as it is."""
         waking = asyncio.create_task(self.wake.wait())
         await asyncio.wait({task, waking}, return_when=asyncio.FIRST_COMPLETED)
         waking.cancel()
@@ -194,9 +198,9 @@ class TrainerState:
     def keep_reduced(
         self, view: ViewId, step: int, gradients: dict[int, Tensor], outlet: Outlet
     ) -> None:
-        """Until a later step commits, the next view may have to roll this one forward. Of a step
-        that fails in one view after the other those of the last view do, unless a restart is due,
-        which may name others."""
+        """Keep gradients until a later step commits: the next view may have to roll this step
+        forward. If a step fails in one view after the other, only those stay that a restart may
+        still name. While a restart is due, all stay."""
         self.reduced.setdefault((view, step), {}).update(gradients)
         named = outlet.reduced(step, set(gradients)) | {(view, step)}
         if not self.restarts:
@@ -207,7 +211,7 @@ class TrainerState:
         self.reduced = {k: held for k, held in self.reduced.items() if k[1] >= committed_step}
 
     def forget_applied(self, step: int, layers: Collection[int]) -> None:
-        """These have taken the step: its gradients are theirs alone who have not."""
+        """These layers have taken the step: its gradients are for those alone that have not."""
         for (_, of_step), held in self.reduced.items():
             for layer in layers if of_step == step else ():
                 held.pop(layer, None)

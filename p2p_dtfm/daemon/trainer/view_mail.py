@@ -28,7 +28,8 @@ EARLY_LIMIT_BYTES = 1 << 20
 """A tensor of a view unknown here is taken at once up to this size. A larger one waits before
 memory is taken for it: whoever invents a view may claim tensors of any size."""
 EARLY_WAIT_S = 30.0
-"""As long as it takes a thin line to bring it, and less than its sender has patience for."""
+"""How long such a tensor waits: as long as a thin line takes to bring it, and less than its sender
+has patience for."""
 OF_A_STEP = frozenset(FrameKind) - {FrameKind.LAYER_GRADIENT, FrameKind.LAYER_STATE}
 
 
@@ -46,7 +47,8 @@ class ViewMail:
         """The number of the first view that this process has taken over: it knows none before."""
 
     def agreed(self, view: View) -> None:
-        """Tensors of a planned view are due from now on: who took it over earlier begins to send.
+        """Tensors of a planned view are due from now on: a member that took it over earlier begins
+        to send.
 
         What is due in an unplanned one depends on what is kept of the step that failed, which is
         known at the takeover.
@@ -72,13 +74,13 @@ class ViewMail:
         return [statement for _, statement in self._early.take()]
 
     def keep_early(self, statement: Statement) -> None:
-        """One of a view that has not taken over here. Raises `PeerFault`."""
+        """Keep a Prepared of a view that has not taken over here. Raises `PeerFault`."""
         sender, size_bytes = statement.prepared.peer_id, len(statement.signed.payload)
         if not self._early.keep(sender, statement, size_bytes):
             raise PeerFault("says Prepared in a view that this peer does not know", sender)
 
     def require_possible(self, view: ViewId, sender: str) -> None:
-        """A view that was, is, or may come soon. Raises `PeerFault`."""
+        """Raises `PeerFault` unless the view was, is, or may come soon."""
         present = self._state.view
         if view in self._views or present is None or self._may_have_been(view):
             return
@@ -86,8 +88,8 @@ class ViewMail:
             raise PeerFault(f"a tensor of view {view}, which cannot be", sender)
 
     def _may_have_been(self, view: ViewId) -> bool:
-        """Whether others may have been in it, and this peer not: it is from before this process, or
-        a word of somebody for it was late here, and a later view has taken over first."""
+        """Whether others may have been in this view, and this peer not. It is from before this
+        process, or somebody's word for it was late here and a later view has taken over first."""
         known, present = [it.number for it in self._views], self._state.view
         if view.number < self._begins_at or present is None:
             return present is not None
@@ -95,8 +97,9 @@ class ViewMail:
         return is_between and view.number not in known
 
     def admit(self, view: ViewId, sender: str, header: FrameHeader) -> Awaitable[None] | None:
-        """Before memory is taken for a tensor. Raises `PeerFault` for one that cannot be due, as
-        far as is known; and so may what it returns, until whose end the tensor is not read."""
+        """Call it before memory is taken for a tensor. Raises `PeerFault` for one that cannot be
+        due, as far as is known. What it returns may raise that, too; the tensor is not read before
+        that has ended."""
         self.require_possible(view, sender)
         if view in self._views:
             self._check(view, sender, header)
@@ -120,10 +123,14 @@ class ViewMail:
             mailbox.check(sender, header)
 
     async def until_known(self, view: ViewId, sender: str, wait_s: float | None = None) -> bool:
-        """Wait for a view that comes next; meanwhile the lane of its sender waits. Whether it is
-        known now: who has come back, and perhaps with an older disk, does not know the views in
-        which it was, nor who goes over to a later one all that came before, and whoever still
-        sends what was due in them is not to blame. Raises `PeerFault`."""
+        """Wait for a view that comes next; meanwhile the sender's lane waits. Returns whether the
+        view is known now.
+
+        A peer that has come back, perhaps with an older disk, does not know the views in which it
+        was. One that goes over to a later view does not know all that came before. A member that
+        still sends what was due in them is not to blame. Raises `PeerFault` for a view that cannot
+        have been.
+        """
         end_s = now.monotonic_s() + (UNKNOWN_VIEW_WAIT_S if wait_s is None else wait_s)
         while view not in self._views:
             present = self._state.view
@@ -140,5 +147,5 @@ class ViewMail:
         return self._mailboxes.get(view)
 
     def of_stage(self, view: ViewId) -> Mailbox:
-        """That of the view in force, in which this peer has a stage."""
+        """The mailbox of the view in force, in which this peer has a stage."""
         return self._mailboxes[view]

@@ -1,7 +1,7 @@
 """What other members say that they have saved, and which of it is what all have agreed on.
 
-Of a few steps for each of a bounded number of members: what one tells takes the place of nobody
-else's.
+It remembers a few steps for each of a bounded number of members: what one member tells takes the
+place of nobody else's.
 """
 
 from collections.abc import Mapping
@@ -16,27 +16,29 @@ from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import state_bytes_limit
 
 STEPS_REMEMBERED = 4
-"""Of each member."""
+"""Steps that are remembered of each member."""
 SENDERS_REMEMBERED = 1024
 STEPS_AHEAD = 64
-"""By so many another member may have come further when it announces what it has saved: of one that
-computes alone, the others hear up to sixteen steps at a time (`daemon.peers.held_back`)."""
+"""How many steps further another member may have come when it announces what it has saved. Of a
+member that computes alone the others hear up to sixteen steps at a time
+(`daemon.peers.held_back`)."""
 
 
 class AnnouncedFiles:
-    """By step and member."""
+    """Announced files by step and member."""
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
         self._of_steps: dict[int, dict[str, CheckpointFiles]] = {}
         self._told: dict[str, dict[int, None]] = {}
-        """The steps of each sender, the one told last at the end; and so the senders."""
+        """The steps of each sender, the one told last at the end; the senders are in the same
+        order."""
         self._agreed: dict[int, Mapping[int, bytes]] = {}
 
     def take(self, sender: str, message: CheckpointFiles, committed_step: int) -> bool:
-        """Another member has these files; -1: no step has committed. Whether that is news: what it
-        had told of before they were all there may come after that. Raises `PeerFault` for
-        impossible ones."""
+        """Another member has these files; `committed_step` is -1 while no step has committed.
+        Returns whether that is news: a message of fewer files may come after one of all. Raises
+        `PeerFault` for impossible ones."""
         self._require_possible(sender, message, committed_step)
         before = self._of_steps.get(message.step, {}).get(sender)
         is_same = before is not None and before.lineage == message.lineage
@@ -72,7 +74,7 @@ class AnnouncedFiles:
             raise PeerFault(f"a checkpoint of step {message.step}, which is far ahead", sender)
 
     def _forget(self, sender: str, step: int) -> None:
-        """Whoever fetches from it now goes on."""
+        """Forget what a sender has of a step. A fetch from it that is under way goes on."""
         del self._told[sender][step]
         rest = {peer: item for peer, item in self._of_steps.pop(step).items() if peer != sender}
         if rest:
@@ -82,7 +84,7 @@ class AnnouncedFiles:
         return step in self._of_steps
 
     def newest_first(self) -> list[tuple[int, Mapping[str, CheckpointFiles]]]:
-        """By step: who has announced what of it. Later announcements are in no earlier list."""
+        """By step: who has announced what of it. An earlier list keeps what is forgotten later."""
         return sorted(self._of_steps.items(), reverse=True)
 
     def all_have(self, step: int, members: set[str]) -> bool:
@@ -96,7 +98,8 @@ class AnnouncedFiles:
         )
 
     def agree(self, step: int, agreed: Mapping[int, bytes]) -> None:
-        """Its Prepared say these digests of the states from which it starts, by layer."""
+        """The Prepared of `step` name these digests of the states from which it starts, by
+        layer."""
         self._agreed[step] = agreed
         for oldest in sorted(self._agreed)[:-STEPS_REMEMBERED]:
             del self._agreed[oldest]
@@ -104,7 +107,8 @@ class AnnouncedFiles:
     def offers_of(
         self, layer: int, manifest: CheckpointManifest, told: Mapping[str, CheckpointFiles]
     ) -> dict[str, tuple[str, int]]:
-        """Who of those that have `told` offers this layer for a checkpoint, as which file."""
+        """Which of the members that have `told` offer this layer for a checkpoint, each as which
+        file."""
         return {
             peer: item.files[layer]
             for peer, item in told.items()
@@ -114,7 +118,7 @@ class AnnouncedFiles:
         }
 
     def _is_that(self, step: int, layer: int, blob: str) -> bool:
-        """Whether a file is what the layer's holders have said that they have; said by nobody, it
-        may be."""
+        """Whether a file is what the layer's holders have said that they have. If nobody has said
+        so, it may be."""
         said = self._agreed.get(step, {}).get(layer)
         return said is None or bytes.fromhex(blob)[: len(said)] == said

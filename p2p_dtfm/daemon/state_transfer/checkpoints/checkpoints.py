@@ -46,12 +46,12 @@ from p2p_dtfm.train.model.layer_state import LayerState
 log = logging.getLogger("p2p_dtfm.checkpoints")
 SET_ASIDE_KEPT = 2
 RETRY_S, LONGEST_REST_S = 2.0, 30.0
-"""Between tries to fetch what stays incomplete."""
+"""How long to rest between tries to fetch what stays incomplete."""
 TOLD_EVERY_S = 5.0
 TOLD_LAYER_BYTES = 100
 TELLING_BYTES_PER_S = 50_000
-"""While files come others are told of them: no more often, and with no more bytes to all of them,
-each of which takes the names of all files."""
+"""While files come, others are told of them no more often than this, and with no more bytes to all
+of them. Each telling takes the names of all files."""
 
 
 class Checkpoints:
@@ -84,35 +84,35 @@ class Checkpoints:
         self._room = DiskRoom(root, spec, self._troubles)
         self.fetches = LayerFetches(blobs, self._announced, self._room, self._busy)
         self.withheld: frozenset[int] = frozenset()
-        """Layers that the run does not leave to this peer: whole is what has all others."""
+        """Layers that the run does not leave to this peer: a whole checkpoint has all others."""
         self._committed_step = -1
         self._lineage = ""
-        """From which that step started."""
+        """The lineage from which that step started."""
         self._epoch = 0
-        """In which this disk was looked through for what was taken back."""
+        """The epoch for which this disk was looked through for what was taken back."""
         self._completing: asyncio.Task[None] | None = None
         self._taking_back: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
         self._incomplete: set[int] = set()
-        """Steps of which somebody's file did not come, as was said."""
+        """Steps of which somebody's file did not come, as was logged."""
         self._unsaved: set[int] = set()
-        """The last step of which this disk has taken nothing."""
+        """The last step that was to be saved, if this disk took nothing of it."""
         self._untold = False
-        """Whether something came of which others have not heard yet."""
+        """Whether something came that others have not heard of yet."""
         self._under_way: Path | None = None
         """The checkpoint that is completed now."""
         self._told_again_s = 0.0
         self.whole_step: int | None = None
         """The newest step, on the way to where training is, of which every layer's file is here."""
         self._reached = 1 << 62
-        """Where training has gone back to, and come since: of later steps all is lost."""
+        """How far training has come since it last went back: all later steps are lost."""
 
     def path_of(self, blob: str) -> Path | None:
         """A checkpoint's layer file by its digest, for the blob exchange."""
         return self._here.path_of(blob)
 
     def is_of_ends(self, blob: str) -> bool:
-        """Whether it is a file of the first layer, or of the last one."""
+        """Whether this is a file of the first layer, or of the last one."""
         return self._here.is_of_ends(blob)
 
     @property
@@ -131,9 +131,9 @@ class Checkpoints:
             raise
 
     async def newest_whole(self) -> tuple[Checkpoint, dict[int, LayerState]] | None:
-        """The newest on this disk that has all layers, loaded. Of newer ones that are damaged, as a
-        power cut may leave them, nobody is told from now on. Raises `UserError` where none can be
-        loaded, and leaves all of them as they are: that may be over, or have another reason."""
+        """The newest on this disk that has all layers, loaded. Newer ones that are damaged, as a
+        power cut may leave them, are put aside. Raises `UserError` where none can be loaded, and
+        leaves all of them as they are: the trouble may pass, or have another reason."""
         damaged: list[tuple[Checkpoint, UserError]] = []
         for checkpoint in list_checkpoints(self._root):
             if len(checkpoint.layers) < layer_count(self._spec):
@@ -167,8 +167,7 @@ class Checkpoints:
         self._here.look()
 
     def refused(self, step: int) -> bool:
-        """Whether this disk has taken nothing of what was to be saved of that step, the last one
-        that was."""
+        """Whether this disk took nothing of that step, if it was the last that was to be saved."""
         return step in self._unsaved
 
     def has_no_room(self, step: int) -> bool:
@@ -190,7 +189,7 @@ class Checkpoints:
                 self._complete_later()
 
     async def _saved(self, step: int, held: list[LayerState], lineage: str) -> set[int] | None:
-        """Which layers the disk took; None: it took nothing."""
+        """Which layers the disk took; None if it took nothing."""
         try:
             written = await self._writes.write(self._root, step, held, lineage)
         except CheckpointFailed as error:
@@ -233,8 +232,8 @@ class Checkpoints:
         return checkpoint_directory(root, step)
 
     async def take_back(self, step: int, lineage: str) -> None:
-        """Training goes on from `step`, without what a barred peer has done since: what is here of
-        that must never be started from. Whoever was away meanwhile calls it when it is back."""
+        """Training goes on from `step`, without what a barred peer has done since: that is removed
+        here and never started from. A peer that was away meanwhile calls this when it is back."""
         self._epoch = epochs_of(lineage).number
         async with self._busy:
             try:
@@ -249,8 +248,8 @@ class Checkpoints:
         self.goes_on_from(step, {step: lineage}.get)
 
     def goes_on_from(self, step: int, at: Callable[[int], str | None]) -> None:
-        """Of later steps nothing is whole on the way that training takes now, also if it comes.
-        `at`: the lineage of each step on that way, as far as it is remembered."""
+        """Training goes on from `step`: later steps are not whole on its way, even if their files
+        come. `at`: the lineage of each step on that way, as far as it is remembered."""
         self._reached = min(self._reached, step)
         if self.whole_step is not None and self.whole_step > step:
             there = (it for it in self.saved if it.version <= step and it.lineage == at(it.version))
@@ -263,11 +262,11 @@ class Checkpoints:
             self._complete_later()
 
     def committed(self, step: int, agreed: Mapping[int, bytes], lineage: str) -> None:
-        """A step is committed that started from this lineage; in its Prepared all holders say these
-        digests of the states from which it starts, by layer, or none."""
+        """A step is committed that started from this lineage. `agreed`: digests of the states from
+        which it starts, by layer, as all holders say them in its Prepared; or none."""
         self._committed_step, self._lineage = step, lineage
         self._reached = max(self._reached, step)
-        if not self._saves_itself():  # nothing is to be written any more with which it ends
+        if not self._saves_itself():  # no write will come with which the trouble would end
             self._troubles.over("checkpoint")
         if not self._saves_itself() or step >= self._spec.total_steps:
             self._room.saves = ()
@@ -280,8 +279,8 @@ class Checkpoints:
             self._complete_later()
 
     def safe_step(self, others: Collection[str]) -> int | None:
-        """The newest whole checkpoint that one of `others` has, too: where this peer's disk alone
-        has it, they go on from an older one without it. With nobody else it is this disk's."""
+        """The newest whole checkpoint that one of `others` has, too: without this peer they could
+        not go on from one that it alone has. With nobody else it is this disk's."""
         newest = self.whole_step or 0
         whole = [it.version for it in self.saved if self._are_all(it.layers)]
         return next((it for it in whole if it <= newest and self._is_with(it, others)), None)
@@ -300,8 +299,8 @@ class Checkpoints:
             self._completing.add_done_callback(report_bug)
 
     async def _complete(self) -> None:
-        """What did not come is asked for again: after the last step nothing else is said with
-        which it would be."""
+        """Ask again for what did not come: after the last step nothing else happens upon which it
+        would be asked for."""
         rest_s = RETRY_S
         while self._news.is_set():
             self._news.clear()
@@ -315,16 +314,16 @@ class Checkpoints:
             rest_s = min(2 * rest_s, LONGEST_REST_S)
 
     async def _complete_steps(self) -> bool:
-        """Whether all came that is offered."""
+        """Whether all came that is offered of any step."""
         is_all, announced = True, self._announced.newest_first()
-        self._incomplete &= {step for step, _ in announced}  # of the others nobody tells any more
+        self._incomplete &= {step for step, _ in announced}  # nobody tells of other steps any more
         for step, told in announced:
             if step > min(self._committed_step, self._reached):
                 continue  # its digests are told with the next step
             directory = checkpoint_directory(self._root, step)
             saves_itself = self._saves_itself() and step not in self._unsaved
             if step == self._spec.total_steps and not saves_itself:
-                # a spare, too, wants the model in the end, and whoever had no room for its layers
+                # in the end a spare wants the model, and a peer that had no room for its layers
                 await self._begin(directory, step)
             if (self.whole_step is not None and step <= self.whole_step) or not is_begun(directory):
                 continue
@@ -338,14 +337,14 @@ class Checkpoints:
     async def _complete_step(
         self, step: int, told: Mapping[str, CheckpointFiles], directory: Path
     ) -> bool:
-        """Whether all came that is offered of it. Others hear of what came, also if something did
-        not; of nothing new they do not, else all would answer one another for ever."""
+        """Whether all came that is offered of a step. Others hear of what came, even if not all
+        did. Of nothing new they do not hear, else all would answer one another for ever."""
         first_s = now.monotonic_s() + TOLD_EVERY_S
         self._told_again_s, self._untold = max(self._told_again_s, first_s), False
         came = partial(self._layer_came, step, len(told))
         fetch = partial(self._fetched, directory, told, came)
         if (failure := await fetch()) is not None and self._room.is_short:
-            # none may be saved any more with which old ones would go
+            # no checkpoint may be saved any more that would make old ones go
             await self._make_room(step)
             failure = await fetch()
         if self._untold:
@@ -362,14 +361,14 @@ class Checkpoints:
         told: Mapping[str, CheckpointFiles],
         came: Callable[[], Awaitable[None]],
     ) -> Exception | None:
-        """Why something did not come."""
+        """Why something did not come; None if all came."""
         try:
             return await self.fetches.complete(directory, told, self.withheld, came)
         except (UserError, OSError, NoRoom) as error:
             return error
 
     async def _layer_came(self, step: int, others: int) -> None:
-        """Others may have it from here at once: who saved it has one line for all of them."""
+        """Others may have the layer from here at once: its saver has one line for all of them."""
         self._untold = True
         if (now_s := now.monotonic_s()) >= self._told_again_s:
             told_bytes = others * layer_count(self._spec) * TOLD_LAYER_BYTES
@@ -378,7 +377,7 @@ class Checkpoints:
             await self._files_changed(step)
 
     async def _begin(self, directory: Path, step: int) -> None:
-        """A checkpoint of the step that is committed now, on its lineage."""
+        """Begin a checkpoint of the step that is committed now, on its lineage."""
         try:
             is_right = read_manifest(directory).lineage == self._lineage
         except UserError:
@@ -387,7 +386,7 @@ class Checkpoints:
             await self.save(step, {}, self._lineage)
 
     def tell(self, step: int) -> Collection[int] | None:
-        """The others, which layers of a step are on this disk, and return them; None: none is."""
+        """Tell the others which layers of a step are here, and return them; None if none is."""
         try:
             manifest = read_manifest(checkpoint_directory(self._root, step))
         except UserError:
@@ -406,7 +405,7 @@ class Checkpoints:
         self._here.changed()
 
     def _are_all(self, layers: Iterable[int]) -> bool:
-        """That the run leaves to this peer."""
+        """Whether these are all layers that the run leaves to this peer."""
         return self.withheld.union(layers) == set(range(layer_count(self._spec)))
 
     async def _prune(self, made: int) -> None:
@@ -414,16 +413,16 @@ class Checkpoints:
         await self._remove(prune, self._root, keep, made, every)
 
     async def _prune_parts(self, made: int) -> None:
-        """What others are told of is what all may go back to, so none of it goes before a whole one
-        takes its place; nor does what is in use. As many whole ones stay as ever, but one where
-        there is no room for the next."""
+        """Remove parts that are too old. All may go back to what others are told of, so it stays
+        until a whole one takes its place; and so does what is in use. As many whole ones stay as
+        ever, but only one where there is no room for the next."""
         keep, every = self._spec.checkpoint.keep, self._spec.audit.undo_every
         newest, full = max(keep, SAVED_TOLD), 1 if self._room.is_short else keep
         await self._remove(prune_parts, self._root, made, newest, full, every, self.in_use())
 
     async def _make_room(self, made: int) -> None:
-        """For a whole one: of those before it the newest that can be loaded stays, of which others
-        are told, too; so it takes the place of all that is older."""
+        """Make room for a whole one. Of those before it the newest that can be loaded stays: others
+        are told of it, too, so it takes the place of all that is older."""
         await self._prune_parts(made)
         if (whole := self.safe_step(())) is not None and whole < made:
             every = self._spec.audit.undo_every
@@ -432,7 +431,7 @@ class Checkpoints:
         self._here.changed()
 
     def in_use(self) -> list[Path]:
-        """What is fetched here or from here just now."""
+        """Checkpoints that are fetched here or from here just now."""
         return [*self._here.asked_lately(), *filter(None, [self._under_way])]
 
     async def _remove(self, pruned: Callable[..., list[Path]], *given: Any) -> None:

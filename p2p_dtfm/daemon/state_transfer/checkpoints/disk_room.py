@@ -1,8 +1,8 @@
 """Whether this disk has room for the whole model, beside what this peer is to save of it next.
 
-It is asked before any of it is fetched. Else a disk that is too small would fill up with it: what
-came of a file then goes, and is asked for again, over this line and the others', for ever; and
-meanwhile the peer's own layers cannot be saved, of which nobody else may have a copy.
+That is asked before any of the model is fetched. Else the model would fill up a disk that is too
+small. What came of a file would go, and be asked for again, over this line and the others', for
+ever. Meanwhile the peer could not save its own layers, of which nobody else may have a copy.
 """
 
 import logging
@@ -20,13 +20,14 @@ from p2p_dtfm.train.model.layer_state import state_bytes_limit
 
 TROUBLE = "room"
 FIRST_REST_S, LONGEST_REST_S = 2.0, 1800.0
-"""After a file came that the disk did not take, though it seemed to have room, as under a quota."""
+"""How long to rest after the disk did not take a file, though it seemed to have room, as under a
+quota."""
 
 log = logging.getLogger("p2p_dtfm.checkpoints")
 
 
 class NoRoom(Exception):
-    """Which was said when it began."""
+    """There is no room, which was said when that began."""
 
 
 class DiskRoom:
@@ -38,14 +39,15 @@ class DiskRoom:
         self._troubles = troubles
         self.saves: Collection[int] = ()
         self.is_short = False
-        """Also where it is said to have room, and has refused a file."""
+        """Whether there is no room; also where the disk seems to have room, and has refused a
+        file."""
         self._rest_s = FIRST_REST_S
         self._again_s: float | None = None
-        """When it may be asked to take one once more."""
+        """When the disk may be asked to take a file once more."""
 
     def require(self, missing: Collection[int]) -> None:
-        """For all these layers, the largest of them twice: it is copied to its place. Raises
-        `NoRoom`."""
+        """Raises `NoRoom` unless there is room for all these layers, and for the largest of them
+        twice: it is copied to its place."""
         if self._again_s is not None and now.monotonic_s() < self._again_s:
             raise NoRoom
         sizes = [self._sizes[layer] for layer in missing]
@@ -60,19 +62,19 @@ class DiskRoom:
             self.over()
 
     def refused(self, error: OSError | UserError) -> None:
-        """A file that was fetched."""
+        """The disk did not take a file that was fetched."""
         self._again_s = now.monotonic_s() + self._rest_s
         self._rest_s = min(2 * self._rest_s, LONGEST_REST_S)
         cause = error.cause if isinstance(error, UserError) else error.strerror or error
         self._say(f"the disk does not take the whole model: {cause}", "room")
 
     def took(self) -> None:
-        """One."""
+        """The disk took a file."""
         self._again_s, self._rest_s = None, FIRST_REST_S
         self.over()
 
     def over(self) -> None:
-        """Nothing is wanted that it has no room for."""
+        """Nothing is wanted that the disk has no room for."""
         self.is_short = False
         self._troubles.over(TROUBLE)
 
@@ -87,7 +89,7 @@ class DiskRoom:
     def _free_bytes(self, unknown: int) -> int:
         try:
             return disk.free_bytes(self._root)
-        except OSError:  # it is seen when something is written
+        except OSError:  # the fault shows when something is written
             return unknown
 
     @cached_property

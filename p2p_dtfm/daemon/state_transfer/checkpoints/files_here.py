@@ -16,14 +16,15 @@ from p2p_dtfm.train.model.checkpoint import (
 from p2p_dtfm.train.model.gpt import layer_count
 
 SAVED_TOLD = 4
-"""So many of the newest checkpoints others are told of, should all have to go back to one; of those
-that are kept for that as many; and the fullest, if it is not among them."""
+"""How many of the newest checkpoints others are told of, should all have to go back to one. They
+are told of as many of those that are kept for that, and of the fullest, if it is not among
+these."""
 ASKED_S, ASKED_KEPT = 600.0, 2
-"""Of those from which somebody has fetched so lately, so many are in use."""
+"""Checkpoints from which somebody has fetched within this time are in use, at most this many."""
 
 
 class FilesHere:
-    """Whoever changes something calls `changed`, and `look` once files are named otherwise."""
+    """Whoever changes files here calls `changed`, and `look` once files have other names."""
 
     def __init__(self, root: Path, spec: RunSpec) -> None:
         self._root = root
@@ -56,13 +57,13 @@ class FilesHere:
         return list(self._asked_s)
 
     def is_of_ends(self, blob: str) -> bool:
-        """Whether it is a file of the first layer, or of the last one."""
+        """Whether this is a file of the first layer, or of the last one."""
         return blob in self._of_ends
 
     @property
     def saved(self) -> tuple[SavedState, ...]:
-        """What can be loaded, newest first, the fullest perhaps last; read anew when that has
-        changed."""
+        """What can be loaded, newest first, perhaps with the fullest at the end. Read anew when
+        that has changed."""
         seen = (self._changes, changed_ns(self._root))
         if seen != self._seen:
             every = self._spec.audit.undo_every
@@ -75,26 +76,26 @@ class FilesHere:
         return self._saved
 
     def _sound_layers(self, checkpoint: Checkpoint) -> tuple[int, ...]:
-        """As far as is known."""
+        """The layers that are not known to be damaged."""
         step = checkpoint.manifest.step
         return tuple(layer for layer in checkpoint.layers if (step, layer) not in self._damaged)
 
     def mark_damaged(self, step: int, layer: int) -> None:
-        """It could not be loaded: nobody is told of it any more, in this life."""
+        """A file could not be loaded: nobody is told of it any more, in this life."""
         self._damaged.add((step, layer))
         self.changed()
         self.look()
 
     def mark_written(self, step: int, layers: set[int]) -> None:
-        """Anew."""
+        """These layers' files are written anew."""
         self._damaged -= {(step, layer) for layer in layers}
 
     def changed(self) -> None:
-        """What `saved` says is out of date."""
+        """`saved` is out of date."""
         self._changes += 1
 
     def look(self) -> None:
-        """By which digests files are asked for now."""
+        """Learn by which digests files are asked for now."""
         found = [
             (file.digest, int(layer), checkpoint.directory)
             for checkpoint in list_checkpoints(self._root)

@@ -1,9 +1,9 @@
-"""The files that a checkpoint lacks here, from whoever has announced them: which one is asked for
-next, and of whom.
+"""The files that a checkpoint lacks here, from members that have announced them: which file is
+asked for next, and of whom.
 
-Members begin with layers that differ, and those that fewest have come first: what one of them has
-fetched the others need not fetch from who saved it, whose line would be the only one in use; and
-where who saved a layer dies, its copies are as many as time allowed for.
+Members begin with different layers, and with those that fewest have. So they can fetch layers from
+one another: else the line of the peer that saved them would be the only one in use. Where that peer
+dies, its layers have as many copies as time allowed for.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from p2p_dtfm.train.model.checkpoint import CheckpointFailed, add_layer_file, re
 from p2p_dtfm.train.model.gpt import layer_count
 
 REST_S = 30.0
-"""For so long nobody is asked again for a layer that did not come, while others do."""
+"""For so long a layer that did not come is not asked for again, while others come."""
 
 log = logging.getLogger("p2p_dtfm.checkpoints")
 
@@ -51,7 +51,7 @@ class LayerFetches:
         self._room = room
         self._busy = busy
         self.me = ""
-        """By which the layers are drawn that this peer begins with."""
+        """This peer's name, by which the layers are drawn that it begins with."""
 
     async def complete(
         self,
@@ -60,13 +60,13 @@ class LayerFetches:
         withheld: Collection[int],
         came: Callable[[], Awaitable[None]],
     ) -> UserError | BlobUnavailable | None:
-        """All that is offered of a checkpoint; `came` is told of each layer. What went wrong with
-        one that did not come, if any. `told` outlives newer steps: where they come fast, what was
-        begun is ended too.
+        """Fetch all that is offered of a checkpoint; `came` is told of each layer. Returns what
+        went wrong with a layer that did not come, if any. `told` outlives newer steps: where they
+        come fast, what was begun is still ended.
 
         A layer that nobody gives holds up no other: where fewest have it, it would be the first
-        each time. It is tried again after something else came, and so this comes to an end.
-        Raises `NoRoom`, and `UserError` and `OSError` where the disk is at fault.
+        each time. It is tried again after something else came, and so this comes to an end. Raises
+        `NoRoom`, and `UserError` and `OSError` where the disk is at fault.
         """
         failed: dict[int, _Failed] = {}
         while (wanted := self._next(directory, told, withheld, failed)) is not None:
@@ -91,7 +91,7 @@ class LayerFetches:
         withheld: Collection[int],
         failed: Collection[int],
     ) -> _LackedLayer | None:
-        """Of those that are missing and offered, what fewest have. Raises `NoRoom`."""
+        """Of the layers that are missing and offered, the one that fewest have. Raises `NoRoom`."""
         manifest = read_manifest(directory)
         every = range(layer_count(manifest.spec()))
         missing = [n for n in every if str(n) not in manifest.layers and n not in withheld]
@@ -109,9 +109,11 @@ class LayerFetches:
         return len(wanted.offers), _drawn(f"{self.me} {wanted.layer}")
 
     async def _fetch(self, directory: Path, wanted: _LackedLayer) -> None:
-        """What most peers offer first. Raises what went wrong with the last of the offers.
+        """Fetch a layer, first as the file that most peers offer. Raises what went wrong with the
+        last of the offers.
 
-        Meanwhile others may save: who has a file alone may take as long as it likes to give it.
+        Meanwhile others may save: a peer that has a file alone may take as long as it likes to give
+        it.
         """
         layer, offers, lineage = wanted
         ranked = Counter(offers.values()).most_common()

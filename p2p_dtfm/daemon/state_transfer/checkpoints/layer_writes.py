@@ -17,7 +17,7 @@ log = logging.getLogger("p2p_dtfm.checkpoints")
 
 
 class LayerWrites:
-    """Of one run. `busy` is held while something is written to a checkpoint."""
+    """The writes of one run. `busy` is held while something is written to a checkpoint."""
 
     def __init__(self, spec: RunSpec, compute: Compute, busy: asyncio.Lock) -> None:
         self._spec = spec
@@ -26,9 +26,9 @@ class LayerWrites:
         self._under_way: asyncio.Task[Any] | None = None
 
     async def unbroken(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """Nobody else writes until this work has ended, which it does also where whoever waits for
-        it is cancelled, as with a view: the thread would go on, beside whoever writes next, and
-        files would stay that no manifest names. Raises what the work does.
+        """Do this work while nobody else writes. It goes on to its end even if its caller is
+        cancelled, as with a view. Else its thread would go on beside the next writer, and leave
+        files that no manifest names. Raises what the work does.
 
         Work that has not begun by then does not begin: what it would write may be taken back.
         """
@@ -42,14 +42,14 @@ class LayerWrites:
             raise
 
     async def close(self) -> None:
-        """When what is under way has ended."""
+        """Wait until what is under way has ended."""
         if self._under_way is not None:
             await asyncio.wait([self._under_way])
 
     async def write(
         self, root: Path, step: int, states: Iterable[LayerState], lineage: str
     ) -> set[int]:
-        """Which layers are written. Raises `CheckpointFailed`."""
+        """Returns which layers are written. Raises `CheckpointFailed`."""
         tokens = step * self._spec.tokens_per_step
         opened = OpenCheckpoint(root, self._spec, step, tokens, lineage)
         await asyncio.to_thread(opened.begin)
@@ -59,9 +59,9 @@ class LayerWrites:
         return opened.written
 
     async def _add(self, opened: OpenCheckpoint, state: LayerState, step: int) -> None:
-        """One copy at a time: of a whole stage there may be no room for one. It is made where
-        states are changed, since not everybody who saves has training wait: a layer that has gone
-        on meanwhile is left out."""
+        """Add one layer. Only one copy is made at a time: there may be no room for that of a whole
+        stage. It is made where states are changed, since not every save has training wait. A layer
+        that has gone on meanwhile is left out."""
 
         def copied() -> memoryview | None:
             return state.to_bytes() if state.version == step else None
@@ -71,6 +71,6 @@ class LayerWrites:
 
 
 def report_bug(task: asyncio.Task[Any]) -> None:
-    """Training goes on without a whole checkpoint, but not without a word."""
+    """Training goes on without a whole checkpoint, but the bug is logged."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("bug while keeping checkpoints", exc_info=error)

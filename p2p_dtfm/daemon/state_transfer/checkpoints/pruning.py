@@ -42,12 +42,12 @@ def prune_parts(
     undo_every: int = 0,
     in_use: Collection[Path] = (),
 ) -> list[Path]:
-    """Delete the oldest while those that are made here do not become whole, and torn ones with
-    them: else nothing ever went, until the disk was full.
+    """Delete the oldest checkpoints, and torn ones with them, while those that are made here do not
+    become whole. Else nothing would ever go, until the disk was full.
 
-    Of those up to step `made` the `newest` stay, so many of the fullest, those that are kept to go
-    back to (`worth_keeping`) and those `in_use`. Later ones may be of a side of a split swarm that
-    was given up; they keep no place from these. Returns the deleted directories. Raises
+    Of those up to step `made` these stay: the `newest`, the `full` fullest, those that are kept to
+    go back to (`worth_keeping`) and those `in_use`. Later ones may be of a side of a split swarm
+    that was given up; they take no place from these. Returns the deleted directories. Raises
     `CheckpointFailed`.
     """
     found = [it for it in list_checkpoints(root) if it.manifest.step <= made]
@@ -58,7 +58,7 @@ def prune_parts(
 
 
 def _remove_but(kept: Collection[Path], root: Path, oldest: int) -> list[Path]:
-    """All that is older than step `oldest`, but for what is kept."""
+    """Delete all that is older than step `oldest`, but for what is kept."""
     doomed = [d for d in step_directories(root) if d not in kept and step_of(d) < oldest]
     for directory in doomed:
         remove_checkpoint(directory)

@@ -1,4 +1,4 @@
-"""Reduced gradients on their way to one who follows layers: chunk by chunk, step by step."""
+"""Reduced gradients on their way to a follower of layers: chunk by chunk, step by step."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -13,8 +13,8 @@ from p2p_dtfm.train.stage.finite import is_finite
 from p2p_dtfm.train.stage.tensor_bytes import tensor_from_bytes
 
 GRADIENTS_LIMIT_BYTES = 512 << 20
-"""Of steps that are not replayed yet; beyond it the follower begins again from a newer state. Of
-large layers more may wait: always two steps, as at the donor (`queued_bytes_limit`)."""
+"""The room for steps that are not replayed yet; beyond it the follower begins again from a newer
+state. Of large layers more may wait: always two steps, as at the donor (`queued_bytes_limit`)."""
 
 Tensor = Any
 
@@ -24,19 +24,20 @@ class _Gradient:
     """A layer's reduced gradient of one step on its way here."""
 
     whole: Tensor
-    """Flat fp32; of any values where chunks are missing."""
+    """Flat fp32; where chunks are missing its values mean nothing."""
     missing: set[int]
     """Where the chunks that have not come begin."""
 
     def take(self, start: int, chunk: Tensor) -> None:
-        """The first that comes counts: whoever was told of the whole may be using it."""
+        """Take a chunk. The first that comes counts: whoever was told of the whole may be using
+        it."""
         if start in self.missing:
             self.whole[start : start + len(chunk)] = chunk
             self.missing.discard(start)
 
 
 class ArrivingGradients:
-    """Those of some layers, by step, until they are replayed."""
+    """The gradients of some layers, by step, until they are replayed."""
 
     def __init__(self, workload: Workload, layers: Collection[int]) -> None:
         self._workload = workload
@@ -45,7 +46,7 @@ class ArrivingGradients:
         self._found: dict[tuple[int, int], _Gradient] = {}
         self._held_bytes = 0
         self.rolled: set[int] = set()
-        """Layers whose states were moved on by any, or are at this moment."""
+        """Layers whose states were moved on by any gradient, or are at this moment."""
 
     def require_possible(self, sender: str, header: FrameHeader) -> None:
         """Raises `PeerFault` for a frame that cannot be a chunk of a gradient."""
@@ -57,7 +58,7 @@ class ArrivingGradients:
             raise PeerFault(f"a gradient of {header.dtype} in {header.codec}", sender)
 
     def take(self, sender: str, header: FrameHeader, payload: bytearray) -> None:
-        """A chunk that is possible. Raises `PeerFault` for values that are no numbers."""
+        """Take a chunk that is possible. Raises `PeerFault` for values that are no numbers."""
         chunk, key = tensor_from_bytes(payload, header.shape), (header.layer, header.step)
         if not is_finite(chunk):
             raise PeerFault(f"a gradient of layer {header.layer} that is not finite", sender)
@@ -73,7 +74,7 @@ class ArrivingGradients:
         return self._held_bytes > self._limit_bytes
 
     def whole(self, layer: int, step: int) -> Tensor | None:
-        """Flat fp32; None while a part of it is missing."""
+        """The whole gradient, flat fp32; None while a part of it is missing."""
         gradient = self._found.get((layer, step))
         return None if gradient is None or gradient.missing else gradient.whole
 
@@ -82,18 +83,18 @@ class ArrivingGradients:
         return any(of == layer and later > step for of, later in self._found)
 
     def replayed(self, layer: int, step: int) -> None:
-        """It is not needed any more, nor are those before it."""
+        """This gradient is not needed any more, nor are those before it."""
         for old in [key for key in self._found if key[0] == layer and key[1] <= step]:
             self._held_bytes -= self._found.pop(old).whole.nbytes
 
     def largest_of(self, donor_of: Mapping[int, str]) -> str:
-        """Of the donors of the layers, the one whose gradients take most room."""
+        """The donor whose gradients take most room; `donor_of` is by layer."""
         held_bytes: Counter[str] = Counter()
         for (layer, _), gradient in self._found.items():
             held_bytes[donor_of[layer]] += gradient.whole.nbytes
         return held_bytes.most_common(1)[0][0]
 
     def drop(self, layers: Collection[int]) -> None:
-        """All that is here of these."""
+        """Drop all gradients of these layers."""
         for key in [key for key in self._found if key[0] in layers]:
             self._held_bytes -= self._found.pop(key).whole.nbytes

@@ -1,15 +1,15 @@
-"""Who has the state that a view needs somewhere else."""
+"""Which members have a layer's state that a view needs somewhere else."""
 
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.recovery.view import View
 
 
 def donors_of(view: View, layer: int, me: str, taken_over: bool = False) -> list[str]:
-    """Who has a layer's state from which `view` goes on, best first.
+    """The members that have a layer's state from which `view` goes on, best first.
 
-    For a planned view these are the holders of the view before it, first those that stay; once it
-    has taken over, its own holders have the state as well. Whoever goes with an unplanned view has
-    nothing that its members have not.
+    For a planned view these are the holders of the view before it, first those that stay. Once it
+    has taken over, its own holders have the state as well. A peer that goes with an unplanned view
+    has nothing that its members have not.
     """
     snapshot, plan = view.snapshot, view.plan
     if snapshot.planned and snapshot.present is not None:
@@ -29,6 +29,6 @@ def holders_in(plan: Plan | NoPlan, layer: int) -> tuple[str, ...]:
 
 
 def guarded_from(view: View, layer: int, me: str) -> list[str]:
-    """Whom the guardian of a layer follows: those who hold it in the view itself."""
+    """The members that the guardian of a layer follows: those that hold it in the view itself."""
     assert isinstance(view.plan, Plan)
     return [peer for peer in view.plan.holders(layer) if peer != me]

@@ -44,11 +44,11 @@ from p2p_dtfm.train.data import is_digest
 from p2p_dtfm.train.model.layer_state import state_bytes_limit
 
 FETCHED_LIMIT_BYTES = 256 << 20
-"""Of states on their way: one layer's from each of several donors, so that their uplinks add up."""
+"""States on their way: one layer from each of several donors, so that their uplinks add up."""
 REASON_LIMIT = 200
 RETRY_S = 1.0
 LOOKS_EVERY_S = 0.5
-"""At what comes of a fetch, and of a request."""
+"""How often a follower looks at what comes of a fetch, and of a request."""
 
 log = logging.getLogger("p2p_dtfm.follower")
 
@@ -56,8 +56,8 @@ log = logging.getLogger("p2p_dtfm.follower")
 class Follower:
     """Brings the states of some layers for one agreed view. Run `run`; it ends when cancelled.
 
-    `on_progress` is called whenever more is there. `on_gradient(donor, layer, step, gradient)`
-    hears of each whole reduced gradient that rolls a state here forward: a guardian has it.
+    `on_progress` is called whenever more is there. A guardian gives `on_gradient(donor, layer,
+    step, gradient)`, which hears of each whole reduced gradient that rolls a state here forward.
     `may_roll(step)`: whether states may be moved on by that step, as far as this peer knows; call
     `go_on` when more may.
     """
@@ -72,7 +72,7 @@ class Follower:
         may_roll: MayRoll = lambda step: True,
         came_from: Mapping[int, Collection[str]] = MappingProxyType({}),
     ) -> None:
-        """`came_from`: who has given what is here of these layers, if it was brought."""
+        """`came_from`: which peers have given what is here of these layers, if it was brought."""
         self.view = view
         self.layers = frozenset(layers)
         self.missing = set(layers)
@@ -90,19 +90,19 @@ class Follower:
         self._asks = asyncio.Event()
         self._offers: asyncio.Queue[tuple[str, LayerOffered]] = asyncio.Queue()
         self._taken: dict[int, tuple[int, int]] = {}
-        """Of each layer, by the number of the request and the version, the newest of its offers."""
+        """By layer: the number of the request and the version of its newest offer."""
         self._fetches: dict[int, asyncio.Task[None]] = {}
-        """The latest of each layer."""
+        """The latest fetch of each layer."""
         self._room = ByteSemaphore(FETCHED_AT_ONCE, FETCHED_LIMIT_BYTES)
         self._votes = StateVotes()
         self.came_from = {it: set(peers) for it, peers in came_from.items() if it in layers}
-        """By layer: who has given its state, and the gradients that have moved it on."""
+        """By layer: the peers that gave its state, and the gradients that have moved it on."""
         coming = Coming(self.layers, self.missing, self._donor_of, self.came_from)
         self._replaying = Replaying(
             coming, tools, on_progress, on_gradient, may_roll, self._begin_again
         )
         self._asks_anew: set[int] = set()
-        """Here, and not what its holder has, as far as that is known."""
+        """Layers that are here, and not what their holder has, as far as that is known."""
         self._has_stopped = False
 
     async def run(self) -> None:
@@ -200,8 +200,8 @@ class Follower:
         self._ask_soon(self._donor_of[layer])
 
     def _leave(self, donor: str, layers: Iterable[int]) -> None:
-        """Ask others for those of the layers that a donor has not given, where there are any; from
-        the same one comes the rest, and what moves on with the steps."""
+        """Ask others, where there are any, for those of the layers that a donor has not given. The
+        rest still comes from that donor, and so does what moves on with the steps."""
         comes = {layer for layer, fetch in self._fetches.items() if not fetch.done()}
         for layer in sorted((self.missing | comes).intersection(layers)):
             if self._donor_of[layer] == donor and self._has_others(donor, layer):
@@ -267,7 +267,7 @@ class Follower:
             self._ask_soon(donor)
 
     def _begin_again(self, donor: str, reason: str) -> None:
-        """What others give goes on: no donor can undo it."""
+        """Ask a donor's layers anew. What others give goes on: no donor can undo it."""
         log.warning("asks for newer states than %s gives: %s", donor, reason)
         self._replaying.drop(donor)
         self._turn_from(donor)
@@ -294,7 +294,7 @@ class Follower:
                     self._ask_soon(donor)
 
     async def _watch_offers(self) -> None:
-        """Who takes a request and offers nothing is as slow as who gives nothing."""
+        """A donor that takes a request and offers nothing is as slow as one that gives nothing."""
         while True:
             await asyncio.sleep(LOOKS_EVERY_S)
             late: dict[str, list[int]] = {}
@@ -315,20 +315,20 @@ class Follower:
         return (held := self._tools.states.get(layer)) is not None and held.version == version
 
     def _is_news(self, offer: LayerOffered) -> bool:
-        """Gradients may have moved on what was here when it was asked for anew; those are gone."""
+        """Whether the offer is newer. What is here may have moved on by gradients that are gone."""
         held, layer = self._tools.states.get(offer.layer), offer.layer
         if held is None or layer in self.missing or layer in self._asks_anew:
             return True
         return held.version < offer.version
 
     def _is_unsure(self, donor: str, layer: int) -> bool:
-        """Of what is guarded, whether others have given it than who holds it now: it was not there
-        when its holder asked whether it has what they have."""
+        """Whether a guarded layer came from others than its holder of now. When that holder asked
+        whether it has what others have, this copy was not there."""
         is_foreign = bool(self.came_from.get(layer, set()) - {donor})
         return self._on_gradient is not None and is_foreign and layer in self._tools.states
 
     async def _confirm(self, donor: str, offer: LayerOffered) -> None:
-        """Nothing moves it on before it has arrived."""
+        """Ask whether the donor has the same. Nothing moves the layer on before it has arrived."""
         tools, layer = self._tools, offer.layer
         own = await tools.compute.run(tools.states[layer].file_digest)
         said = await self._votes.word_of(donor, layer, offer.version)
@@ -389,8 +389,8 @@ class Follower:
             fetch.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
     async def _fetch_bytes(self, donor: str, giver: Giver, offer: LayerOffered) -> bytes:
-        """Several layers over a thin line come so slowly that each seems to be stuck: what gives
-        something is gone on with. Raises `BlobUnavailable`."""
+        """Fetch what is offered. Of several layers over a thin line each seems to be stuck, so a
+        fetch goes on as long as the donor gives something. Raises `BlobUnavailable`."""
         donors = list(dict.fromkeys([donor, *self._donors(offer.layer)]))
         blob, size_bytes, blobs = offer.blob, offer.size_bytes, self._tools.net.blobs
         while True:
@@ -427,7 +427,7 @@ class Follower:
         self._replaying.note_seen(step, norm)
 
     def go_on(self) -> None:
-        """States may be moved on that were held back."""
+        """States that were held back may be moved on."""
         self._replaying.go_on()
 
     def stop(self) -> None:

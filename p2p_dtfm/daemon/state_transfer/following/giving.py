@@ -1,10 +1,11 @@
 """How long a donor is waited for, where others have the same states.
 
-What it offers lies with it alone, so nobody else can go on with what it has begun: who gives a byte
-now and then would never be left, and all would blame who fetches. So it must give what its own line
-carries for one of several that fetch at once (`core.liveness.pace`), beside a few seconds. Who was
-left is asked again once all others have been, with twice the patience each time: nobody who is slow
-is given up where nobody better is there.
+What a donor offers lies with it alone, so nobody else can go on with what it has begun. A donor
+that gave a byte now and then would never be left, and all would blame the peer that fetches. So a
+donor must give what its own line carries for one of several that fetch at once
+(`core.liveness.pace`), beside a few seconds. A donor that was left is asked again once all others
+have been, with twice the patience each time: a slow one is not given up where there is no better
+one.
 """
 
 import contextlib
@@ -20,17 +21,17 @@ from p2p_dtfm.ports import now
 
 WAIT_S = FLOOR_NS / 1e9
 FETCHED_AT_ONCE = 4
-"""Layers."""
+"""Layers that are fetched at once."""
 IN_FLIGHT_BYTES = FETCHED_AT_ONCE * CALLS_IN_FLIGHT * CHUNK_LEAST_BYTES
-"""May be on their way over a thin line, before any of it is here."""
+"""What may be on its way over a thin line, before any of it is here."""
 DOUBLINGS_LIMIT = 16
 FAILED_S = 1.0
-"""A fetch that fails at once counts as so much time."""
+"""How much time a fetch that fails at once counts for."""
 STEPS_AHEAD = 2
-"""States are offered between two steps: this many steps may have to pass first."""
+"""How many steps may have to pass first: states are offered between two steps."""
 RESTS_S = 2.0
-"""After what it has offered last, and the time in which the next one is written: who has room for
-some only gives the rest once asked anew."""
+"""How long a donor may rest after its last offer, beside the time in which it writes the next one.
+A donor with room for some only gives the rest once asked anew."""
 SLOW_REMEMBERED = 1024
 
 
@@ -43,7 +44,7 @@ class Giver:
         patience = 1 << min(times_left, DOUBLINGS_LIMIT)
         self._wait_s, self._bytes_per_s = WAIT_S * patience, bytes_per_s / patience
         self._owed_bytes: dict[int, int] = {}
-        """By layer. Who gives one again gains no time by that."""
+        """Bytes by layer. A donor that gives one again gains no time by that."""
         self.came_bytes = 0
         self._fetches = 0
         self._since_s = self._waited_s = 0.0
@@ -66,12 +67,13 @@ class Giver:
         self.came_bytes += size_bytes
 
     def failed(self) -> None:
-        """A fetch has."""
+        """A fetch has failed."""
         self._waited_s += FAILED_S
 
     @property
     def is_late(self) -> bool:
-        """Never while it gives at its rate, and at last when all should be here at that."""
+        """Whether it is too slow: never while it gives at its rate, and at last when all should be
+        here at that rate."""
         here_s = now.monotonic_s() - self._since_s if self._fetches else 0.0
         due_bytes = min(self.came_bytes + IN_FLIGHT_BYTES, sum(self._owed_bytes.values()))
         return self._waited_s + here_s > self._wait_s + due_bytes / self._bytes_per_s
@@ -79,7 +81,7 @@ class Giver:
 
 class Givers:
     """The donors of one follower. `slow`: how often each was left for others, by any follower of
-    this peer: who asks anew in the next view does not begin with the same one."""
+    this peer. One that asks anew in the next view does not begin with the same donor."""
 
     def __init__(self, view: View, me: str, slow: Counter[str]) -> None:
         self._view = view
@@ -89,14 +91,14 @@ class Givers:
         self._asked_s: dict[int, float] = {}
         """Since when each layer is asked for that nobody has offered yet."""
         self._offered_s: dict[str, float] = {}
-        """When each donor did last, since it was asked."""
+        """When each donor last offered something, since it was asked."""
         plans = [plan for plan in (view.plan, view.snapshot.present) if isinstance(plan, Plan)]
         step_ns = max((plan.predicted_step_ns for plan in plans), default=0)
         self._made_s = view.state_bytes_of(me) / SAVE_BYTES_PER_S
         self._offers_s = WAIT_S + self._made_s + STEPS_AHEAD * step_ns / 1e9
 
     def best_of(self, donors: Sequence[str]) -> str:
-        """The first of those that were left least."""
+        """The first of those that were left least often."""
         return min(donors, key=self._slow.__getitem__)
 
     def of(self, donor: str) -> Giver:
@@ -108,7 +110,7 @@ class Givers:
         self._givers.pop(donor, None)
 
     def too_slow(self, donor: str) -> None:
-        """It is left for that, and has more time when it is turned to again."""
+        """A donor is left for that, and has more time when it is turned to again."""
         self.turned_from(donor)
         self._left[donor] += 1
         if len(self._slow) >= SLOW_REMEMBERED:
@@ -116,19 +118,20 @@ class Givers:
         self._slow[donor] += 1
 
     def asked(self, layers: Iterable[int]) -> None:
-        """Who makes this peer ask anew gains no time by that."""
+        """These layers are asked for. A donor that makes this peer ask anew gains no time by
+        that."""
         for layer in layers:
             self._asked_s.setdefault(layer, now.monotonic_s())
 
     def offered(self, layer: int, donor: str | None = None) -> None:
-        """Or, by nobody, somebody else is to be asked for it."""
+        """A donor has offered a layer. With None, somebody else is to be asked for it."""
         self._asked_s.pop(layer, None)
         if donor is not None:
             self._offered_s[donor] = now.monotonic_s()
 
     def rests(self, layer: int, donor: str) -> bool:
-        """Whether it has offered others and not this one, and that is not because it still writes
-        it; said once of what it has offered."""
+        """Whether a donor has offered others and not this layer, and not because it still writes
+        it. That is said once after each of its offers."""
         offered_s = self._offered_s.get(donor)
         if layer not in self._asked_s or offered_s is None:
             return False
@@ -138,7 +141,7 @@ class Givers:
         return True
 
     def owes(self, layer: int, donor: str) -> bool:
-        """Whether it should have offered it."""
+        """Whether the donor should have offered the layer by now."""
         since_s = self._asked_s.get(layer)
         limit_s = self._offers_s * (1 << min(self._left[donor], DOUBLINGS_LIMIT))
         return since_s is not None and now.monotonic_s() - since_s > limit_s

@@ -27,19 +27,19 @@ MayRoll = Callable[[int], bool]
 
 @dataclass(frozen=True)
 class Coming:
-    """Which layers are followed, as it is at any moment."""
+    """Which layers are followed, and where they come from, at any moment."""
 
     layers: frozenset[int]
     missing: Collection[int]
-    """Of these, whose states are not here yet."""
+    """Those of them whose states are not here yet."""
     donor_of: Mapping[int, str]
     came_from: dict[int, set[str]]
-    """By layer: who has given its state, and the gradients that have moved it on."""
+    """By layer: the peers that gave its state, and the gradients that have moved it on."""
 
 
 class Replaying:
-    """`begin_again(donor, reason)`: what it gives is of no use from here on, so newer states are
-    asked for. `on_progress`, `on_gradient` and `may_roll` are the follower's."""
+    """`begin_again(donor, reason)`: what the donor gives is of no use from here on, so newer states
+    are asked for. `on_progress`, `on_gradient` and `may_roll` are the follower's."""
 
     def __init__(
         self,
@@ -58,9 +58,10 @@ class Replaying:
         self._begin_again = begin_again
         self._gradients = ArrivingGradients(workload_of(tools.spec), coming.layers)
         self._committed: dict[str, dict[int, float]] = {}
-        """By donor: of each step that has committed, the norm of its gradient."""
+        """By donor: the gradient's norm in each step that has committed."""
         self._seen: dict[int, float] = {}
-        """The same as this peer has seen it itself: then it needs no donor's word."""
+        """The same for steps that this peer has seen commit itself: it needs no donor's word for
+        them."""
         self._noted: set[tuple[int, int]] = set()
         self._wake = asyncio.Event()
         self._has_stopped = False
@@ -89,7 +90,7 @@ class Replaying:
         self._wake.set()
 
     def drop(self, donor: str) -> None:
-        """What it has sent; what others give goes on."""
+        """Drop what a donor has sent; what others give goes on."""
         given = {layer for layer, peer in self._coming.donor_of.items() if peer == donor}
         self._gradients.drop(given)
         self._committed.pop(donor, None)
@@ -100,7 +101,7 @@ class Replaying:
         self._wake.set()
 
     def go_on(self) -> None:
-        """A state has come, or may be moved on that was held back."""
+        """A state has come, or one that was held back may be moved on."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -108,7 +109,7 @@ class Replaying:
         self._has_stopped = True
 
     async def run(self) -> None:
-        """For as long as layers are followed."""
+        """Replay for as long as layers are followed."""
         while True:
             try:
                 async with asyncio.timeout(STALL_S):
@@ -125,8 +126,8 @@ class Replaying:
                     self._note_gradient(layer)
 
     def _state_of(self, layer: int) -> LayerState | None:
-        """None where it is not here yet, or not any more: what was guarded goes on for a moment
-        after its view, and nobody may want it in the next one."""
+        """None where the state is not here yet, or not any more. What was guarded goes on for a
+        moment after its view, and nobody may want it in the next one."""
         return None if layer in self._coming.missing else self._tools.states.get(layer)
 
     def _check_stall(self) -> None:
@@ -166,7 +167,7 @@ class Replaying:
         gradient = self._gradients.whole(layer, step)
         if norm is None or gradient is None or not self._may_roll(step):
             return False
-        self._gradients.rolled.add(layer)  # before: its version changes first, and is looked at
+        self._gradients.rolled.add(layer)  # before it moves: its version changes first, and is read
         self._coming.came_from.setdefault(layer, set()).add(donor)
         await tools.compute.run(replay_outcome, tools.spec, state, gradient, step, norm)
         self._gradients.replayed(layer, step)

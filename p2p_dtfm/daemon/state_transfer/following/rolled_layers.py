@@ -1,8 +1,8 @@
 """Layers that have come while training went on, and that gradients of their donors have moved on.
 
-The state that a donor gives counts once the other holders confirm it (`witnesses`). The gradients
-after it nobody else sees: who gets false ones would compute from a state of its own, and the others
-would take it for who lies. So in the first step of its place it asks once more.
+The state that a donor gives counts once the other holders confirm it (`witnesses`). Nobody else
+sees the gradients after it. A peer that gets false ones would compute from a state of its own, and
+the others would take it for a liar. So in the first step of its place it asks once more.
 """
 
 import asyncio
@@ -15,16 +15,18 @@ from p2p_dtfm.daemon.state_transfer.state_tools import FollowerTools
 from p2p_dtfm.daemon.state_transfer.witnesses import WITNESSES_LIMIT, StateVotes
 
 ENOUGH = 3
-"""To leave out whoever gave the gradients."""
+"""If so many others hold the layer, the one that gave the gradients is left out."""
 
 
 async def unlike_layers(
     view: View, tools: FollowerTools, votes: StateVotes, givers: Mapping[int, str], version: int
 ) -> set[int]:
-    """Those that are not what the holders of the view before have at `version`, at which they wait
-    for this peer; `givers`: by layer, who gave the gradients. Nothing can be said yet of what it is
-    to guard where the last gradient is on its way: to take it for false would throw away what may
-    be the only other copy."""
+    """Layers that are not what the holders of the view before have at `version`, at which they wait
+    for this peer. `givers`: by layer, who gave the gradients.
+
+    A layer that is to be guarded is left out while its last gradient is on its way. To take it for
+    false would throw away what may be the only other copy.
+    """
     here = (layer for layer in sorted(givers) if tools.states[layer].version == version)
     holders = {
         layer: witnesses_of(donors_of(view, layer, tools.me), givers[layer]) for layer in here
@@ -35,12 +37,12 @@ async def unlike_layers(
         tools.net.messenger.tell(peer, said)
     own = {layer: await tools.compute.run(tools.states[layer].file_digest) for layer in holders}
     odd = (votes.is_odd(peers, layer, version, own[layer]) for layer, peers in holders.items())
-    return set(compress(holders, await asyncio.gather(*odd)))  # who says nothing is waited for once
+    return set(compress(holders, await asyncio.gather(*odd)))  # all silent ones cost one wait
 
 
 def witnesses_of(holders: Sequence[str], giver: str) -> Sequence[str]:
-    """Whom to ask: of more than two an odd number, so that colluders that are fewer than the others
-    are no half of them."""
+    """Whom to ask. Of more than two it is an odd number, so that colluders that are fewer than the
+    others are no half of them."""
     others = [peer for peer in holders if peer != giver]
     asked = others if len(others) >= ENOUGH else holders
     count = min(len(asked), WITNESSES_LIMIT + 1)

@@ -70,8 +70,9 @@ class Microbatches:
         replay: StageReplay,
         on_final: Callable[[int], None] = lambda layer: None,
     ) -> None:
-        """Forward and backward of each that `work` has not done yet. `on_final(layer)` is called,
-        for the last layer first, when all gradients of these are in its buffer."""
+        """Do the forward and backward of each microbatch that `work` has not done yet.
+        `on_final(layer)` is called, for the last layer first, when all gradients of that layer are
+        in its buffer."""
         self._replay, self._step = replay, step
         self._boundary.begin(replay)
         work, places = self._work, {number: n for n, number in enumerate(replay.microbatches)}
@@ -119,7 +120,8 @@ class Microbatches:
             note_final(layer)
 
     def _order(self, places: Mapping[int, int]) -> StageOrder:
-        """That of this step; `places` are those of its microbatches in it."""
+        """The order of this step's tasklets; `places` are the positions of its microbatches in
+        it."""
         work = self._work
         sent = {places[number] for number in self._replay.next_may_have}
         return StageOrder(
@@ -140,7 +142,8 @@ class Microbatches:
         return self._boundary.gradient_key(step, number)
 
     async def _unless_poisoned(self, work: Awaitable[Result]) -> Result:
-        """Of what no correct neighbour sends nothing is made, and the step does not go on."""
+        """The result of `work`. From what no correct neighbour sends nothing is made: its sender is
+        blamed, and the step does not go on."""
         try:
             return await work
         except PeerFault as fault:
@@ -163,8 +166,8 @@ class Microbatches:
         self, step: int, under_way: Tasklet, order: StageOrder, tensors: Arrived
     ) -> "_Begun | None":
         """Begin what surely comes after `under_way`: then the compute thread goes on at once, and
-        does not wait for the event loop. But what is told of as progress is begun one by one,
-        after all before it was told of."""
+        does not wait for the event loop. But a tasklet that is told of as progress begins only
+        after all before it were told of."""
         if not order.splits:
             return None
         after = order.next_for_sure(only_weight=under_way.kind is not TaskletKind.WEIGHT)
@@ -183,7 +186,8 @@ class Microbatches:
         note_final(min(self._runner.layer_states))
 
     def _send_if_missing(self, step: int, tasklet: Tasklet, sent: Outgoing | None) -> None:
-        """To the neighbour, unless it has kept what came of it."""
+        """Send a tasklet's tensor to the neighbour, unless the neighbour has kept what came of
+        it."""
         number = self._replay.microbatches[tasklet.microbatch]
         is_forward = tasklet.kind is TaskletKind.FORWARD
         kept = self._replay.next_has if is_forward else self._replay.previous_has
@@ -206,9 +210,10 @@ class Microbatches:
     async def _arrived(
         self, key: FrameKey, payload: bytearray, place: int, order: StageOrder, tensors: Arrived
     ) -> None:
-        """Raises `PeerFault`.
+        """Take in a frame that has come. Raises `PeerFault`.
 
-        What others could not know to be done here comes once more, and is not needed.
+        Others cannot always know what is done here, and may send it once more: then it is not
+        needed.
         """
         is_input = key.kind is FrameKind.ACTIVATION
         if place < (len(self._work.forwarded) if is_input else self._work.backwards):
@@ -256,7 +261,7 @@ class Microbatches:
         return sent
 
     async def _send_kept(self, step: int, replay: StageReplay) -> None:
-        """What neighbours have lost, or never got, of that which is done here."""
+        """Send what neighbours have lost, or never got, of what is done here."""
         work = self._work
         due: list[tuple[FrameKind, int]] = []
         if not self._runner.has_head:
@@ -273,8 +278,8 @@ class Microbatches:
     async def _last_backward(
         self, number: int, gradient: Tensor | None, note_final: Callable[[int], None]
     ) -> Outgoing | None:
-        """Layer by layer, so that other work of this peer's thread gets in between. All but the
-        first of them are final then."""
+        """The last backward, layer by layer, so that other work of this peer's thread gets in
+        between. Afterwards all layers but the first are final."""
         sent: Outgoing | None = None
         first = min(self._runner.layer_states)
         for layer in reversed(self._runner.layer_states):
@@ -284,16 +289,18 @@ class Microbatches:
             gradient = None
             if layer != first:
                 note_final(layer)
-                await asyncio.sleep(0)  # what is now to be done with it goes first
+                await asyncio.sleep(0)  # what is now to be done with this layer goes first
         return sent
 
     def _end_layer(self, number: int, layer: int, gradient: Tensor | None) -> None:
-        """With what comes after its last backward in this thread. Compute thread."""
+        """A layer's last backward, and at once what comes after it in this thread. Compute
+        thread."""
         self._backward_layer(number, layer, gradient)
         self.ends(layer)
 
     def _backward_layer(self, number: int, layer: int, gradient: Tensor | None) -> Outgoing | None:
-        """Takes the gradient that the layer above has left, or the first one. Compute thread."""
+        """Takes the gradient that the layer above has left, or, at the last layer, `gradient`.
+        Compute thread."""
         self._boundary.require_finite(FrameKind.ACTIVATION_GRADIENT, number, gradient)
         backward = self._recorder.timed("backward", number, self._runner.backward_layer)
         unfinished = self._work.unfinished
@@ -305,14 +312,15 @@ class Microbatches:
         return self._backward_done(number, result)
 
     def _finish_backward(self) -> None:
-        """One that was stopped between two layers. Compute thread."""
+        """Finish a backward that was stopped between two layers. Compute thread."""
         while (unfinished := self._work.unfinished) is not None:
             self._backward_layer(unfinished.microbatch, unfinished.layer - 1, None)
 
     async def _weights_by_layer(
         self, owed: Sequence[int], note_final: Callable[[int], None]
     ) -> None:
-        """What splitting has left at the end: for each layer of all microbatches, in order."""
+        """The gradients that split backwards still owe at the end: layer by layer, of all
+        microbatches in order."""
         for layer in reversed(self._runner.layer_states):
             for number in owed:
                 part = self._runner.weight_backward_layer
@@ -327,7 +335,8 @@ class Microbatches:
         return self._boundary.held_out
 
     async def evaluate(self, step: int) -> float:
-        """Held-out microbatches, in the order of all; the summed loss, where the head is."""
+        """Compute the held-out microbatches, in their order. Returns their summed loss where the
+        head is, else 0."""
         loss_sum, entry, kind = 0.0, None, FrameKind.ACTIVATION
         for number in self._boundary.held_out:
             if not self._runner.has_embedding:

@@ -42,7 +42,7 @@ class Unfinished(NamedTuple):
     microbatch: int
     layer: int
     gradient: Tensor
-    """Of the input of `layer`."""
+    """The gradient of the input of `layer`."""
 
 
 class OpenStepWork:
@@ -54,26 +54,28 @@ class OpenStepWork:
         self.step: int | None = None
         self.forwarded: list[int] = []
         self.backwards = 0
-        """So many of the first of them have had their backward."""
+        """How many of `forwarded`, counted from the first, have had their backward."""
         self.unfinished: Unfinished | None = None
-        """The next backward, if it is in the middle."""
+        """The next backward, if it was stopped between two layers."""
         self.losses: dict[int, float] = {}
-        """Summed over tokens, where the head is."""
+        """Summed over the tokens of each microbatch, where the head is."""
         self.held_out_loss_sum = 0.0
-        """Likewise, where it is part of the work."""
-        # a step that sends more is not kept if it fails, nor are its neighbours audited
+        """Summed over the held-out microbatches, where the head is and they are part of the
+        work."""
+        # a step that sends more is not kept if it fails, and its neighbours are not audited
         self._limit_bytes = limit_bytes
         self._sent: dict[tuple[FrameKind, int], Outgoing] = {}
         self._sent_bytes = 0
         self._keeps = True
         self.edges: dict[tuple[FrameKind, int, bool], bytes] | None = None
-        """With audits: digests of the frames that came and (True) those that were sent."""
+        """With audits: digests of the frames that came and (True) of those that were sent."""
         self.keeps_held_out = False
-        """Also what is sent to be evaluated: others may compute that again."""
+        """Whether held-out activations that were sent are kept, too: others may compute them
+        again."""
 
     def use_recompute(self, recompute: bool) -> None:
-        """What the view asks of the stage's memory. A stage that recomputes does not split its
-        backwards, so nothing may be owed then."""
+        """Recompute activations or not, as the view asks of the stage's memory. A stage that
+        recomputes does not split its backwards, so nothing may be owed then."""
         if recompute != self.runner.recompute:
             for number in self.forwarded[: self.backwards]:
                 self.runner.weight_backward(number)
@@ -138,11 +140,12 @@ class OpenStepWork:
         self._keep(FrameKind.ACTIVATION_GRADIENT, microbatch, sent)
 
     def evaluated(self, microbatch: int, sent: Outgoing) -> None:
-        """A held-out one, before any that trains."""
+        """A held-out microbatch is done, before any that trains."""
         self._keep(FrameKind.ACTIVATION, microbatch, sent)
 
     async def came(self, kind: FrameKind, microbatch: int, payload: Payload) -> None:
-        """Before anything is made of a frame: with audits it is claimed what it was."""
+        """Call it before anything is made of a frame: with audits this peer claims what the frame
+        was."""
         if self.edges is not None:
             digest = await asyncio.to_thread(chunk_digest, payload)
             self.edges[kind, microbatch, False] = digest
@@ -158,17 +161,19 @@ class OpenStepWork:
             self._keeps = False
 
     def drop_if_too_large(self) -> None:
-        """Call it once `progress` is said: until then others may count on what was said before."""
+        """Call it once `progress` is said: until then others may count on what was said before
+        it."""
         if not self._keeps:
             self._sent, self._sent_bytes = {}, 0
 
     def losses_told(self) -> bytes:
-        """What others are told of them, once all forwards are done."""
+        """What others are told of the losses, once all forwards are done."""
         return losses_digest(added_up(self.losses.values()), self.held_out_loss_sum)
 
     @property
     def weights(self) -> int:
-        """So many of the first of them owe no gradients of matrices (see `StageRunner.splits`)."""
+        """How many of `forwarded`, counted from the first, owe no gradients of matrices (see
+        `StageRunner.splits`)."""
         count = 0
         while count < self.backwards and not self.runner.owes(self.forwarded[count]):
             count += 1
@@ -187,7 +192,7 @@ class OpenStepWork:
 
     @property
     def progress(self) -> StageProgress | None:
-        """What the next view may count on; None: nothing is done, or too much to be kept."""
+        """What the next view may count on. None if nothing is done, or too much to be kept."""
         if not self.forwarded or not self._keeps:
             return None
         layers = sorted(self.runner.layer_states)

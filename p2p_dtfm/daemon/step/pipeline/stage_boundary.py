@@ -1,5 +1,5 @@
-"""What crosses the boundaries of a stage: activations and their gradients, from which neighbour and
-to which, in which codec, and within which limits."""
+"""What crosses the boundaries of a stage: activations and their gradients. It says from which
+neighbour they come and to which they go, in which codec, and within which limits."""
 
 from typing import Any
 
@@ -19,7 +19,8 @@ Tensor = Any
 
 
 class StageBoundary:
-    """Of all places of one peer in a plan; the step says which of them a microbatch takes."""
+    """The boundaries at all places of one peer in a plan; the step says which place a microbatch
+    takes."""
 
     def __init__(
         self, place: StagePlace, links: StageLinks, tools: StageTools, runner: StageRunner
@@ -35,7 +36,7 @@ class StageBoundary:
         self._replay = whole_step(place.plan, place.me)
 
     def begin(self, replay: StageReplay) -> None:
-        """A step, or what is done of one."""
+        """Begin a step, or go on with what is left of one."""
         self._replay = replay
 
     @property
@@ -46,17 +47,18 @@ class StageBoundary:
     # in -----------------------------------------------------------------------------------------
 
     def activation_key(self, step: int, number: int) -> FrameKey:
-        """Of the frame with which a microbatch comes from the stage before."""
+        """The key of the frame with which a microbatch comes from the stage before."""
         before, layer = self._beside(number, after=False), self._stage.first_layer
         return FrameKey(step, FrameKind.ACTIVATION, layer, number, before.peer_id)
 
     def gradient_key(self, step: int, number: int) -> FrameKey:
-        """Of the one with which it comes back from the stage after."""
+        """The key of the frame with which a microbatch's gradient comes back from the stage
+        after."""
         after, kind = self._beside(number, after=True), FrameKind.ACTIVATION_GRADIENT
         return FrameKey(step, kind, self._stage.end_layer, number, after.peer_id)
 
     async def decoded(self, key: FrameKey, payload: bytearray) -> Tensor:
-        """Raises `PeerFault`."""
+        """A frame's tensor. Raises `PeerFault`."""
         codec = codec_of(self._mailbox.codec_of(key.kind, key.sender), self._spec.codecs)
         shape = self._spec.boundary_shape(key.layer)
         if codec.lossless:
@@ -65,7 +67,8 @@ class StageBoundary:
         return await self._compute.run(codec.decode, payload, shape, turn)
 
     def require_finite(self, kind: FrameKind, number: int, values: Tensor | None) -> None:
-        """What a neighbour has sent; raises `PeerFault`. Compute thread."""
+        """Raises `PeerFault` where values that a neighbour has sent are not finite, or too large.
+        Compute thread."""
         ahead = kind is FrameKind.ACTIVATION
         layer = self._stage.first_layer if ahead else self._stage.end_layer
         limit = CODEC_TIMES * boundary_limit(self._spec, layer, back=not ahead)
@@ -76,10 +79,10 @@ class StageBoundary:
     # out ----------------------------------------------------------------------------------------
 
     def outgoing(self, step: int, kind: FrameKind, number: int, tensor: Tensor) -> Outgoing:
-        """Compute thread."""
+        """A tensor as it is sent. Raises `NotFinite`. Compute thread."""
         name = self.codec(kind, number)
         codec = codec_of(name, self._spec.codecs)
-        if codec.lossless:  # the others encode on the device, and their bytes are few
+        if codec.lossless:  # other codecs encode on the device, to few bytes
             tensor = self._runner.copies.to_host(tensor).wait()
         layer = self._layer_behind(kind, number)
         limit = boundary_limit(self._spec, layer, back=kind is not FrameKind.ACTIVATION)
@@ -88,13 +91,13 @@ class StageBoundary:
         return Outgoing(name, codec.encode(tensor, self._turn(step, kind, layer, number)))
 
     def again(self, step: int, kind: FrameKind, number: int, sent: Outgoing) -> Outgoing:
-        """In the codec of the present view. Compute thread."""
+        """What was sent once, in the codec of the present view. Compute thread."""
         codec, layer = codec_of(sent.codec, self._spec.codecs), self._layer_behind(kind, number)
         turn, shape = self._turn(step, kind, layer, number), self._spec.boundary_shape(layer)
         return self.outgoing(step, kind, number, codec.decode(sent.payload, shape, turn))
 
     def send(self, step: int, kind: FrameKind, number: int, sent: Outgoing) -> None:
-        """To the neighbour behind that boundary."""
+        """Send a tensor to the neighbour behind its boundary."""
         neighbour, layer = self.neighbour(kind, number), self._layer_behind(kind, number)
         shape = self._spec.boundary_shape(layer)
         header = self._frames.header(step, kind, layer, number, shape, sent.codec)
@@ -102,7 +105,7 @@ class StageBoundary:
         self._frames.send_later(neighbour.peer_id, lane, header, sent.payload)
 
     def codec(self, kind: FrameKind, number: int) -> str:
-        """In which it goes there."""
+        """The codec in which a tensor goes to that neighbour."""
         boundaries, neighbour = self._mailbox.wire.boundaries, self.neighbour(kind, number).peer_id
         if kind is FrameKind.ACTIVATION:
             return boundaries[self._me, neighbour].activation
@@ -113,7 +116,7 @@ class StageBoundary:
         return self._beside(number, after=kind is FrameKind.ACTIVATION)
 
     def _layer_behind(self, kind: FrameKind, number: int) -> int:
-        """The first one behind the boundary that a tensor crosses on its way out."""
+        """The first layer behind the boundary that a tensor crosses on its way out."""
         ahead = kind is FrameKind.ACTIVATION
         return (self.neighbour(kind, number) if ahead else self._stage).first_layer
 

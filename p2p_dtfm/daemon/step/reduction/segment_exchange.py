@@ -1,9 +1,9 @@
 """The bytes of a segment's reduction between its holders, chunk by chunk.
 
-A chunk sets out as soon as the gradients of its layers are final. All that can be are under way at
+A chunk sets out as soon as the gradients of its layers are final. All such chunks are under way at
 once: parts travel while sums are added, and a sum travels as soon as the last part of its chunk is
 in. Sums are made beside the compute thread: there they would wait for the backward of the layers
-below, and the peers that wait for a sum with them. What is short is not worth a thread.
+below, and the peers that wait for a sum with them. A short chunk is not worth a thread.
 """
 
 import asyncio
@@ -35,13 +35,14 @@ class Courses(Protocol):
     async def send(
         self, peer_id: str, kind: FrameKind, chunk: int, elements: int, payload: Payload
     ) -> None:
-        """May return before the payload is written, which then must stay as it is."""
+        """May return before the payload is written; until then the payload must stay as it is."""
 
     async def take(self, peer_id: str, kind: FrameKind, chunk: int) -> bytearray:
         """Waits for the frame."""
 
     async def blame_and_wait(self, peer_id: str, fault: PeerFault) -> NoReturn:
-        """A payload that is no gradient: the exchange cannot go on, and waits to be cancelled."""
+        """What `peer_id` sent is no gradient: the exchange cannot go on, and waits to be
+        cancelled."""
 
 
 async def exchange(
@@ -53,9 +54,9 @@ async def exchange(
     compute: Compute,
     final: Final,
 ) -> tuple[bytes, ...]:
-    """Bring a reduction to its end. `holders` in pipeline order; `owners` of each chunk;
-    `final(layer)` waits until a layer is filled. Returns the digest of all sums of each holder, in
-    their order."""
+    """Bring a reduction to its end. `holders` are in pipeline order; `owners` are those of each
+    chunk; `final(layer)` waits until a layer is filled. Returns the digest of all sums of each
+    holder, in their order."""
     side = _Side(reduction, me, holders, courses, compute, final)
     order = _order(reduction, me, holders, owners)
     digests = await together(
@@ -70,7 +71,7 @@ async def exchange(
 
 
 async def together(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Until all have ended, or one has failed: then nothing is waited for any more."""
+    """Wait until all have ended. If one fails, the others are cancelled."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
@@ -80,8 +81,8 @@ async def together(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]
 
 
 def sum_digest(payload: Buffer) -> bytes:
-    """Empty for no bytes. Releases the interpreter's lock. BLAKE3, four times as fast as the
-    SHA-256 that processors have built in: every sum is digested by each of its holders."""
+    """A BLAKE3 digest; empty for no bytes. Releases the interpreter's lock. BLAKE3 is four times as
+    fast as the SHA-256 that processors have built in, and each holder digests every sum."""
     view = memoryview(payload).cast("B")
     return blake3(view).digest(SUM_DIGEST_BYTES) if len(view) else b""
 
@@ -89,7 +90,8 @@ def sum_digest(payload: Buffer) -> bytes:
 def _order(
     reduction: SegmentReduction, me: str, holders: Sequence[str], owners: Sequence[str]
 ) -> list[int]:
-    """Last layers first, as they are final first; and not everyone to the same owner first."""
+    """Last layers first, as they are final first. Among chunks of the same layer each holder begins
+    with another owner."""
     mine, count = holders.index(me), len(holders)
 
     def key(chunk: int) -> tuple[int, int, int]:
@@ -136,7 +138,7 @@ class _Side:
             await courses.blame_and_wait(owner, fault)
 
     async def _taken(self, chunk: int, total: bytearray) -> bytes:
-        """A sum's digest, once it is among what is reduced. Raises `PeerFault`."""
+        """Take a sum into what is reduced, and return its digest. Raises `PeerFault`."""
         take, run_beside = self._reduction.take_sum, self._compute.run_beside
         if self._is_short(chunk):
             take(chunk, total)
@@ -179,7 +181,8 @@ class _Side:
         return sum_digest(total) if is_short else await asyncio.to_thread(sum_digest, total)
 
     async def _run_if_lossy(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Where nothing is computed, a hop to another thread would cost more."""
+        """In another thread if the codec is lossy. Where nothing is computed, that hop would cost
+        more."""
         if self._reduction.is_lossless:
             return function(*args)
         return await self._compute.run_beside(function, *args)

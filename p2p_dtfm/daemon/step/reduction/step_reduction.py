@@ -25,11 +25,12 @@ from p2p_dtfm.train.updates.trimmed_sums import trimmed_over
 
 Tensor = Any
 Arrived = dict[tuple[int, str], bytes]
-"""By chunk and sender."""
+"""Digests by chunk and sender."""
 
 
 class StepReduction:
-    """`layer_is_final` for each layer, in any order; `finish` when all are; `cancel` in any case.
+    """Call `layer_is_final` for each layer, in any order; `finish` when all are; `cancel` in any
+    case.
 
     The layers' gradient buffers keep this peer's own sums.
     """
@@ -44,9 +45,9 @@ class StepReduction:
         rooms: dict[int, Tensor],
         on_alone: OnAlone | None = None,
     ) -> None:
-        """`rooms` belongs to the view, one for each segment: a step begins when the one before is
-        applied, and then nobody needs its sums. `on_alone` is told of each layer that nobody else
-        holds."""
+        """`rooms` belongs to the view and has memory for each segment's sums. The next step may use
+        it again: it begins when this one is applied, and then nobody needs its sums. `on_alone` is
+        told of each layer that nobody else holds."""
         self._on_alone = on_alone
         self._rooms = rooms
         self._step = step
@@ -64,21 +65,21 @@ class StepReduction:
         self._tied_sums = TiedSums(step, place, links, tools) if self._tied else None
         self._final = {layer: asyncio.Event() for layer in states}
         self._begins: dict[int, asyncio.Event] = {}
-        """By layer: one of its segment's layers is final."""
+        """By layer: set once any layer of its segment is final."""
         self._filled: set[int] = set()
         self._of_layer: dict[int, SegmentReduction] = {}
         self._reduced: dict[int, Tensor] = {}
         self.sums: dict[int, tuple[bytes, ...]] = {}
-        """By the first layer of a segment with other holders: digests of each holder's sums."""
+        """Digests of each holder's sums, by the first layer of a segment with other holders."""
         self.got: dict[int, Arrived] = {}
-        """By the same, in a run with audits: digests of what came to be summed here."""
+        """Digests of what came to be summed here, by the same layers, in a run with audits."""
         self._filling: set[asyncio.Task[None]] = set()
         held = segments_of(place.plan, place.me)
         self._segments = [asyncio.create_task(self._begin(s)) for s in held.values()]
 
     def layer_is_final(self, layer: int) -> None:
-        """All microbatches' gradients are in the layer's buffer. What is now to be done with it
-        comes before what the caller computes after its next turn of the event loop."""
+        """All microbatches' gradients are in the layer's buffer. What is now to be done with the
+        layer comes before what the caller computes after its next turn of the event loop."""
         reduction = self._of_layer.get(layer)
         if reduction is None or layer in self._filled:
             self._mark_final(layer)
@@ -86,8 +87,8 @@ class StepReduction:
             self._filling.add(asyncio.create_task(self._fill(layer, reduction)))
 
     def fill(self, layer: int) -> None:
-        """What is to be done in the compute thread with a layer that is about to be final, by whom
-        it suits there. Compute thread."""
+        """Fill in a layer that is about to be final, for a caller that is in the compute thread
+        already. Compute thread."""
         if (reduction := self._of_layer.get(layer)) is not None:
             reduction.fill(layer, self._states[layer].gradient_vector())
             self._filled.add(layer)
@@ -98,8 +99,9 @@ class StepReduction:
             self._begins[layer].set()
 
     async def finish(self) -> dict[int, Tensor]:
-        """The reduced gradient of each layer, flat fp32. Of a layer without other holders that is
-        the gradient buffer itself, if nothing is owed and nobody is told of it."""
+        """The reduced gradient of each layer, flat fp32. For a layer without other holders it is
+        the gradient buffer itself, if that is in host memory, nothing is owed and nobody is told of
+        it."""
         await asyncio.gather(*self._filling, *self._segments)
         if self._tied_sums is not None:
             elsewhere = await self._tied_sums.give_and_take(self._reduced)
@@ -128,7 +130,7 @@ class StepReduction:
         await self._final[layer].wait()
 
     def _begin(self, segment: Segment) -> Coroutine[Any, Any, None]:
-        """Ready for its layers at once, whichever is final first."""
+        """Make a segment ready for its layers at once, whichever is final first."""
         states = [self._states[layer] for layer in segment.layers]
         owed = self._memory.owed_of(states)
         if len(segment.holders) == 1:
@@ -188,7 +190,7 @@ class StepReduction:
         await self._begins[segment.first_layer].wait()
 
     async def _keep(self, segment: Segment, states: list[LayerState], owed: Tensor | None) -> None:
-        """Nobody else holds these layers: what was owed to others once is used here."""
+        """Nobody else holds these layers: what was once owed to others is used here."""
         counts = [state.parameter_count for state in states]
         parts = [None] * len(states) if owed is None else owed.split(counts)
         await together(map(self._keep_layer, states, parts))
@@ -206,7 +208,7 @@ class StepReduction:
             gradient = await self._compute.run(lambda: gradient + owed.to(gradient.device))
         is_tied = state.layer in self._tied  # others are told once it is whole
         is_to_stay = owed is None and self._on_alone is not None and not is_tied
-        if is_to_stay or state.device.type != "cpu":  # sums are the host's, whoever computes
+        if is_to_stay or state.device.type != "cpu":  # sums lie in host memory in any case
             gradient = await self._compute.run(kept_on_host, gradient)
         if is_tied:
             self._reduced[state.layer] = gradient
@@ -248,9 +250,10 @@ class _Courses:
         got[key.index, key.sender] = await asyncio.to_thread(chunk_digest, payload)
 
     async def all_got(self) -> None:
-        """`got` is complete, once all has been taken."""
+        """Wait until `got` is complete, once all has been taken."""
         await asyncio.gather(*self._digesting)
 
     async def blame_and_wait(self, peer_id: str, fault: PeerFault) -> NoReturn:
-        """What came was not changed on its way, so it is not the link."""
+        """The payload was not changed on its way, so the fault is the sender's and not the
+        link's."""
         await self._frames.blame_and_wait(peer_id, fault)

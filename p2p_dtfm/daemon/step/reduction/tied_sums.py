@@ -26,8 +26,8 @@ Tensor = Any
 class TiedSums:
     """One step's exchange at one peer, behind the reduction of its own end.
 
-    Whatever codec the reduction has, these travel as fp32: all holders of an end have decoded the
-    same sum, and what both ends add must be equal to the last bit.
+    Whatever codec the reduction has, these sums travel as fp32: all holders of an end have decoded
+    the same sum, and what both ends add must be equal to the last bit.
     """
 
     def __init__(self, step: int, place: StagePlace, links: StageLinks, tools: StageTools) -> None:
@@ -42,7 +42,8 @@ class TiedSums:
         self._receivers = receivers(place.plan, place.me)
         self._states = states_ends(place.plan, place.me, tied_ends(place.spec))
         self.digests: dict[int, bytes] = {}
-        """Of each end's sum of the matrix, as made here or got: what this peer states of them."""
+        """Digests of each end's sum of the matrix, made here or received: what this peer states of
+        them."""
 
     async def give_and_take(self, reduced: Mapping[int, Tensor]) -> Tensor | None:
         """The other end's sum of the matrix, flat fp32; None where this peer has both ends or
@@ -63,7 +64,7 @@ class TiedSums:
         self.digests[end] = await asyncio.to_thread(sum_digest, on_host)
 
     async def _give(self, end: int, reduced: Tensor) -> None:
-        """Of a copy: sends outlive a step that is stopped, and a gradient buffer does not."""
+        """Send copies: sends outlive a step that is stopped, and a gradient buffer does not."""
         matrix = await self._compute.run_beside(self._copied, end, reduced)
         for chunk, (start, stop) in enumerate(self._bounds):
             payload = self._codec.encode(matrix[start:stop])

@@ -1,4 +1,4 @@
-"""Looks at what a daemon shows, and tells who asked to be told."""
+"""Looks at what a daemon shows, and tells those that asked to be told."""
 
 import asyncio
 import shutil
@@ -15,7 +15,7 @@ LOOK_EVERY_S = 5.0
 
 
 class Attention:
-    """One for the life of a process: a pause and a return are nothing new to it."""
+    """There is one for the life of a process: a pause and a return are nothing new to it."""
 
     def __init__(self, settings: Settings) -> None:
         self._home = settings.home
@@ -23,13 +23,13 @@ class Attention:
         self._watch = Watch()
 
     async def keep_watching(self, state: Callable[[], DashboardState]) -> None:
-        """Until it is cancelled."""
+        """Look now and then, until it is cancelled."""
         while self._outbox is not None:
             await asyncio.sleep(LOOK_EVERY_S)
             await self.look(state())
 
     async def look(self, state: DashboardState) -> None:
-        """Once, now."""
+        """Look once, now."""
         if self._outbox is None:
             return
         free_bytes = await asyncio.to_thread(_free_bytes, self._home)
@@ -52,7 +52,7 @@ class Attention:
 
 
 def _free_bytes(home: Path) -> int:
-    """Of its disk; plenty where nobody can say."""
+    """Free bytes of the home's disk; plenty where nobody can say."""
     try:
         return shutil.disk_usage(home).free
     except OSError:

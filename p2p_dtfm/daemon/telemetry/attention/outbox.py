@@ -19,12 +19,12 @@ from p2p_dtfm.daemon.telemetry.attention.watch import Notice
 from p2p_dtfm.net.errors import one_line
 
 WAITING_LIMIT = 16
-"""Older ones go: what is wrong now matters more."""
+"""How many notices wait. Older ones go: what is wrong now matters more."""
 SEND_LIMIT_S = 10.0
 AGAIN_AFTER_S = (0.0, 5.0, 30.0)
 LAST_WORDS_LIMIT_S = 15.0
 CONTENT_LIMIT = 2000
-"""Of letters: Discord refuses more."""
+"""The longest text, in letters: Discord refuses more."""
 SESSION = ("DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "WAYLAND_DISPLAY")
 
 _MOVED = frozenset({301, 302, 303, 307, 308})
@@ -44,7 +44,7 @@ log = logging.getLogger("p2p_dtfm")
 
 
 class Outbox:
-    """To one address, and to the desktop; to neither, if the user has asked for none."""
+    """Sends to one address, and to the desktop; to neither, if the user has asked for none."""
 
     def __init__(self, webhook: str, to_desktop: bool) -> None:
         self._webhook = webhook
@@ -54,7 +54,7 @@ class Outbox:
         self._has_warned = False
 
     def send(self, notice: Notice) -> None:
-        """In its own time, in order."""
+        """Send a notice in its own time, in order."""
         self._waiting.append(notice)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._carry())
@@ -89,8 +89,8 @@ class Outbox:
 
 
 def post(address: str, notice: Notice) -> str:
-    """Why it was not taken; empty if it was. `text` is what Slack and Mattermost show of it,
-    `content` what Discord does; the others are for programs, and as they are."""
+    """Send a notice. Returns why it was not taken; empty if it was. Slack and Mattermost show
+    `text`, Discord shows `content`; the other fields are for programs, and as they are."""
     line = _waking_nobody(f"{notice.title}: {notice.text}")
     body = {
         "kind": notice.kind,
@@ -117,19 +117,19 @@ def post(address: str, notice: Notice) -> str:
 
 
 def _waking_nobody(line: str) -> str:
-    """Peers' names are in it, which strangers choose. A chat program would call all who are in a
-    channel by `@everyone`, and hide where a link leads behind words."""
+    """A line that wakes nobody. Peers' names are in it, which strangers choose. A chat program
+    would call all who are in a channel by `@everyone`, and hide where a link leads behind words."""
     return line.replace("@", f"@{_UNSEEN}").replace("](", f"]{_UNSEEN}(")
 
 
 def shortened(text: str, limit: int) -> str:
-    """Its beginning, where it is longer."""
+    """A text's beginning, where it is longer than `limit`."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def show_on_desktop(notice: Notice) -> None:
-    """Where there is no desktop nothing happens. Desktops read the text as markup, and no program
-    can be given a zero byte."""
+    """Show a notice, if there is a desktop. Desktops read the text as markup, and no program can be
+    given a zero byte."""
     urgency = "critical" if notice.kind == "problem" else "normal"
     command = ["notify-send", "--app-name=p2p-dtfm", f"--urgency={urgency}", "--"]
     if shutil.which(command[0]) is None or not any(os.environ.get(name) for name in SESSION):
@@ -145,8 +145,8 @@ def show_on_desktop(notice: Notice) -> None:
 
 
 def outbox_of(settings: Settings) -> Outbox | None:
-    """None where nobody wants to hear. What listens on loopback alone is somebody's experiment, who
-    looks at it, or has a webhook of their own."""
+    """None where nobody wants to hear. A daemon that listens on loopback alone is somebody's
+    experiment: they look at it, or have a webhook of their own."""
     is_experiment = all(address.startswith(LOOPBACK) for address in settings.listen)
     to_desktop = settings.notify and not is_experiment
     return Outbox(settings.webhook, to_desktop) if settings.webhook or to_desktop else None

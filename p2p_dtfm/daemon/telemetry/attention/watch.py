@@ -1,7 +1,7 @@
 """Which of the things that a page shows are worth interrupting somebody for.
 
-A problem that lasts, once; that it is over, if it was told; a loss that rises for long; a disk that
-is nearly full; and the end, whatever it is.
+These are: a problem that lasts, once; that it is over, if it was told; a loss that rises for long;
+a disk that is nearly full; and the end, whatever it is.
 """
 
 import math
@@ -15,7 +15,7 @@ from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.web.state import DashboardState
 
 LASTS_S = 60.0
-"""A problem that lasts so long is told, and so long it must be gone to be over."""
+"""A problem that lasts so long is told. It is over when it has been gone for as long."""
 RISES_FOR_S = 600.0
 LEAST_LOSSES = 30
 LEAST_DISK_BYTES = 1 << 30
@@ -42,7 +42,7 @@ class _Lasting:
 
 
 class Watch:
-    """Fed with what a page shows, in order of time; gives what is to be told."""
+    """Gets what a page shows, in order of time; gives what is to be told."""
 
     def __init__(self) -> None:
         self._problems: dict[str, _Lasting] = {}
@@ -92,7 +92,8 @@ class Watch:
 
 
 def _wrong(state: DashboardState, free_bytes: int) -> Iterator[tuple[str, str, str, float]]:
-    """A name that stays the same while it lasts, what, its fix, and how long it must last."""
+    """For each thing that is wrong: a name that stays the same while it lasts, what it is, its fix,
+    and how long it must last."""
     for problem in state.live.problems:
         name = problem.name or re.sub(r"\d+", "", problem.what)
         yield name, problem.what, problem.fix, LASTS_S
@@ -105,8 +106,8 @@ def _wrong(state: DashboardState, free_bytes: int) -> Iterator[tuple[str, str, s
 
 
 def _rises(losses: Sequence[float]) -> bool:
-    """The newest third's mean over that of as many before, by more than twice the standard error
-    of the difference: what the page says "it rises" of."""
+    """Whether the mean of the newest third is above that of as many before, by more than twice the
+    standard error of the difference. The page says "it rises" of the same."""
     window = max(10, len(losses) // 3)
     if len(losses) < max(LEAST_LOSSES, 2 * window):
         return False

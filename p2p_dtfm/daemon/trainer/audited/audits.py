@@ -1,9 +1,10 @@
 """Between a step's work and its Prepared, in a run whose spec asks for audits.
 
-All claim what they have done; what they open with it draws whose work is computed again, and by
-whom. Where that comes to something else, all do that can or are given the stage's parameters, and
-Prepared says what they have found: most of them decide (`core.audit.accounts`). Nothing of it is
-kept for later steps: what is found wrong does not commit.
+Every stage-holder claims what it has done. What all open with their claims draws whose work is
+computed again, and by whom. Where an auditor comes to something else, all compute that work again
+that have the stage's parameters or are lent them. Prepared says what they have found, and most of
+them decide (`core.audit.accounts`). Nothing of it is kept for later steps: what is found wrong does
+not commit.
 """
 
 import contextlib
@@ -83,7 +84,7 @@ class Audits:
         self._book: ClaimBook | None = None
         self._early = EarlyWords[Claimed | Audited]()
         self._mine: StageAccount | None = None
-        """Of the open step, once it is claimed."""
+        """This peer's account of the open step, once it is claimed."""
         self._here: OpenStep | None = None
         """The open step, from its claim on."""
         self._next_opening = b""
@@ -99,7 +100,7 @@ class Audits:
     # what others say ----------------------------------------------------------------------------
 
     def receive(self, sender: str, said: Claimed | Audited) -> None:
-        """Raises `PeerFault`."""
+        """Take in another's claim or audit. Raises `PeerFault`."""
         if not self._rate:
             raise PeerFault("an audit in a run without audits", sender)
         book, view = self._book, self._state.view
@@ -113,7 +114,7 @@ class Audits:
             self._early.keep(sender, said, len(encode_for_wire(said)))
 
     def show(self, sender: str, said: ShownClaims, verify: Verify) -> None:
-        """What another one has heard claimed. Raises `PeerFault`."""
+        """Take in what another member has heard claimed. Raises `PeerFault`."""
         if not self._rate:
             raise PeerFault("claims in a run without audits", sender)
         if self._book is not None and said.view == self._book.view:
@@ -124,7 +125,7 @@ class Audits:
             self._state.wake.set()
 
     def hear_work(self, sender: str, work: Work) -> None:
-        """What another one says that it lacks."""
+        """Take in what another member says that it lacks."""
         if self._here is not None and self._here.book is self._book:
             self._here.words.passes_on(sender, work)
 
@@ -133,8 +134,8 @@ class Audits:
             self._here.words.heard()
 
     def find(self, digest: str) -> bytes | memoryview | None:
-        """A chunk of this peer's own gradient, as claimed, a frame that it has sent, or parameters
-        of its, while the step is open."""
+        """The bytes with this digest, while the step is open: a chunk of this peer's own gradient
+        as claimed, a frame that it has sent, or parameters of its layers."""
         return None if self._mine is None else self._mine.find(digest)
 
     def forget(self) -> None:
@@ -142,28 +143,30 @@ class Audits:
         self._mine = self._here = None
 
     def lacks(self, view: ViewId) -> tuple[Lack, ...]:
-        """Whose claims and audits a step waits for, or whose tensors what is computed again
-        here."""
+        """The claims and audits that a step waits for; else the tensors that a recomputation here
+        waits for."""
         is_here = self._book is not None and self._book.view == view
         return self._waits_for() or self._recomputing.lacks if is_here else ()
 
     @property
     def fetches(self) -> bool:
-        """What is lent to it, or the data that a work of a stage takes that it does not hold."""
+        """Whether this peer fetches layers that are lent to it, or the data of a stage that it does
+        not hold."""
         return self._recomputing.fetches
 
     def borrowers(self, view: ViewId) -> Mapping[str, int]:
-        """Who does so now, and of how many works."""
+        """The members that now compute works of stages that they do not hold, each with how
+        many."""
         book = self._book
         return book.borrowers() if book is not None and book.view == view else {}
 
     def disputes(self, view: ViewId) -> Mapping[str, tuple[str, ...]]:
-        """Whose works each computes again because they are disputed."""
+        """By member, the others whose works it computes again because they are disputed."""
         book = self._book
         return book.disputes() if book is not None and book.view == view else {}
 
     def has_given(self, kind: Kind, step: int) -> bool:
-        """Whether this peer has said its own, if anything is to be said."""
+        """Whether this peer has said its own claim or audits, if any are to be said."""
         return not self._rate or (kind, step) in self._given
 
     # a step -------------------------------------------------------------------------------------
@@ -209,12 +212,13 @@ class Audits:
             self._waits_for = tuple
 
     async def _audited(self, here: OpenStep) -> dict[str, bytes]:
-        """Of whom this peer was drawn for, once all that were have said what they find."""
+        """What this peer finds of those that it was drawn to audit, once all auditors have said
+        what they find."""
         book, found, me = here.book, dict[str, bytes](), self._tools.me
         for in_place in (False, True):
             draws = book.drawn_instead() if in_place else book.rounds()
             mine = {it for drawn in draws for it, by in drawn.items() if by == me}
-            mine -= found.keys()  # it has said of these what it says
+            mine -= found.keys()  # of these this peer has spoken already
             if mine:
                 self._given.discard((Kind.AUDIT, here.step))
             for peer_id in sorted(mine):
@@ -230,7 +234,8 @@ class Audits:
     async def _denied(
         self, here: OpenStep, found: Mapping[str, bytes], disputed: Sequence[str]
     ) -> tuple[dict[str, bytes], dict[str, bool]]:
-        """What works come to, as the account tells it, and which of them it denies."""
+        """What works come to, as this peer's account tells it; and which claims the account
+        denies."""
         claims = here.book.claims
         told = {it: work for it, work in found.items() if work != COULD_NOT}
         denied = {it: told.get(it, claims[it].work) != claims[it].work for it in disputed}
@@ -239,7 +244,7 @@ class Audits:
             log.warning("%s has sent something else than it claims", it)
         otherwise = dict.fromkeys(unlike, SENT_OTHER) | await self._otherwise_before(here)
         for it, work in otherwise.items():
-            if work != SENT_OTHER or not denied.get(it):  # what it comes to says more
+            if work != SENT_OTHER or not denied.get(it):  # what the work comes to says more
                 told[it], denied[it] = work, True
         for it, other in self._stopped.excused(here.plan, claims).items():
             if it not in denied:  # likewise
@@ -248,8 +253,8 @@ class Audits:
         return told, denied
 
     async def _otherwise_before(self, here: OpenStep) -> dict[str, bytes]:
-        """Whose work of this step was another, or false, in a view that had ended before it was
-        known."""
+        """Members whose work of this step was another, or false, in a view that ended before it was
+        known; and what is said of each."""
         found, claims = dict[str, bytes](), here.book.claims
         for peer_id in self._stopped.changed(here.plan, claims):
             log.warning("%s claims another work than it did before the step was stopped", peer_id)
@@ -267,7 +272,7 @@ class Audits:
         return {it: work for it, work in found.items() if it not in too_many}
 
     def _book_of(self, view: View, plan: Plan) -> ClaimBook:
-        """With what came before this peer had taken over."""
+        """The claims of this view, with those that came before this peer had taken over."""
         if self._book is not None and self._book.view == view.id:
             return self._book
         self._stopped.view_is_over(self._book)
@@ -315,9 +320,10 @@ class Audits:
             self._tools.net.messenger.tell(peer_id, said)
 
     async def _until(self, view: View, kind: Kind, missing: Missing) -> None:
-        """Nobody's claim, or audit, is missing.
+        """Wait until nobody's claim, or audit, is missing. Raises `Stopped`.
 
-        Whose it is may still take its place, and wait for states from here, or a word of them.
+        A member that is waited for may still take its place, and wait for states from here, or for
+        a word about them.
         """
         while not self._state.is_over(view):
             late = missing()
@@ -330,9 +336,13 @@ class Audits:
         raise Stopped
 
     async def _true_openings(self, here: OpenStep) -> None:
-        """Or raises `Stopped`, once the others have agreed on how to go on. Who has opened another
-        thing to the others has signed that as well: shown to each other the two convict it, and
-        nobody is the only one to accuse it."""
+        """Where an opening is false, show the claims to the others. A member that has opened
+        another thing to the others has signed that as well. Shown to each other the two claims
+        convict it, and nobody is the only one to accuse it.
+
+        Where no second claim turns up, this peer accuses the member. Then it raises `Stopped` once
+        the others have agreed on how to go on.
+        """
         book, state = here.book, self._state
         if not book.false_openings():
             return
@@ -348,6 +358,7 @@ class Audits:
             await state.until_over(here.view)
 
     def _not_shown(self, book: ClaimBook) -> dict[str, str]:
-        """False openings of whom no other claim is known here."""
+        """By member, what is false in its opening, if no other claim of the member is known
+        here."""
         known = book.contradicted()
         return {it: cause for it, cause in book.false_openings().items() if it not in known}

@@ -1,5 +1,5 @@
-"""What a stage-holder tells the others while it waits for audits: it may be that somebody has told
-them something else than this peer, or this peer nothing, and so each would wait for another one."""
+"""What a stage-holder tells the others while it waits for audits. Somebody may have told them
+something else than this peer, or told this peer nothing. Then each would wait for another one."""
 
 import asyncio
 import math
@@ -16,17 +16,19 @@ from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.ports import now
 
 SHOWN_AFTER_S = 1.0
-"""Waiting for audits, or computing what is disputed: less than any accusation takes. Then after
-twice as long again, and so on."""
+"""How long this peer waits for audits, or computes what is disputed, before it shows what it has
+heard: less than any accusation takes. It shows it again after twice as long, and so on."""
 ASKED_AFTER_S = 0.25
-"""Waiting for who is to audit in another's place: an honest one mostly has begun by then."""
+"""How long this peer waits for one that is to audit in another's place, before it tells that one
+so. An honest one mostly has begun by then."""
 PASSED_ON_AFTER_S = 1.0
-"""That somebody says that it lacks a claim: all others may just be on their way to it."""
+"""How long a peer says that it lacks a claim before the claim is passed on to it. Until then all
+claims may just be on their way."""
 Tell = Callable[[str, ShownClaims], None]
 
 
 class LateWords:
-    """Of one step."""
+    """What is told late in one step."""
 
     def __init__(
         self,
@@ -47,11 +49,12 @@ class LateWords:
         self._tell = tell
         self._secret = secret
         self._shown: frozenset[object] = frozenset()
-        """Of whom two things, when this peer showed last what it has heard."""
+        """The contradictions that were known when this peer last showed what it has heard."""
         self._lacking_s: dict[tuple[str, str], float] = {}
-        """Since when who says that it lacks whose claim, which has come here."""
+        """By a peer and another: since when the peer says that it lacks the other's claim, which
+        has come here."""
         self._passed_on: set[tuple[str, str]] = set()
-        """To whom whose claim."""
+        """Pairs: a member, and another whose claim this peer has passed on to it."""
 
     @property
     def audits(self) -> tuple[HeardAudit, ...]:
@@ -60,8 +63,8 @@ class LateWords:
 
     @contextmanager
     def while_waiting(self, instead: Mapping[str, str] | None = None) -> Iterator[None]:
-        """For audits, or for what is disputed to be computed again. `instead`: for the audits of
-        these, in the place of others, who could not."""
+        """While this peer waits for audits, or for disputed work to be computed again. `instead`:
+        by member, who audits it in the place of an auditor that could not."""
         loop = asyncio.get_running_loop()
 
         def show(after_s: float) -> None:
@@ -78,9 +81,10 @@ class LateWords:
                 call.cancel()
 
     def heard(self) -> None:
-        """Something more: somebody has said two things, and the others may lack just what came
-        here. Not of each word that somebody adds to that: one is enough for nobody to be waited
-        for, and in a message there is room for a few."""
+        """Something more is heard. Where somebody has said two things, the others may lack just
+        what came here, so this peer shows it. It does not show each further word of such a member:
+        one is enough for nobody to be waited for, and a message has room for a few. Claims that
+        members are known to lack are passed on."""
         if self._shown != self.book.contradicted() and len(self._shown) < UNLIKE_LIMIT:
             self.show()
         for peer_id, whose in sorted(self.book.untold - self._passed_on):
@@ -89,15 +93,16 @@ class LateWords:
                 self._pass_on(peer_id, whose)
 
     def answer(self, sender: str, said: ShownClaims) -> None:
-        """To one that shows what it has heard: an auditor may have told it nothing."""
+        """Tell a member that shows what it has heard what it lacks: an auditor may have told it
+        nothing."""
         if audits := self.book.lacks_audits(said, self._secret()):
             self._tell(sender, ShownClaims(self._view, self._step, {}, audits))
 
     def passes_on(self, peer_id: str, work: Work) -> None:
-        """The claims that a peer says it lacks, if it says so for long: whoever has told all but
-        that one would have it wait, and all others for it. Not all here do so, but some that are
-        more than colluders; in this view's next steps as soon as they have heard it, or it would be
-        as long in each."""
+        """Pass on the claims that a peer has long said it lacks. A liar that tells its claim to all
+        but one member would make that member wait, and all others for it. Not all stage-holders
+        pass a claim on, but more of them than there can be colluders. In this view's next steps
+        they do so as soon as they have heard it, or each step would take as long."""
         is_here = (work.view, work.step) == (self._view, self._step)
         if not is_here or peer_id not in self._plan.stage_holders():
             return
@@ -127,8 +132,9 @@ class LateWords:
         return self._me in sorted(others, key=turn)[: 1 + len(others) // COLLUDERS_DIVISOR]
 
     def show(self) -> None:
-        """Audits take long: it may be that others have heard another opening, and drawn others; or
-        that an auditor has told them something else, or nothing."""
+        """Show all stage-holders what this peer has heard. Audits take long: others may have heard
+        another opening, and drawn other auditors; or an auditor may have told them something else,
+        or nothing."""
         self._shown = self.book.contradicted()
         shown = [ShownClaims(self._view, self._step, heard_of(self.book.claims), self.audits)]
         if unlike := self.book.unlike():
@@ -138,7 +144,7 @@ class LateWords:
                 self._tell(peer_id, message)
 
     def _ask(self, instead: Mapping[str, str]) -> None:
-        """Who is to audit in another's place may not know it: whoever was drawn has told it that
-        all is well, and this peer that it could not judge."""
+        """Tell those that are to audit in another's place. They may not know it: the auditor that
+        was drawn may have told them that all is well, and this peer that it could not judge."""
         for peer_id in self.book.silent(instead):
             self._tell(peer_id, ShownClaims(self._view, self._step, {}, self.audits))

@@ -1,5 +1,5 @@
-"""Another's work, computed again here: with the states that this peer holds or is lent, and the
-tensors that those have claimed who sent them."""
+"""Another's work, computed again here: with the states that this peer holds or is lent, and with
+tensors as their senders have claimed them."""
 
 import asyncio
 import contextlib
@@ -32,10 +32,10 @@ from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.replay.work import LentLayer
 
 STARTS_AGAIN_S = 1.0
-"""Within so much all have heard of it."""
+"""How long it takes until all have heard that a peer has begun another life."""
 Find = Callable[[str], bytes | memoryview | None]
 OfferStates = Callable[[], Awaitable[None]]
-"""To those that wait for them at the boundary from which the step started."""
+"""Gives states to those that wait for them at the boundary from which the step started."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -54,7 +54,7 @@ class OpenStep:
 
 
 class Recomputing:
-    """Of one work at a time. `find`: of what this peer itself has claimed."""
+    """Computes one work at a time. `find` gives bytes that this peer itself has claimed."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Recomputing:
         """Works that were computed again here."""
         self._asked = AskedTensors()
         self._in_flight = 0
-        """What any of several may give."""
+        """Fetches under way of what any of several members can give."""
 
     @cached_property
     def _terms(self) -> StepTerms:
@@ -81,16 +81,17 @@ class Recomputing:
 
     @property
     def lacks(self) -> tuple[Lack, ...]:
-        """Whose parts, or frames, are waited for."""
+        """The parts and frames that are waited for, each with the peer that owes it."""
         return self._asked.lacks
 
     @property
     def fetches(self) -> bool:
-        """What is lent to it, or the data that a work of a stage takes that it does not hold."""
+        """Whether this peer fetches layers that are lent to it, or the data of a stage that it does
+        not hold."""
         return self._in_flight > 0
 
     async def work_of(self, here: OpenStep, peer_id: str) -> bytes:
-        """A work as it comes out here, or `COULD_NOT`. Raises `Stopped`."""
+        """Another's work as it comes out here, or `COULD_NOT`. Raises `Stopped`."""
         tools, step = self._tools, here.step
         due, evaluates = self._terms.due(step, here.plan) or TRAINING, self._terms.evaluates(step)
         microbatches = whole_step(here.plan, peer_id).microbatches if due.trains else ()
@@ -172,8 +173,8 @@ class Recomputing:
             self._state.wake.set()
 
     async def _result(self, view: View, work: "asyncio.Task[bytes]") -> bytes:
-        """What others withhold is lost like any tensor: the step is repeated. What fails here is
-        no word against anybody."""
+        """What a recomputation has come to. What others withhold is lost like any tensor: the step
+        is repeated. A failure on this peer is no word against anybody."""
         try:
             return work.result()
         except asyncio.CancelledError:
@@ -188,8 +189,8 @@ class Recomputing:
             if found.denied:
                 await self._wait_for_restart(view)
             for peer_id, cause in found.causes.items():
-                # it has claimed them in this step: who says now that it has none is out as who
-                # sends what nobody should, once all who audit have been told so
+                # a peer that claimed tensors in this step and denies now that it has them is out,
+                # like one that sends what nobody should, once all auditors have been told so
                 blame = self._outlet.poison if peer_id in found.denied else self._outlet.trouble
                 blame(peer_id, f"no tensors for an audit: {cause}")
         except Exception:  # an audit is a favour: whatever goes wrong in it here, training goes on
@@ -198,9 +199,9 @@ class Recomputing:
         await self._state.until_over(view)
 
     async def _wait_for_restart(self, view: View) -> None:
-        """Who has claimed something, and says now that it has none, may be another life of the same
-        peer, which tells so as soon as it asks to be let in: then the view is over. Raises
-        `Stopped`."""
+        """A peer that denies now what it has claimed may be another life of the same peer. That
+        life tells so as soon as it asks to be let in: then the view is over. Raises `Stopped` in
+        that case."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STARTS_AGAIN_S):
                 await self._state.until_over(view)
@@ -208,7 +209,7 @@ class Recomputing:
     # from others --------------------------------------------------------------------------------
 
     async def _fetch(self, due: Lack, blob: str, size_bytes: int) -> bytes:
-        """What one peer alone can give. Raises `BlobUnavailable`."""
+        """Bytes that one peer alone can give. Raises `BlobUnavailable`."""
         if due.peer_id == self._tools.me and (mine := self._find(blob)) is not None:
             return bytes(mine)
         with self._asked.waiting(due):

@@ -1,5 +1,5 @@
-"""Of the step under way, what this peer has heard of it in views that have ended before it was
-committed (`core.audit.earlier_claims`)."""
+"""What this peer has heard of the step under way, in views that ended before the step was committed
+(`core.audit.earlier_claims`)."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -27,18 +27,18 @@ from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.replay.arithmetic import max_threads
 
 KEPT_LIMIT = 4
-"""Views of one step: the last ones, and the first of them, which had taken steps before, whatever
-others came after it. In these all is audited; but colluders have them stopped as well, until the
-lie would be forgotten."""
+"""How many views of one step are kept: the last ones, and in any case the first, which had taken
+steps before. In the others all works are audited; but colluders may have these views stopped as
+well, until the lie would be forgotten."""
 LATE_S = 1.0
 LATE_STEPS = 12
-"""No more works are begun after this time and this many steps: a peer like the others is through
-with all of them by then."""
+"""No more works are begun after this time and this many steps together: a peer like the others is
+through with all of them by then."""
 DENIED, NOT_DENIED = b"denied", b""
 
 
 class LateWork(NamedTuple):
-    """Whose work of a step that was stopped nobody has computed again."""
+    """A work of a stopped step that nobody has computed again."""
 
     peer_id: str
     stopped: StoppedStep
@@ -46,16 +46,16 @@ class LateWork(NamedTuple):
 
 
 class StoppedSteps:
-    """`begins` with each step, `view_is_over` with each book that is laid down."""
+    """Call `begins` with each step, and `view_is_over` with each book that is laid down."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
         self._under_way: tuple[str, WirePlan] | None = None
         self._stopped: list[tuple[StoppedStep, WirePlan]] = []
         self._begun = 0
-        """Steps of the view in force."""
+        """Steps begun in the view in force."""
         self._lives: Mapping[str, int] = {}
-        """Of its members."""
+        """The lives of that view's members."""
 
     @cached_property
     def _terms(self) -> StepTerms:
@@ -70,7 +70,7 @@ class StoppedSteps:
             self._begun = 0
 
     def begins(self, step: int, base: str, wire: WirePlan, members: Iterable[Member]) -> None:
-        """`members` of the view in force."""
+        """`members` are those of the view in force."""
         self._begun += 1
         self._lives = {member.peer_id: member.life for member in members}
         again = [it for it in self._stopped if it[0].is_done_again(step, base)]
@@ -78,27 +78,27 @@ class StoppedSteps:
         self._stopped, self._under_way = again[-KEPT_LIMIT:], (base, wire)
 
     def _alike(self, plan: Plan, stopped: StoppedStep, wire: WirePlan) -> Alike | None:
-        """None: the pipelines are others. How a gradient is cut into chunks depends on the links
-        that members tell of, too, and so do codecs."""
+        """What is alike between two views; None if their pipelines differ. Chunks and codecs may
+        differ even so: they depend on the links that members tell of, too."""
         if stopped.plan.pipelines != plan.pipelines or self._under_way is None:
             return None
         now_wire = self._under_way[1]
         return Alike(wire.chunks == now_wire.chunks, wire.boundaries == now_wire.boundaries)
 
     def changed(self, plan: Plan, claims: Mapping[str, Claimed]) -> list[str]:
-        """Whose work was another before."""
+        """Members whose work was another before."""
         found = set[str]()
         for stopped, wire in self._stopped:
             alike = self._alike(plan, stopped, wire)
             if alike is not None:
-                # nobody's parameters are compared but with the first view's of that step
+                # parameters are compared with those of the step's first view only
                 since = [it.plan for it, _ in self._stopped if it is not stopped]
                 got_states = stopped.got_states(plan, self._lives, since)
                 found |= set(stopped.changed(claims, alike, got_states))
         return sorted(found)
 
     def excused(self, plan: Plan, claims: Mapping[str, Claimed]) -> dict[str, str]:
-        """Who says that something else came to it then than now, and from whom it did."""
+        """Members that say that something else came to them then than now, each with the sender."""
         found = dict[str, str]()
         for stopped, wire in self._stopped:
             alike = self._alike(plan, stopped, wire)
@@ -106,7 +106,7 @@ class StoppedSteps:
         return found
 
     def sent_other(self) -> set[str]:
-        """Who had claimed something else in it than had come from it."""
+        """Members that had claimed something else in a stopped step than had come from them."""
         return {it for stopped, _ in self._stopped for it in stopped.sent_other()}
 
     def unjudged(
@@ -117,9 +117,10 @@ class StoppedSteps:
         barred: Collection[str],
         layers: Collection[int],
     ) -> Iterator[LateWork]:
-        """Whose `layers` are here; as many as there is time for, each to be judged before the next
-        one is asked for: who computes a quarter of what the others do has as little of a step, and
-        would take four times as long for a work of theirs, while they wait for its word."""
+        """Works whose `layers` are here, as many as there is time for. Each is to be judged before
+        the next one is asked for. A peer that computes a quarter of what the others do has as
+        little of a step. For a work of theirs it would take four times as long, while they wait for
+        its word."""
         ends_s = now.monotonic_s() + LATE_S + LATE_STEPS * plan.predicted_step_ns / 1e9
         for stopped, wire in self._stopped:
             if self._alike(plan, stopped, wire) == ALL_ALIKE:
@@ -146,10 +147,11 @@ class StoppedSteps:
         return held_out_judged(stopped.plan, it.peer_id, self._tools.spec, due)
 
     async def judged(self, it: LateWork, states: Mapping[int, LayerState]) -> bytes:
-        """`DENIED` if its work comes to something else here than it has claimed, or sent."""
+        """`DENIED` if a peer's work comes to something else here than the peer has claimed, or
+        sent."""
         tools, stopped, peer_id = self._tools, it.stopped, it.peer_id
         threads = stopped.ways[peer_id].threads
-        if threads > max_threads():  # nobody of this arithmetic computes so
+        if threads > max_threads():  # nobody with this arithmetic computes so
             return DENIED
         judge = Judge(tools.spec, stopped.plan, it.wire, states, tools.compute, _nothing_came)
         theirs, own = await judge.own_work(
@@ -166,5 +168,5 @@ class StoppedSteps:
 
 
 async def _nothing_came(due: Lack, blob: str, size_bytes: int) -> bytes:
-    """Whoever computes the whole model needs nothing from others."""
+    """A stage that is the whole model needs nothing from others."""
     raise BlobUnavailable(blob, {})

@@ -2,7 +2,6 @@
 
 All daemons say that they are equal and near, so that plans give each of them all layers, or as many
 as `MEMORY_OF_A_DAEMON` has room for. If nobody else has a layer, nobody can compute its work again.
-
 """
 
 import os

@@ -2,7 +2,6 @@
 
 A run is judged by its kind's promise, even where the promise is that nobody finds the lie out. The
 files beside this one have what the liars do; `daemon` puts it into the program.
-
 """
 
 from typing import NamedTuple

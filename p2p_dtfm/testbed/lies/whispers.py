@@ -2,7 +2,6 @@
 
 The work is a colluder's. It lies in its work where only colluders are drawn for it. It claims last,
 and knows the draw by then.
-
 """
 
 import dataclasses

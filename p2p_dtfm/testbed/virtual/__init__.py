@@ -9,5 +9,4 @@ disk       a disk that may be slow or full, or lie
 routers    machines behind routers, which nobody can call
 worlds     what a daemon takes from its swarm
 listening  hears what the daemons log
-
 """

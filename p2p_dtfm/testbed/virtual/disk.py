@@ -3,7 +3,6 @@
 Files are real ones, and what is written is there at once. Until a change lasts, the disk notes what
 was there before. So a kill can undo what was not written yet. A power cut can undo what was not
 yet forced to the disk, and on a disk that lies also what was said to be.
-
 """
 
 import contextlib

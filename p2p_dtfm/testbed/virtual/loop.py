@@ -2,9 +2,7 @@
 
 Nothing waits: where no task can go on, the loop puts the clock to the next timer. The loop also
 answers what else a daemon asks of it: jobs in threads, signals, and sockets to its own user. It
-does
-a job at once, in this thread, and gives the result after the time that the job says it takes.
-
+does a job at once, in this thread, and gives the result after the time that the job says it takes.
 """
 
 import asyncio

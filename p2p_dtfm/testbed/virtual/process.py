@@ -4,7 +4,6 @@ Everything that a daemon does is a turn of the event loop in a context that name
 killed process gets no more turns, not even for what stands in its `finally`. A paused process gets
 the turns that it missed when it goes on. While a machine sleeps, its process's timers and monotonic
 clock stand still: all that the process waits for comes later by the time slept.
-
 """
 
 import asyncio

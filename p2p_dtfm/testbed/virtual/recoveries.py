@@ -6,7 +6,6 @@ Each seed founds a swarm of small machines in one room, so that pipelines have s
 swarm trains for a while; then one fault of each kind strikes whom the seed draws. With `--loaded`
 all event loops stand still now and then, for up to so long, as on machines that do other things.
 The kind `none` does nothing to anybody, and shows whom the peers then call dead all the same.
-
 """
 
 import argparse

@@ -3,7 +3,6 @@
 `play(seed, scene)` makes a world and lets `scene(swarm)` act in it. The daemons are those that
 `p2p-dtfm` runs, with homes of their own in a real directory. The network, the directory, time and
 chance are the world's.
-
 """
 
 import asyncio

@@ -2,7 +2,6 @@
 
 Each has a number by which it is hashed, so that nothing depends on addresses in memory. So one
 seed gives the same trace in every process.
-
 """
 
 import asyncio

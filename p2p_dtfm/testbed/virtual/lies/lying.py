@@ -2,9 +2,7 @@
 
 The daemons know nothing of it. While a seed is played, lies are in the place of functions of the
 daemon (`putting.put_in`). They ask at each turn whose turn it is, so that honest daemons in the
-same
-interpreter stay as they are.
-
+same interpreter stay as they are.
 """
 
 from collections.abc import Iterable

@@ -2,7 +2,6 @@
 
 The kinds are those of real daemons (`testbed.lies`). Each is put in once for each liar that tells
 it. Other peers' turns in the same interpreter never reach a liar's functions.
-
 """
 
 import functools

@@ -7,5 +7,4 @@ disks           what is written, and read again
 lives           peers that come and go, and what they owe the others meanwhile
 verdicts        who is believed, and whose work is audited: with seeds in which some lie
 sleepers        what a machine makes of its sleep
-
 """

@@ -5,7 +5,6 @@
 Each bug is looked for from the first seed of its own family, or from `--first` on. A seed finds a
 bug if a daemon goes wrong with it, and nothing goes wrong without it. Returns 1 if any bug was not
 found.
-
 """
 
 import argparse

@@ -8,5 +8,4 @@ meeting_point  a node that anybody can call, for founders that are behind a rout
 lost_relays    the peer that relays for the most others, and how they lose it
 
 What a daemon makes of its router is its own: `daemon.peers.reachability` and `net.nat`.
-
 """

@@ -2,7 +2,6 @@
 
 The relay is a daemon's own (`net.nat.relay`), and cannot read what it carries. So the streams carry
 only so many bytes of nothing. What these stand for arrives with the last of them.
-
 """
 
 import asyncio

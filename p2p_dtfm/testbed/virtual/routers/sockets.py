@@ -1,10 +1,8 @@
 """Sockets that daemons open by themselves: to see whether a peer can be called, and for their end
-of
-a connection that both ends open.
+of a connection that both ends open.
 
 Bytes over such a connection really pass the daemon on their way to the p2pd beside it. Here they go
 from host to host, and the daemon's two sockets only last as long as the connection.
-
 """
 
 import asyncio

@@ -2,7 +2,6 @@
 
 A router lets in only answers. So a peer behind one is reached over connections that it has made
 itself, and through relays. The world sees that peer at its router's address.
-
 """
 
 import asyncio

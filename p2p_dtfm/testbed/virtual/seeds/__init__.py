@@ -11,5 +11,4 @@ run         the run that is trained
 playing     what is done when, and what must hold meanwhile
 one_seed    a seed from its beginning to its end, and what came of it
 shrink      the fewest faults with which a seed still fails
-
 """

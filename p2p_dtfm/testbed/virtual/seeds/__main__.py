@@ -6,17 +6,16 @@ The seed draws what is done to whom (`seeds.schedules`). Each family of seeds be
 
 100000: storms. There are eight machines, and nothing but kills, one upon the other.
 200000: a quarter of the members lies (`lies`), in a run with audits. `seeds.verdict` says what must
-hold for the others.
+        hold for the others.
 300000: the run is trained otherwise (`run.RECIPES`): by Muon, by local steps in fp32, sparse or in
-signs, or in eight bits. A single process says nothing of most of these runs. So members are
-compared
-with one another, bit for bit, and what they learn with the beginning.
+        signs, or in eight bits. A single process says nothing of most of these runs. So members are
+        compared with one another, bit for bit, and what they learn with the beginning.
 400000: one of six or seven members lies, and no machine has room for the whole model.
 500000: the faults of the first seeds come sooner one after the other, most of them with steps, in
-short runs. Of these seeds there can be thousands.
+        short runs. Of these seeds there can be thousands.
 600000: the same of the seeds from 200000 on.
 700000: a few machines crash in short runs, and after the last step as well. Lanes have no order
-among each other.
+        among each other.
 800000: faults begin when something is said.
 900000: a word is late while somebody dies.
 930000: daemons go the rarer of two ways again and again (`surroundings.rarer`).
@@ -30,15 +29,13 @@ among each other.
 
 Then all is mended, and the following must hold. If the run lasts so long, all running daemons are
 in one view within a bound. Each daemon comes to the end of the run within a bound. Each step's
-loss,
-gradient norm and held-out loss are those of a single process on the same data, at all that saw the
-step, and the same at all members of one view. So are the layers that are saved of the last step.
-Each step was seen. Nobody computes again what a peer told to be safe, where nobody was out of reach
-and at most one was killed. No daemon has failed, or ended by itself before the last step. No honest
-one is blamed. No daemon that has just woken puts out those that stayed. Nothing was raised that
-nobody caught. No daemon has more tasks or unread bytes than it may. Each daemon leaves when it is
-asked to, and leaves neither task nor file behind.
-
+loss, gradient norm and held-out loss are those of a single process on the same data, at all that
+saw the step, and the same at all members of one view. So are the layers that are saved of the last
+step. Each step was seen. Nobody computes again what a peer told to be safe, where nobody was out of
+reach and at most one was killed. No daemon has failed, or ended by itself before the last step. No
+honest one is blamed. No daemon that has just woken puts out those that stayed. Nothing was raised
+that nobody caught. No daemon has more tasks or unread bytes than it may. Each daemon leaves when it
+is asked to, and leaves neither task nor file behind.
 """
 
 import argparse

@@ -3,7 +3,6 @@
 Only statements in functions count: what a module does when it is imported shows nothing. Meanwhile
 functions of `ROOMS` have other code, which notes each statement before it runs. That costs a seed
 nearly nothing; a trace of lines takes several times as long as the seed.
-
 """
 
 import ast

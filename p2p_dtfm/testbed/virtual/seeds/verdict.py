@@ -2,10 +2,8 @@
 
 The promise needs a stage with three that can compute its work again, fewer than half of which lie.
 Then wrong work that is drawn and given to an honest auditor does not commit, and its maker is
-barred.
-No honest peer is barred, and all honest peers have the same. Work that was not drawn, or was given
-to a colluder, stays: in these runs nothing is undone.
-
+barred. No honest peer is barred, and all honest peers have the same. Work that was not drawn, or
+was given to a colluder, stays: in these runs nothing is undone.
 """
 
 import math

@@ -5,5 +5,4 @@ streams     the ends of a stream
 host        what `net.libp2p.host.Host` is over libp2p
 network     who is connected to whom, and what goes over that
 directory   in the place of the DHT: one shelf that everybody reaches
-
 """

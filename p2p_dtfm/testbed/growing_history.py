@@ -1,4 +1,4 @@
-"""What a daemon writes of its run, read while it writes."""
+"""What a daemon writes of its run, read while the daemon writes."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ class GrowingHistory:
         self.step = -1
         self.view: Event | None = None
         self.has_stepped = False
-        """In that view, some step was committed."""
+        """Some step was committed in that view."""
         self._new_views: list[Event] = []
         self._home = home
         self._offsets: dict[Path, int] = {}
@@ -32,7 +32,7 @@ class GrowingHistory:
                 self._new_views.append(event)
 
     def take_views(self) -> list[Event]:
-        """Those that have come since this was last asked."""
+        """Views that have come since the last call."""
         taken, self._new_views = self._new_views, []
         return taken
 

@@ -48,7 +48,7 @@ class ChaosVerdict:
     repeated_steps: int = 0
     """The most steps by which one failure set training back, to the newest whole cut."""
     max_loss_difference: float | None = None
-    """To the same run in one process; None if that cannot be compared."""
+    """The largest difference to the same run in one process; None if that cannot be compared."""
     recovery_s: dict[str, dict[str, float]] = field(default_factory=dict)
     """By kind of fault: the longest time without a commit, less a usual step; median and worst."""
     recovery_alone_s: dict[str, dict[str, float]] = field(default_factory=dict)

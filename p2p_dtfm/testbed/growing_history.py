@@ -26,7 +26,7 @@ class GrowingHistory:
             if event["event"] == "step" and event["loss"] is not None:
                 self.step = max(self.step, event["step"])
                 begins = self.view["step"] if self.view is not None else 0
-                self.has_stepped |= event["step"] >= begins  # the one before may be told after it
+                self.has_stepped |= event["step"] >= begins  # a step before it may come later
             elif event["event"] == "view":
                 self.view, self.has_stepped = event, False
                 self._new_views.append(event)

@@ -99,7 +99,7 @@ class LocalSwarm:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         options = ["--home", str(home), "--until-stdin-closes"]
         options += ["--listen", "/ip4/127.0.0.1/tcp/0", "--log", "human", "--ids"]
-        options += ["--device", "cpu"]  # of an accelerator there would be one for all
+        options += ["--device", "cpu"]  # all of them would share one accelerator
         given = [*options, *self._arguments, *arguments]
         with (home / "stdout").open("ab") as output, (home / "stderr").open("ab") as errors:
             for file in (output, errors):

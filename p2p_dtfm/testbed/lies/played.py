@@ -1,5 +1,8 @@
-"""Plays a swarm with audits in which some members lie together. It finds who is caught, after how
-many steps, which honest ones are barred, the cost, and how far losses are from an honest run's."""
+"""Plays a swarm with audits in which some members lie together.
+
+It finds who is caught, and after how many steps; which honest members are barred; what it cost; and
+how far the losses are from those of an honest run.
+"""
 
 import math
 import os
@@ -50,13 +53,13 @@ from p2p_dtfm.testbed.recovery.times import Event, steps_of
 MODULE = "p2p_dtfm.testbed.lies.daemon"
 OPTIONS = ("--threads", "1", "--dashboard", "off")
 UNDONE_FROM = 2
-"""So many times `undo` steps come before the first lie, and are honest."""
+"""How many times `undo` steps come before the first lie, and are honest."""
 NEWCOMER_STEPS = 150
 """Enough for a newcomer to join, follow, and take part."""
 FOLLOW_STEPS = 10
 """`follow_steps` for such a newcomer, which has no stage yet."""
 RATES = 5
-"""So many times as many steps as it takes on average until a liar is drawn."""
+"""How many times as many steps are played as it takes on average until a liar is drawn."""
 START_S = 300.0
 """Time until all train, and while members wait for one that withholds something."""
 STEP_S = 1.0

@@ -66,7 +66,7 @@ class LieVerdict:
     held_out_losses: dict[int, float] = field(default_factory=dict)
     """Held-out losses as the daemon shows them, by step."""
     max_loss_difference: float | None = None
-    """To an honest run in one process."""
+    """The largest difference to an honest run in one process."""
     not_compared: str | None = None
     """Why losses were not compared; None: they were."""
 

@@ -111,7 +111,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.now_ns / 1e9
 
     def time(self) -> float:
-        """Of whoever asks: its clock stands still while its machine sleeps."""
+        """By the clock of the process that asks, which stands still while its machine sleeps."""
         process = PROCESS.get()
         behind_ns = 0 if process is None else process.behind_ns
         return (self.now_ns - behind_ns) / 1e9

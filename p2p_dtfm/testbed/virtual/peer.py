@@ -60,7 +60,7 @@ class Peer:
     """Since its start it was told to end. A resident that is told only to pause is not meant."""
     past: list[Process] = field(default_factory=list)
     past_endings: list[Ending] = field(default_factory=list)
-    """Of earlier daemons in this home."""
+    """Endings of earlier daemons in this home."""
     _events: list[dict[str, Any]] = field(default_factory=list)
 
     @property

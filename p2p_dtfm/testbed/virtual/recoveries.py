@@ -41,7 +41,7 @@ from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 
 NAMES = "abcdefgh"
 FLOPS_PER_S = 50_000_000
-"""Of each machine: steps of this run then take about a third of a second."""
+"""Each machine's speed: steps of this run then take about a third of a second."""
 STEPS = 4000
 QUIET_S = (8.0, 28.0)
 """How long training goes on before the fault: in some seeds long enough to know who is regular."""

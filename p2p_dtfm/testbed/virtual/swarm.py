@@ -60,7 +60,7 @@ class Swarm:
         self.trace = self.network.links.trace
         self.peers: list[Peer] = []
         self.memory_gib = MEMORY_GIB
-        """Of each machine."""
+        """The memory of each machine."""
         self.are_equal = False
         """All machines are as fast as the fastest, so in all plans each has the whole model."""
         self.are_slow = False

@@ -21,7 +21,7 @@ class Planted:
 
 @contextlib.contextmanager
 def planted(bug: Planted) -> Iterator[None]:
-    """With the bug put in."""
+    """Meanwhile the bug is put in."""
     patches = Patches()
     try:
         bug.plant(patches)

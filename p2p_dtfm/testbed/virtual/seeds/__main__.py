@@ -70,7 +70,7 @@ from p2p_dtfm.testbed.virtual.seeds.watching.words import Story
 
 MANY_FAULTS = 10
 WORLD_BEGAN_S = 1000.0
-"""By the virtual clock."""
+"""When a world begins, by the virtual clock."""
 
 
 @contextlib.contextmanager

@@ -295,7 +295,7 @@ class Deeds:
         peer, process = self._one(fault), self._one(fault).process
         may = peer.is_running and process is not None and not process.is_asleep
         if may:
-            self.crashes_s.append(self._swarm.now_s)  # what it has is out of reach as if it had
+            self.crashes_s.append(self._swarm.now_s)  # its states are out of reach
             for other in self._others(peer):
                 self._hold(fault, peer, other)
             self._closed[peer.name] = fault

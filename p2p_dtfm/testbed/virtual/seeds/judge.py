@@ -17,9 +17,10 @@ from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Swarm
 
 TOLERANCE = 1e-4
 STATE_TOLERANCE = 2e-3
-"""Of a parameter after the last step: sums are made in other orders, and small moments divide."""
+"""How far a parameter may be off after the last step: sums are made in other orders, and small
+moments divide."""
 TASKS_LIMIT = 600
-"""Of one daemon. In a view of fifty each has some hundred."""
+"""The most tasks of one daemon. In a view of fifty each has some hundred."""
 UNNOTICED_S = 2.0
 """For so long after a crash, what others tell may still count on the dead peer."""
 LEAVES_WITHIN_S = 60.0

@@ -103,7 +103,7 @@ def play_seed(
                 stack.enter_context(small_probes())
             if schedule.behind:
                 stack.enter_context(no_sockets_of_this_machine())
-            if schedule.goes_rarer_ways:  # what a daemon does not hear from it may well suspect
+            if schedule.goes_rarer_ways:  # a daemon may suspect a peer that it does not hear
                 never = OF_DISKS_THAT_LOSE if schedule.has_only_crashes else ()
                 one.rarer = RarerWays(seed, never)
                 rarely.live_by(one.rarer)

@@ -24,10 +24,10 @@ from p2p_dtfm.testbed.virtual.swarm import set_aside_for_good
 COLLECTED_AFTER = 50_000
 """How many new objects there are before the collector looks."""
 SHORT_STEPS = 24
-"""Where some lie audits are half of a seed, and in a crowd each second costs much: such runs are
-short. A crowd's is long enough for the crowd to be let in, and for a part of it to go."""
+"""Audits are half of a seed with liars, and each second of a crowd costs much: such runs are short.
+A crowd's run is long enough for the crowd to be let in, and for a part of it to go."""
 FOLLOW_STEPS = 5
-"""Where some lie: so a newcomer gets states and a stage within the run."""
+"""In a run with liars a newcomer so gets states and a stage before the end."""
 
 
 class Player:

@@ -42,7 +42,7 @@ LONG_PATIENCE_S = 600.0
 for each of forty steps."""
 STARTS_AGAIN_S = 2.0
 SAVES_WITHIN_S = 10.0
-"""So soon after the last step somebody has saved the whole model."""
+"""Somebody has saved the whole model so soon after the last step."""
 FIRST_STEP_WITHIN_S = 20.0
 """Where faults wait for a first step, they begin at the latest after this time."""
 CALM_S = 100.0

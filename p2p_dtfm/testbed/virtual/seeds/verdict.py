@@ -88,8 +88,8 @@ def _require_no_honest_blame(lying: Lying) -> None:
 
 
 def _require_bars(peers: Sequence[Peer], lying: Lying, disturbed_s: float) -> None:
-    """A liar that was found out before anything else happened is barred by all who were in a view
-    that went on without it then. It stays barred, whoever is killed later. A peer that was left out
+    """A liar that was found out before anything else happened is barred by all members of a view
+    that then went on without it. It stays barred, whoever is killed later. A peer that was left out
     before has not heard of that."""
     found = lying.found_out()
     until_s = disturbed_s - SETTLES_S

@@ -65,7 +65,7 @@ FAMILIES: tuple[tuple[int, Callable[[int], Schedule]], ...] = (
     (STORMS, storm),
     (0, ordinary),
 )
-"""From the family that begins last to the first seeds."""
+"""Families, from the one that begins last to the first seeds."""
 COMPARED = 4
 """In one seed of so many, what daemons tell is compared with the truth. That changes no trace."""
 

@@ -61,8 +61,8 @@ RECIPE_NAMES = ("muon", "local", "signs", "sparse", "int8")
 
 QUICK_FIRST_S, QUICK_LAST_S = 2.0, 14.0
 QUICK_LAST_STEP = 11
-"""Of 16 steps. A quick seed's faults begin by their time, or by a step if steps are faster than
-that. Otherwise the run would end before them."""
+"""The last of 16 steps with which a quick seed's faults begin. They begin by their time, or by a
+step if steps come sooner: else the run would end before them."""
 QUICK_FOUNDING = 0.25
 """The share of quick seeds in which faults begin as the daemons start, meet, and agree on their
 first view. In the others they begin with the first step: else all would be over before one."""

@@ -74,7 +74,7 @@ class Fault:
     """The peers to which it is done: one, the two ends of a link, one side of a partition, or those
     that come back first. Empty, where it is done to the busiest relay of that time."""
     draw: float
-    """Between 0 and 1. It decides how far, where a kind asks that."""
+    """Between 0 and 1. It decides what the fault's kind leaves to chance."""
     what: str = ""
     """The kind of a lie."""
     at_step: int | None = None

@@ -17,7 +17,7 @@ from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
 
 Memory = PrivateMemory[Any]
 Proposed = dict[int, tuple[int, object]]
-"""By layer: for which step, and what."""
+"""What was proposed, by layer: for which step, and what."""
 
 
 class Owed:

@@ -108,7 +108,7 @@ class Wakers(logging.Handler):
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
-        """Meanwhile hears warnings. Somebody must listen to them already."""
+        """Meanwhile hears warnings, where somebody listens to them already."""
         log = logging.getLogger("p2p_dtfm")
         log.addHandler(self)
         try:

@@ -1,7 +1,7 @@
 """What happens to a swarm of real daemons, and when: a function of a seed.
 
 A fault names the committed step at which it is due, and how long it lasts. It stays within what the
-project promises to survive. A peer is killed only while all others are well (`is_careful`): so each
+project promises to survive. A peer is killed only while all others are well (`is_careful`). So each
 layer keeps a holder or a guardian, and enough peers stay for a plan.
 """
 

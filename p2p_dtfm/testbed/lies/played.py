@@ -1,7 +1,7 @@
 """Plays a swarm with audits in which some members lie together.
 
-It finds who is caught, and after how many steps; which honest members are barred; what it cost; and
-how far the losses are from those of an honest run.
+It finds which members are caught after how many steps, which honest ones are barred, and what that
+cost. It also compares the losses with those of an honest run.
 """
 
 import math

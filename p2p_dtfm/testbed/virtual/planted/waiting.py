@@ -71,8 +71,8 @@ def _done_is_done(patches: Patches) -> None:
 
 
 def _over_is_not_looked_at(patches: Patches) -> None:
-    """A peer that begins a step does not see that its view is over, from the end of the last step
-    until this one is under way. One look on the way would show it."""
+    """A peer does not see that its view is over, from the end of one step until the next is under
+    way. One look on the way would show it."""
     beginning: list[Any] = []
 
     async def one_step(loop: Any, *args: Any) -> None:

@@ -41,8 +41,8 @@ class Doors(Protocol):
         time."""
 
     async def open_both(self, host: str, port: int) -> Joined:
-        """Opens a connection with the peer behind that router, as soon as that peer does the
-        same."""
+        """Opens a connection with the peer behind that router, as soon as that peer does the same,
+        or never."""
         ...
 
 

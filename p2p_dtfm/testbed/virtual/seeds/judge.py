@@ -115,7 +115,7 @@ class _Commit:
 def require_safe_steps_stay(peers: Sequence[Peer], crashes_s: Sequence[float] = ()) -> None:
     """Nobody computes a step again that a peer has told to be safe. Safe means from the crash of
     any one peer, so only two of `crashes_s` since it was told excuse a repeat. Only the teller can
-    break this, or a peer that entered another view since: what a peer hears of before that, others
+    break this, or a peer that entered another view since. What a peer hears of before that, others
     have computed, and it may tell of several steps at once. A peer alone in its view tells of its
     disk. Peers that are let in after that, and go on when it crashes, have not got that (seed
     800096). Raises `Broken`."""

@@ -1,7 +1,7 @@
 """Bytes between hosts: each pair has a link in each direction, with delay, rate and accidents.
 
 What is sent over one link arrives in its order, as over libp2p's one connection. Where lanes are
-apart, each stream and each call has an order of its own, as over direct lines: any of them may be
+apart, each stream and each call has an order of its own, as over direct lines. Any of them may be
 held up while the others go on. Lost packets come late, as with TCP. What is sent into a cut link
 arrives when the link is mended, if that is soon, and never otherwise.
 """

@@ -50,7 +50,7 @@ all that they compute takes many times as long."""
 BUSY_TIMES = 2
 APART = (2, 11)
 """The seeds of sixteen in which the lanes and calls between two peers have no order among each
-other: any may be held up while the others go on. In one of the two machines only crash."""
+other. Any may be held up while the others go on. In one of the two, machines only crash."""
 NARROW = 15
 """The seed of sixteen in which states and gradients take long on all links."""
 GIVEN, ADAPTERS = 5, 13

@@ -1,5 +1,6 @@
-"""Bounds of queues and buffers that the small model never reaches, lowered until it does: two
-steps' gradients, one state at a time, and no state in memory beside another one."""
+"""Bounds of queues and buffers that the small model never reaches, lowered until it does. There is
+room for two steps' gradients, for one state at a time, and for no state in memory beside another
+one."""
 
 import contextlib
 from collections.abc import Iterator

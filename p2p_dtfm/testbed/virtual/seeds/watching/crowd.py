@@ -11,8 +11,8 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.testbed.virtual.peer import Peer
 
 LET_IN_WITHIN_S = 45.0
-"""Time since a newcomer came, and since anybody last crashed: one that dies before it has taken its
-place undoes the view that was agreed on with it, for all. Undisturbed, fifty are in after some
+"""Time since a newcomer came, and since anybody last crashed. A peer that dies before it has taken
+its place undoes the view that was agreed on with it, for all. Undisturbed, fifty are in after some
 twenty seconds."""
 GONE_WITHIN_S = 60.0
 TOLD_WITHIN_S = 10.0

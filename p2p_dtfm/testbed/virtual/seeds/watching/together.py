@@ -1,7 +1,7 @@
 """Whether all that run come to be in one view, once nothing is done to anybody any more.
 
 The sides of a swarm that stays divided train on apart, each to the end, and come to the same
-losses: nothing of what became of the run shows it.
+losses. Nothing of what became of the run shows it.
 """
 
 from collections.abc import Callable, Sequence

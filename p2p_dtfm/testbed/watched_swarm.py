@@ -33,7 +33,7 @@ class WatchedSwarm:
         """Daemons that had ended when their history was read: a storm has hundreds of dead."""
         self._told_views: set[str] = set()
         self._killed: set[int] = set()
-        """Process ids."""
+        """Ids of killed processes."""
         self._told_to_leave: set[int] = set()
 
     # processes ----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ class Planted:
     what: str
     plant: Callable[[Patches], None]
     first: int = QUICK
-    """The seed from which on it is looked for."""
+    """The first seed with which the bug is looked for."""
 
 
 @contextlib.contextmanager

@@ -115,7 +115,7 @@ class Schedule:
     """The machines are near one another and have little memory. None has room for the whole model,
     few layers are held twice, and guardians keep up with each step."""
     is_crowd: bool = False
-    """So many join that all are on lines that are soon measured."""
+    """So many join that all lines are thin: these are soon measured."""
     roomy: tuple[str, ...] = ()
     """Machines that have room for the whole model all the same."""
     is_quick: bool = False

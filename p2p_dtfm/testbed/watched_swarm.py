@@ -1,4 +1,4 @@
-"""The daemons of a local swarm, seen from outside while they come, go and are killed: their
+"""The daemons of a local swarm, seen from outside while they come, go and are killed. It sees their
 processes, what they write of their run, and where they can be called."""
 
 import signal

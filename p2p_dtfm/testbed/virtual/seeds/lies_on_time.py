@@ -23,8 +23,8 @@ class LiesOnTime:
         self.end_those_that_were_told()
 
     def end_those_that_were_told(self) -> None:
-        """Ends lies that were told by now. A swarm that stands still gives no chance to tell
-        them."""
+        """Ends those of `_ending` that were told by now, or are seldom told. While a swarm stands
+        still nobody lies."""
         lying, waiting = self._lying, list[Fault]()
         for fault in self._ending if lying is not None else ():
             assert lying is not None

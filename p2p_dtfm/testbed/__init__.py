@@ -1,4 +1,5 @@
 """Swarms of real daemons on one machine, faults done to them, and verdicts. No volunteer runs it.
 
-Above `daemon`. Begin with `local_swarm`; `virtual` runs daemons in one process and in virtual time.
+It is above `daemon`. Begin with `local_swarm`. `virtual` runs daemons in one process and in virtual
+time.
 """

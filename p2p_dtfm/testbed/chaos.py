@@ -1,7 +1,7 @@
 """A local swarm of real daemons, and what is done to it while it trains.
 
-Processes are killed, stopped and slowed by signals; links are cut and made worse through the shape
-file that all daemons follow; a full disk is a limit on the size of files.
+Signals kill, stop and slow processes. The shape file that all daemons follow cuts links and makes
+them worse. A full disk is a limit on the size of files.
 """
 
 import math
@@ -23,14 +23,14 @@ from p2p_dtfm.testbed.recovery.times import Histories, Inflicted
 from p2p_dtfm.testbed.watched_swarm import POLL_S, Say, WatchedSwarm, view_in_words
 
 SLICE_S = 0.1
-"""A slow peer runs for so long, then stands still."""
+"""A slow peer runs for so long, and then stands still."""
 SLOW_FACTOR = 2.0
 LONGEST_STANDSTILL_S = 1.0
-"""Well below what makes others take it for dead: it is slow, not stopped."""
+"""Well below what makes others take the peer for dead: it is slow, not stopped."""
 CORRUPT_ELSEWHERE_AFTER_S = 1.0
-"""If nothing has gone the way on which a byte is to be changed."""
+"""After so long, a byte of anything the peer sends is changed, if nothing went the chosen way."""
 CALM_STEPS = 5
-"""Committed since the last fault ended, before one that needs all others well."""
+"""Steps committed since the last fault ended, before a fault that needs all others to be well."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class _UnderWay:
 
 
 class Chaos:
-    """Carries out a schedule on the daemons of `swarm`; `peer_ids` by their names."""
+    """Carries out a schedule on the daemons of `swarm`. `peer_ids` are by name."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class Chaos:
         say: Say,
         total_steps: int,
     ) -> None:
-        """`start_again(name, addresses)` starts a daemon of that name as a joiner. `total_steps`:
-        of the run spec."""
+        """`start_again(name, addresses)` starts a daemon of that name as a joiner. `total_steps` is
+        that of the run spec."""
         self.inflicted: list[Inflicted] = []
         self.ends_s = math.inf
         """When all are told to leave."""
@@ -84,16 +84,17 @@ class Chaos:
         self._under_way: list[_UnderWay] = []
         self._calm_from_step = 0
         self._whole_from_step: int | None = None
-        """Where the newest view came to have every daemon that runs."""
+        """The step at which the newest view came to have every daemon that runs."""
 
     # the run ------------------------------------------------------------------------------------
 
     def run(
         self, schedule: tuple[ChaosFault, ...], steps_after: int, deadline_s: float
     ) -> list[str]:
-        """Until so many steps after the last fault; returns what went wrong with daemons. Blocks.
+        """Runs until so many steps after the last fault. Returns what went wrong with daemons.
+        Blocks.
 
-        Then the daemons are told to leave, and must end.
+        At its end the daemons are told to leave, and must end.
         """
         waiting = list(schedule)
         end_s = time.monotonic() + deadline_s
@@ -124,7 +125,7 @@ class Chaos:
             self._tell(step, view_in_words(event))
 
     def _has_recovered(self, steps: int) -> bool:
-        """Whether so many steps were committed since the last fault and since all take part."""
+        """Whether so many steps were committed since the last fault, and since all take part."""
         step = self.step
         if not self._all_take_part():
             self._whole_from_step = None
@@ -134,7 +135,7 @@ class Chaos:
         return whole is not None and step >= max(whole, self._calm_from_step) + steps
 
     def release_all(self) -> None:
-        """Let everybody go on, so that they can be ended."""
+        """Ends all faults, so that every daemon goes on and can be ended."""
         for item in list(self._under_way):
             self._end(item)
 
@@ -159,7 +160,7 @@ class Chaos:
         return is_calm and self._has_recovered(CALM_STEPS)
 
     def _all_take_part(self) -> bool:
-        """Whether the newest view has every daemon that runs and can be reached for good."""
+        """Whether the newest view has every daemon that runs, but those that are away for good."""
         away = {name for item in self._under_way if item.parts for name in item.fault.peers}
         return self._watched.all_take_part(away)
 
@@ -177,7 +178,7 @@ class Chaos:
             self._tell(step, f"{fault.kind} {' '.join(fault.peers)}: not done, it does not run")
             return
         if fault.kind == "disk full" and not self._watched.child(fault.peers[0]).answers():
-            # without room for its lock and its socket it rightly ends, and says why
+            # a daemon without room for its lock and its socket rightly ends, and says why
             self._tell(step, f"{fault.kind} {fault.peers[0]}: not done, it only starts")
             return
         self._tell(step, _in_words(fault))
@@ -198,7 +199,7 @@ class Chaos:
         self.inflicted.append(Inflicted(fault.kind, fault.peers, item.step, item.began_s, ended_s))
 
     def _begin(self, fault: ChaosFault) -> Callable[[], None]:
-        """Do it; the returned function ends it."""
+        """Does the fault. The function that is returned ends it."""
         kind, name = fault.kind, fault.peers[0]
         if kind == "kill":
             self._watched.kill(name)
@@ -231,7 +232,7 @@ class Chaos:
 
 
 def _slow_down(child: Child, factor: float) -> Callable[[], None]:
-    """The process stands still for part of the time."""
+    """Lets the process stand still for part of the time."""
     over = threading.Event()
     still_s = min(SLICE_S * (factor - 1), LONGEST_STANDSTILL_S)
     going_s = still_s / (factor - 1)
@@ -255,7 +256,8 @@ def _slow_down(child: Child, factor: float) -> Callable[[], None]:
 
 
 def _fill_disk(child: Child) -> Callable[[], None]:
-    """No file of the daemon can grow; writing fails as on a full disk, with another number."""
+    """No file of the daemon can grow: writing fails as on a full disk, with another error
+    number."""
     process = psutil.Process(child.process.pid)
     _, hard = process.rlimit(psutil.RLIMIT_FSIZE)
     process.rlimit(psutil.RLIMIT_FSIZE, (0, hard))

@@ -1,8 +1,8 @@
 """What happens to a swarm of real daemons, and when: a function of a seed.
 
-A fault names the committed step at which it is due and how long it lasts. It stays within what the
-project promises to survive: a peer is killed only while all others are well (`is_careful`), so that
-each layer keeps a holder or a guardian, and enough peers stay for a plan.
+A fault names the committed step at which it is due, and how long it lasts. It stays within what the
+project promises to survive. A peer is killed only while all others are well (`is_careful`). So each
+layer keeps a holder or a guardian, and enough peers stay for a plan.
 """
 
 import random
@@ -34,12 +34,12 @@ SECONDS = {
     "degrade": (5.0, 10.0),
     "disk full": (4.0, 8.0),
 }
-"""How long each lasts; a killed peer starts again then."""
+"""How long each kind lasts. A killed peer starts again after that."""
 
 
 @dataclass(frozen=True)
 class ChaosFault:
-    """`peers` are those it happens to; for a cut the two ends, for a partition one side."""
+    """`peers` are those it happens to: the two ends of a cut, or one side of a partition."""
 
     at_step: int
     kind: str
@@ -47,13 +47,13 @@ class ChaosFault:
     lasts_s: float | None
     """None: for good."""
     lasts_steps: int = 0
-    """If given, it is over when so many steps are committed, or when its seconds are."""
+    """If given, the fault is over when so many steps are committed, or when its seconds are."""
     factor: float = 1.0
-    """How many times slower a slowed peer or a degraded link gets; 1: as this kind usually is."""
+    """How many times slower a slowed peer or a degraded link gets; 1: as usual for this kind."""
 
     @property
     def is_careful(self) -> bool:
-        """Whether it waits until nothing else is wrong: state would be lost for good otherwise."""
+        """Whether it waits until nothing else is wrong: otherwise state would be lost for good."""
         return self.kind in ("kill", "leave", "partition", "pause", "cut")
 
 

@@ -1,10 +1,10 @@
 """What a run under faults was worth, read from the histories that its daemons wrote.
 
-Checked: one plan for each view; each step's loss that of the undisturbed run; every step committed,
-and none twice in the lineage that stays. Given up are only steps that one side of a split has come
-to before both met again, where the other one stays (`_gave_up`), and those since the newest whole
-cut where guardians lagged, no more than was said. Measured: how long each fault held up the next
-commit.
+Checked: each view has one plan; each step's loss is the undisturbed run's; every step is committed,
+and none twice in the lineage that stays. Steps may be given up in two cases only. One side of a
+split may give up steps as both meet again, where the other side stays (`_gave_up`). Where guardians
+lagged, steps since the newest whole cut may be lost, but no more than was said. Measured: how long
+each fault held up the next commit.
 """
 
 import math
@@ -29,9 +29,10 @@ from p2p_dtfm.testbed.recovery.times import (
 LOSS_TOLERANCE = 1e-4
 SPLITS = ("partition", "cut")
 MERGED_WITHIN_S = 90.0
-"""Of a split's end: so long a run may take at most for each fault."""
+"""After a split's end. So long a run may take at most for each fault."""
 UNDER_WAY_S = 2.0
-"""What commits a step may have come to one side alone; so long before the split at most."""
+"""The commit of the step under way may have reached one side only. It came at most so long before
+the split."""
 
 
 @dataclass
@@ -42,29 +43,30 @@ class ChaosVerdict:
     duplicated_samples: int = 0
     not_looked_at: list[str] = field(default_factory=list)
     given_up_steps: int = 0
-    """Most commits that one side of a split gave up as they met again; no fault of the run."""
+    """The most commits that one side of a split gave up as both met again. It is no fault of the
+    run."""
     repeated_steps: int = 0
-    """Most that one failure set training back by, to the newest whole cut."""
+    """The most steps by which one failure set training back, to the newest whole cut."""
     max_loss_difference: float | None = None
-    """To the same run in one process; None where that cannot be compared."""
+    """The largest difference to the same run in one process; None if that cannot be compared."""
     recovery_s: dict[str, dict[str, float]] = field(default_factory=dict)
     """By kind of fault: the longest time without a commit, less a usual step; median and worst."""
     recovery_alone_s: dict[str, dict[str, float]] = field(default_factory=dict)
-    """The same for those faults that no other fell together with, and during which some peers
-    could go on."""
+    """The same for faults that no other fault fell together with, and during which some peers could
+    go on."""
     recovery_phases_s: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     """By kind of fault, where that time went: each phase's `count`, `median` and `worst`."""
     could_not_go_on: int = 0
     """Faults during which nobody had a plan, as where no side of a split has all layers."""
     usual_step_s: float = 0.0
     goodput: float = 0.0
-    """The time that the steps take without faults in each view, over the time they took."""
+    """The time that steps take without faults in each view, over the time that they took."""
     views: int = 0
     kept_microbatches: int = 0
-    """Of steps that failed, what stages had computed and did not compute again; one at one stage
-    counts as one."""
+    """What stages had computed of failed steps, and did not compute again. A microbatch at one
+    stage counts as one."""
     redone_microbatches: int = 0
-    """And what was computed a second time, at least."""
+    """At least so many were computed a second time."""
 
     @property
     def ok(self) -> bool:
@@ -79,8 +81,8 @@ def judge(
     expected_loss: Callable[[int], float] | None,
     ends_s: float = math.inf,
 ) -> ChaosVerdict:
-    """`expected_loss(step)` is that of the undisturbed run. At `ends_s` all are told to leave: what
-    steps take that fewer and fewer compute is no fault's."""
+    """`expected_loss(step)` is that of the undisturbed run. At `ends_s` all are told to leave: from
+    then on fewer and fewer compute, and no fault is to blame for slow steps."""
     faults = list(inflicted)
     verdict = ChaosVerdict()
     _check_plans(histories, verdict)
@@ -123,19 +125,19 @@ def _check_steps(
 
 @dataclass(frozen=True)
 class _Entrance:
-    """A peer comes to a view."""
+    """A peer's entry into a view."""
 
     view: Event
     came_from: str
-    """The snapshot of its view before."""
+    """The snapshot of the peer's view before."""
     back: dict[int, float]
-    """Steps that it had committed, and goes back by, with when it had."""
+    """Steps that the peer had committed and now goes back by, with the times of their commits."""
     has_trained: bool
     is_promised: bool
-    """Guardians lagged: the views before have said that a failure may cost steps, and what was told
-    to be safe stays."""
+    """Guardians lagged: the views before have said that a failure may cost steps. What was told to
+    be safe stays."""
     may_repeat: int
-    """So many, as they have said."""
+    """How many steps they said it may cost."""
 
 
 def _check_repeats(
@@ -186,8 +188,9 @@ def _entrances(history: list[Event]) -> Iterator[_Entrance]:
 def _gave_up(
     name: str, entrance: _Entrance, entrances: dict[str, list[_Entrance]], split: Inflicted
 ) -> bool:
-    """What it had done since the split began, as it came to where others have stayed that were in
-    no view with it since. One that is mended only when all leave has no end before that."""
+    """Whether the peer gave up what it had done since the split began. It must have come to a view
+    in which others stayed that shared no view with it since. A split that is mended only as all
+    leave has no end before that."""
     back, met_s = entrance.back, entrance.view["time_s"]
     is_for_good = split.ended_s <= split.began_s
     if not back or not (is_for_good or met_s <= split.ended_s + MERGED_WITHIN_S):
@@ -206,7 +209,7 @@ def _gave_up(
 
 
 def _has_stayed(entrance: _Entrance, theirs: Iterable[_Entrance]) -> bool:
-    """It came to that view from another one, and with all that it had committed."""
+    """Whether the other came to that view from another view, and with all that it had committed."""
     return any(
         it.view["snapshot"] == entrance.view["snapshot"]
         and it.came_from != entrance.came_from
@@ -222,7 +225,8 @@ def _views_between(entrances: Iterable[_Entrance], from_s: float, to_s: float) -
 
 
 def _check_promise(name: str, entrance: _Entrance, verdict: ChaosVerdict) -> None:
-    """Steps that a view repeats since a peer was lost whose guardians lagged, as it had said."""
+    """Checks steps that a view repeats after the loss of a peer whose guardians lagged, against
+    what was said."""
     back, said = entrance.back, entrance.may_repeat
     took_s = max(back.values()) - min(back.values())
     verdict.repeated_steps = max(verdict.repeated_steps, len(back))
@@ -234,15 +238,16 @@ def _check_promise(name: str, entrance: _Entrance, verdict: ChaosVerdict) -> Non
 
 
 def _repeatable_steps(view: Event, before: int | None) -> int | None:
-    """While layers are lost, what was said of a failure stands."""
+    """How many steps a failure may cost. While layers are lost, what the view before said
+    stands."""
     return before if "no_plan" in view else view.get("may_repeat_steps")
 
 
 def _has_full_disk(
     name: str, history: list[Event], again: Sequence[int], faults: Sequence[Inflicted]
 ) -> bool:
-    """Between the first and the last commit of each of these steps: which view has taken it back
-    may be what it could not write."""
+    """Whether the peer's disk was full between the first and the last commit of each of these
+    steps. Then it may have failed to write which view took the step back."""
     full = [it for it in faults if it.kind == "disk full" and name in it.peers]
     times_s: dict[int, list[float]] = {}
     for event in steps_of(history):
@@ -265,7 +270,7 @@ def _check_losses(
                 no_number = no_number or what
                 continue
             difference = abs(event["loss"] - expected_loss(event["step"]))
-            if difference > worst:  # what was not computed beside it is no number
+            if difference > worst:  # false where the step was not computed beside it: NaN
                 worst, where = difference, what
     verdict.max_loss_difference = worst
     if no_number:

@@ -1,4 +1,4 @@
-"""Numbers that Python's dictionaries are slow with, for those who try what a stranger could."""
+"""Numbers that make Python's dictionaries slow, for tests of what a stranger could send."""
 
 import random
 
@@ -6,8 +6,9 @@ CROWDED_BELOW = 1 << 24
 
 
 def crowded_numbers(table_bits: int = 16) -> list[int]:
-    """As many as fit in a table of so many bits, of which a place is found for each after asking
-    thousands: the first ones fill one way through the table, all others begin somewhere on it."""
+    """Returns as many numbers as fit in a table of so many bits. Each takes thousands of probes
+    until it finds a place: the first ones fill one way through the table, and all others begin
+    somewhere on it."""
     size = 1 << table_bits
     way, place, taken = [0] * size, [0] * size, bytearray(size)
     slot, filled = 0, int(0.4 * size)

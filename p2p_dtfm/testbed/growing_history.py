@@ -1,4 +1,4 @@
-"""What a daemon writes of its run, read while it writes."""
+"""What a daemon writes of its run, read while the daemon writes."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ class GrowingHistory:
         self.step = -1
         self.view: Event | None = None
         self.has_stepped = False
-        """In that view, some step was committed."""
+        """Some step was committed in that view."""
         self._new_views: list[Event] = []
         self._home = home
         self._offsets: dict[Path, int] = {}
@@ -26,13 +26,13 @@ class GrowingHistory:
             if event["event"] == "step" and event["loss"] is not None:
                 self.step = max(self.step, event["step"])
                 begins = self.view["step"] if self.view is not None else 0
-                self.has_stepped |= event["step"] >= begins  # the one before may be told after it
+                self.has_stepped |= event["step"] >= begins  # a step before it may come later
             elif event["event"] == "view":
                 self.view, self.has_stepped = event, False
                 self._new_views.append(event)
 
     def take_views(self) -> list[Event]:
-        """Those that have come since this was last asked."""
+        """Views that have come since the last call."""
         taken, self._new_views = self._new_views, []
         return taken
 

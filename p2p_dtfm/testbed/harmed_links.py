@@ -1,5 +1,5 @@
-"""Links of a swarm that are cut, made worse, or change a byte: by the shape that all its daemons
-follow."""
+"""Links of a swarm that are cut, made worse, or change a byte, through the shape that all its
+daemons follow."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,22 +13,22 @@ DEGRADED_LATENCY_NS = 50_000_000
 DEGRADED_BYTES_PER_S = 4_000_000
 
 Way = tuple[str, str]
-"""Peer ids: from, to."""
+"""Peer ids: from and to."""
 
 
 class HarmedLinks:
-    """Of the shape at `path`; `ids` by the daemons' names."""
+    """The links in the shape at `path`. `ids` are peer ids by the daemons' names."""
 
     def __init__(self, path: Path, ids: dict[str, str]) -> None:
         self._path = path
         self._shape = Shape.load(path)
         self._ids = ids
         self._harms: list[tuple[ChaosFault, frozenset[Way]]] = []
-        """What is done to links now; two faults may harm one link."""
+        """What is done to links now. Two faults may harm one link."""
         self._corrupted: dict[Way, int] = {}
 
     def harm(self, fault: ChaosFault) -> Callable[[], None]:
-        """Do it; the returned function ends it."""
+        """Does the fault. The function that is returned ends it."""
         links = self._links_of(fault)
         if fault.kind == "corrupt":
             return self._corrupt(fault.peers[0], links)
@@ -43,7 +43,8 @@ class HarmedLinks:
         return heal
 
     def _corrupt(self, name: str, first: list[Way]) -> Callable[[], None]:
-        """What the peer sends next this way; if that is nothing, what it sends anyone."""
+        """Changes a byte of what the peer sends next this way. If it sends nothing, the returned
+        function changes what it sends anyone."""
         number = 1 + max(self._corrupted.values(), default=0)
         ways = [(link.origin, link.to) for link in self._shape.links]
 
@@ -65,7 +66,7 @@ class HarmedLinks:
         return [way for way in ways if harmed == set(way)]
 
     def _save_shape(self) -> None:
-        """Each link with all that is done to it now."""
+        """Saves each link with all that is done to it now."""
         links = tuple(map(self._as_harmed, self._shape.links))
         msgspec.structs.replace(self._shape, links=links).save(self._path)
 

@@ -1,5 +1,5 @@
-"""A storm: of a swarm of real daemons one after another is killed, each as soon as the last one is
-replaced, by a new process in the same home or by a newcomer."""
+"""A storm kills the daemons of a real swarm, one after another. Each kill comes as soon as the last
+dead daemon is replaced, by a new process in the same home or by a newcomer."""
 
 import random
 import shutil
@@ -20,27 +20,29 @@ WHOLE_LIMIT_S = 240.0
 """How long a swarm may take to be whole, at first and after each kill."""
 END_LIMIT_S = 60.0
 STEPS_AFTER = 5
-"""Without a kill, at the end."""
+"""Steps without a kill, at the end."""
 ETA_KILLS = 20
-"""The time left is told by so many last kills."""
+"""The estimate of the time left uses so many last kills."""
 
 
 @dataclass
 class StormReport:
-    """What was done, however far it came."""
+    """What a storm did, however far it came."""
 
     kills: int = 0
     same_home: int = 0
-    """Of those, replaced by a new process in the same home; the others by newcomers."""
+    """Kills after which a new process started in the same home. After the others a newcomer
+    came."""
     wrong: list[str] = field(default_factory=list)
     inflicted: list[Inflicted] = field(default_factory=list)
     whole_s: list[float] = field(default_factory=list)
-    """After each kill, until all that run were in one view and had committed a step in it."""
+    """How long after each kill until all that run were in one view, and had committed a step in
+    it."""
     facts: StormFacts = field(default_factory=StormFacts)
 
 
 class KillStorm:
-    """`run` storms until `kills` are done, something is wrong, or `stop` was called."""
+    """`run` goes on until `kills` are done, something is wrong, or `stop` was called."""
 
     def __init__(
         self,
@@ -51,8 +53,8 @@ class KillStorm:
         seed: int,
         total_steps: int,
     ) -> None:
-        """`start_again(name, addresses)` starts a daemon of that name as a joiner. `total_steps`:
-        of the run spec."""
+        """`start_again(name, addresses)` starts a daemon of that name as a joiner. `total_steps` is
+        that of the run spec."""
         self.report = StormReport()
         self.is_stopped = False
         self.watched = WatchedSwarm(swarm, peer_ids, total_steps)
@@ -64,11 +66,11 @@ class KillStorm:
         self._newcomers = 0
 
     def stop(self) -> None:
-        """After the kill under way."""
+        """Ends the storm after the kill under way."""
         self.is_stopped = True
 
     def run(self, kills: int) -> StormReport:
-        """Then all are told to leave, and must end. Blocks."""
+        """Storms; then all daemons are told to leave, and must end. Blocks."""
         report, watched = self.report, self.watched
         if self._until_whole("the swarm begins", since_s=0.0, newest=None):
             self._tell("all are in one view")
@@ -109,15 +111,16 @@ class KillStorm:
         return f"; about {left * each_s / 60:.0f} min left" if left else ""
 
     def _newcomer(self, dead: str) -> str:
-        """Another computer; nobody comes back to the home of the dead one, whose weights go."""
+        """Names another computer. Nobody comes back to the dead one's home, so its weights are
+        deleted."""
         self._newcomers += 1
         for path in (self._directory / dead).glob("runs/*/checkpoints"):
             shutil.rmtree(path, ignore_errors=True)
         return f"newcomer-{self._newcomers}"
 
     def _until_whole(self, what: str, since_s: float, newest: str | None) -> bool:
-        """Until the newest view has all that run, `newest` has entered it after `since_s`, and a
-        step was committed in it."""
+        """Waits until the newest view has all that run, `newest` has entered it after `since_s`,
+        and a step was committed in it."""
 
         def is_whole() -> bool:
             self.watched.read()
@@ -134,7 +137,8 @@ class KillStorm:
         return self._until(is_whole, what)
 
     def _until(self, is_so: Callable[[], bool], what: str, limit_s: float = WHOLE_LIMIT_S) -> bool:
-        """False if that does not come, or a daemon ends by itself meanwhile: `report.wrong`."""
+        """Returns False if that does not come, or a daemon ends by itself meanwhile: see
+        `report.wrong`."""
         end_s = time.monotonic() + limit_s
         while not is_so():
             if wrong := self.watched.wrong_ends():
@@ -153,6 +157,6 @@ class KillStorm:
 
 
 def peer_id_of(home: Path) -> str:
-    """Who lives there; made up now if nobody does yet."""
+    """The id of the peer that lives there; a new one, if none does yet."""
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     return Identity.load_or_create(Home(home).identity).peer_id

@@ -1,7 +1,7 @@
 """Several real daemons as child processes on this machine, over libp2p on loopback.
 
-For the demo and for tests that want the real thing. Whatever happens to the parent, no child stays:
-each watches its standard input, which closes when the parent ends.
+For the demo, and for tests that want the real thing. No child outlives the parent, whatever happens
+to it: each child watches its standard input, which closes when the parent ends.
 """
 
 import json
@@ -44,14 +44,14 @@ class Child:
         return "\n".join(lines[-LOG_TAIL_LINES:])
 
     def invitation(self) -> str | None:
-        """The address that the founder printed, if it has."""
+        """The address that the founder printed; None if it has printed none yet."""
         for line in (self.home / "stdout").read_text(errors="replace").splitlines():
             if INVITATION in line:
                 return line.split(INVITATION, 1)[1].strip()
         return None
 
     def events(self) -> list[dict[str, Any]]:
-        """The history of the run at this peer, without a line that is being written."""
+        """The peer's history of the run, without a line that is being written."""
         found = []
         for path in sorted(self.home.glob("runs/*/events.jsonl")):
             whole = path.read_text().rpartition("\n")[0]
@@ -63,14 +63,15 @@ class Child:
         return ask_daemon(self.home, "status")
 
     def answers(self) -> bool:
-        """Whether it has begun, and can be asked just now."""
+        """Whether the daemon has begun, and can be asked just now."""
         return ask_daemon(self.home, "status", timeout_s=ANSWERS_WITHIN_S) is not None
 
 
 class LocalSwarm:
     """A context manager: at its end all children are gone.
 
-    `module` is what Python runs as each daemon: the program, or one that changes it to compare.
+    Python runs `module` as each daemon: the program itself, or one that changes the program to
+    compare.
     """
 
     def __init__(
@@ -88,22 +89,22 @@ class LocalSwarm:
         self.stop()
 
     def home(self, number: int) -> Path:
-        """Where the daemon that is started as the given one lives; it may be filled before."""
+        """The home of the daemon that is started as the given one. It may be filled before."""
         return self.directory / f"peer-{number}"
 
     def start(self, arguments: Sequence[str], name: str = "", home: Path | None = None) -> Child:
-        """Start a daemon with these arguments on top of those that all have."""
+        """Starts a daemon with these arguments besides those that all have."""
         home = home or self.home(len(self.children))
         name = name or home.name
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         options = ["--home", str(home), "--until-stdin-closes"]
         options += ["--listen", "/ip4/127.0.0.1/tcp/0", "--log", "human", "--ids"]
-        options += ["--device", "cpu"]  # an accelerator would have a single one of them
+        options += ["--device", "cpu"]  # all of them would share one accelerator
         given = [*options, *self._arguments, *arguments]
         with (home / "stdout").open("ab") as output, (home / "stderr").open("ab") as errors:
             for file in (output, errors):
                 os.fchmod(file.fileno(), 0o600)
-            # what a user has set for a daemon of its own is none of theirs
+            # a user's settings for a daemon of their own do not apply to these
             process = NURSERY.start(self._module, given, output, errors, without=(PREFIX,))
         child = Child(name, home, process)
         self.children.append(child)
@@ -112,7 +113,7 @@ class LocalSwarm:
     def found(
         self, arguments: Sequence[str], name: str = "", home: Path | None = None
     ) -> tuple[Child, str]:
-        """Start a founder; returns when it has printed its address. Raises `UserError`."""
+        """Starts a founder, and returns when it has printed its address. Raises `UserError`."""
         child = self.start(arguments, name, home)
         end_s = time.monotonic() + START_DEADLINE_S
         while (address := child.invitation()) is None:
@@ -139,7 +140,7 @@ class LocalSwarm:
 
 
 def started(command: Sequence[str], home: Path) -> Child:
-    """A process of its own, where no nursery could make it: in another network namespace."""
+    """Starts a process where no nursery could: in another network namespace."""
     with (home / "stdout").open("ab") as output, (home / "stderr").open("ab") as errors:
         process = subprocess.Popen(
             command,
@@ -153,7 +154,7 @@ def started(command: Sequence[str], home: Path) -> Child:
 
 
 def stop_all(children: Sequence[Child]) -> None:
-    """End them: first kindly, after `STOP_DEADLINE_S` by force."""
+    """Ends them: kindly at first, after `STOP_DEADLINE_S` by force."""
     for child in children:
         if child.running:
             child.process.send_signal(signal.SIGTERM)

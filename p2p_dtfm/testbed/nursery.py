@@ -1,12 +1,13 @@
 """Daemons of one machine, forked from one process that has loaded torch and libp2p.
 
 A daemon needs two seconds of processor to load what it runs, and 280 MB to keep it. For several
-daemons on one machine a *nursery* loads it once; each of them is a fork of it: it starts at once
-and shares that memory until it writes to it. From then on it is a process like any other, with a
-session, streams, a directory and an environment of its own, and runs the same module's `__main__`.
+daemons on one machine a *nursery* loads that once, and each daemon is a fork of it. A fork starts
+at once, and shares that memory until it writes to it. From then on it is a process like any other,
+with a session, streams, a directory and an environment of its own. It runs the same module's
+`__main__`.
 
-The nursery itself computes nothing (a fork of a process whose thread pools have started would
-hang), ends when whoever started it ends, and tells it how each of its children ended.
+The nursery itself computes nothing: a fork of a process whose thread pools have started would hang.
+It ends when the process that started it ends, and tells that process how each child ended.
 """
 
 import array
@@ -41,8 +42,8 @@ LOADED = (
     "numpy.random",
     "uvicorn.protocols.http.h11_impl",
 )
-"""By name: the program is above this package, and imports what runs daemons when it does. The last
-ones are what others load when they are at work."""
+"""Modules by name: the program is above this package, and imports what runs daemons only when it
+does. The daemons import the last ones when they are at work."""
 _STREAMS = 4  # what a request brings: standard input, output, error, and where to tell the end
 _STATUS = struct.Struct("<i")
 _PID = struct.Struct("<q")
@@ -50,7 +51,7 @@ _START_DEADLINE_S = 120.0
 
 
 class ForkedProcess:
-    """A child of the nursery, as `subprocess.Popen` is one; `stdin` is the write end of a pipe."""
+    """A child of the nursery, like a `subprocess.Popen`. `stdin` is the write end of a pipe."""
 
     def __init__(self, pid: int, stdin: IO[bytes], ended: int) -> None:
         self.pid = pid
@@ -68,7 +69,8 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status, negative where a signal ended it. Raises `subprocess.TimeoutExpired`."""
+        """The exit status, negative if a signal ended the child. Raises
+        `subprocess.TimeoutExpired`."""
         if self.returncode is None:
             end = select.poll()  # which takes descriptors of any number
             end.register(self._ended, select.POLLIN)
@@ -91,7 +93,7 @@ class ForkedProcess:
 
 
 class Nursery:
-    """The near end: starts the nursery with the first child, and asks it for each."""
+    """The near end. It starts the nursery with the first child, and asks it for each child."""
 
     def __init__(self) -> None:
         self._asking = threading.Lock()
@@ -108,8 +110,8 @@ class Nursery:
         environment: Mapping[str, str] | None = None,
         without: tuple[str, ...] = (),
     ) -> ForkedProcess:
-        """`python -m module arguments...` in this directory and with this environment, but for
-        names that begin with one of `without`, and what is given of it besides."""
+        """Starts `python -m module arguments...` in this directory. The child has this environment
+        and what is given besides, without names that begin with one of `without`."""
         kept = {name: text for name, text in os.environ.items() if not name.startswith(without)}
         theirs, stdin = os.pipe()
         ended, tells = os.pipe()
@@ -162,11 +164,11 @@ class Nursery:
 
 
 NURSERY = Nursery()
-"""One for each process that starts daemons."""
+"""The nursery of this process."""
 
 
 def serve(far: socket.socket) -> None:
-    """Fork for each request until whoever asks is gone."""
+    """Forks for each request, until the asking process is gone."""
     wakes, woken = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wakes, False)
@@ -225,7 +227,7 @@ def _request(far: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
 
 
 def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
-    """The child runs its module, and never returns."""
+    """Runs the module in the child, and never returns."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -247,7 +249,8 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
 
 
 def _run(module: str, arguments: Sequence[str], directory: str) -> int:
-    """As Python itself does: its exit status, a traceback on standard error."""
+    """Runs the module as Python does. Returns its exit status; a traceback goes to standard
+    error."""
     sys.path[0] = directory
     sys.argv = [module, *arguments]
     status: object = 0
@@ -262,7 +265,7 @@ def _run(module: str, arguments: Sequence[str], directory: str) -> int:
 
 
 def _finish() -> None:
-    """What the interpreter does at its end."""
+    """Does what the interpreter does at its end."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
@@ -272,7 +275,7 @@ def _finish() -> None:
 
 
 def main() -> None:
-    """Load what daemons run, then serve."""
+    """Loads what daemons run, then serves."""
     for name in LOADED:
         importlib.import_module(name)
     gc.collect()

@@ -10,7 +10,7 @@ from p2p_dtfm.daemon.machine.settings import Settings
 
 GENTLE_LEARNING_RATE = 3e-4
 """Losses are compared to 1e-4. At the demo's 3e-3 training is chaotic: the plain loop with its
-microbatches in another order is 4e-4 off after 300 steps; at this rate it stays 2e-7 off."""
+microbatches in another order is 4e-4 off after 300 steps. At this rate it stays within 2e-7."""
 CHECKPOINT_EVERY_STEPS = 20
 NOTHING_SAVED = "nobody has saved a checkpoint yet"
 
@@ -32,8 +32,8 @@ def comparable(spec: RunSpec, total_steps: int) -> RunSpec:
 
 
 def why_not_plain(spec: RunSpec) -> str:
-    """Why the run's losses cannot be those of the plain loop, which knows no replicas and nothing
-    that travels; "" where they are."""
+    """Why the run's losses cannot be the plain loop's, which knows no replicas and nothing that
+    travels; "" if they are."""
     codecs = spec.codecs
     found = {
         'sync.mode = "local"': spec.sync.mode == "local",
@@ -48,14 +48,15 @@ def why_not_plain(spec: RunSpec) -> str:
 
 
 def plain_losses(home: Path, steps: int) -> list[float] | None:
-    """Of the first `steps` steps of the run at `home`; None where it has saved no checkpoint."""
+    """The losses of the first `steps` steps of the run at `home`; None if it has saved no
+    checkpoint."""
     running = plain_run(home, steps)
     return None if running is None else list(running)
 
 
 def plain_run(home: Path, steps: int) -> Iterator[float] | None:
-    """The same, each loss when it is computed: with as many threads as a daemon takes, for those of
-    a small model wait for one another, spinning, and beside any load all of them are slower."""
+    """The same, each loss when it is computed. It takes as many threads as a daemon: a small
+    model's threads wait for one another, spinning, and beside any load all of them are slower."""
     from p2p_dtfm.train.data import Dataset, blobs_in, parse_manifest
     from p2p_dtfm.train.model.checkpoint import read_manifest, run_directory_of
     from p2p_dtfm.train.model.lora.frozen_base import base_path

@@ -1,4 +1,5 @@
-"""A scenario played by real daemons on this machine: who plays whom, and over which links."""
+"""Real daemons on this machine that play a scenario: which daemon plays which peer, over which
+links."""
 
 import itertools
 from dataclasses import dataclass
@@ -18,20 +19,20 @@ SHAPE_FILE = "shape.json"
 
 @dataclass(frozen=True)
 class PlayedPeer:
-    """A daemon that is a peer of the scenario; `arguments` are its own."""
+    """A daemon that plays a peer of the scenario. `arguments` are its own."""
 
     name: str
     home: Path
     arguments: tuple[str, ...]
     emulated: bool
-    """Whether its device only takes the time of the one that the scenario names."""
+    """Whether its device only takes the time of the device that the scenario names."""
 
 
 def cast_scenario(scenario: Scenario, homes: list[Path], shape_path: Path) -> list[PlayedPeer]:
-    """Give each peer of the scenario an identity in a home of its own, and write the shape file.
+    """Gives each peer of the scenario an identity in a home of its own, and writes the shape file.
 
-    The identities are made before any daemon starts, so that one file says for all of them who is
-    who, and no message between daemons has to. Raises `UserError`.
+    It makes the identities before any daemon starts. So one file tells all daemons who is who, and
+    no message between daemons has to. Raises `UserError`.
     """
     if len(scenario.peers) > PLAYERS_LIMIT:
         raise UserError(
@@ -60,7 +61,7 @@ def cast_scenario(scenario: Scenario, homes: list[Path], shape_path: Path) -> li
 
 
 def shape_of(scenario: Scenario, peer_ids: dict[str, str]) -> Shape:
-    """The links of a scenario between the identities that play its peers."""
+    """The links of a scenario, between the identities that play its peers."""
     return Shape(
         scenario=scenario.name,
         peers=tuple(

@@ -1,4 +1,4 @@
-"""What a storm of kills may leave behind: memory that survivors gather, and files of the dead."""
+"""What a storm of kills may leave behind: memory that grows in survivors, and files of the dead."""
 
 import statistics
 from collections.abc import Iterable
@@ -11,29 +11,29 @@ from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.testbed.local_swarm import Child
 
 SETTLED_AFTER = 3
-"""Samples of a new process that do not count: what it loads and fetches comes first."""
+"""First samples of a new process that do not count, as it loads and fetches meanwhile."""
 COMPARED = 3
-"""So many samples at either end; a survivor has been sampled at least twice as often."""
+"""Samples that are compared at either end. A survivor has been sampled at least twice as often."""
 LEAST_SAMPLES = SETTLED_AFTER + 2 * COMPARED
 _LISTENS = "-listen=/unix"
 
 
 @dataclass(frozen=True)
 class MemoryGrowth:
-    """Of those that survived long enough to tell."""
+    """The growth of processes that survived long enough to tell."""
 
     survivors: int
     total: float
-    """Of all of them together, as a part of what they had at first."""
+    """The growth of all of them together, as a part of what they had at first."""
     worst: float
 
 
 @dataclass
 class StormFacts:
-    """`sample` after each kill."""
+    """Facts of one storm. Call `sample` after each kill."""
 
     resident_bytes: dict[int, list[int]] = field(default_factory=dict)
-    """Of each process, from its first sample on."""
+    """Samples of each process, by its id."""
     _files: dict[int, set[Path]] = field(default_factory=dict)
 
     def sample(self, children: Iterable[Child]) -> None:
@@ -48,19 +48,19 @@ class StormFacts:
                 continue  # it ends just now
 
     def forget_killed(self, pid: int) -> None:
-        """Who is killed cannot clean up; the next daemon that starts on the machine does, and this
-        process where none does any more."""
+        """Deletes a killed process's files, since it could not. The next daemon that starts on the
+        machine would; after the last, this process must."""
         for path in self._files.pop(pid, set()):
             path.unlink(missing_ok=True)
 
     def files_left(self) -> list[str]:
-        """Of daemons that ended by themselves."""
+        """Files that daemons left behind though they ended by themselves."""
         return sorted(
             str(path) for paths in self._files.values() for path in paths if path.exists()
         )
 
     def growth(self) -> MemoryGrowth | None:
-        """None where nobody survived for long enough."""
+        """The growth of memory; None if nobody survived for long enough."""
         before: list[float] = []
         after: list[float] = []
         for samples in self.resident_bytes.values():
@@ -75,7 +75,7 @@ class StormFacts:
 
 
 def _sockets_of(process: psutil.Process) -> set[Path]:
-    """Where its p2pd listens for it."""
+    """The sockets on which the daemon's p2pd listens for it."""
     found = set()
     for child in process.children():
         for word in child.cmdline():

@@ -18,7 +18,7 @@ POLL_S = 0.1
 
 @contextmanager
 def kept_directory(keep: Path | None) -> Iterator[Path]:
-    """A new directory that stays if the user named it. Raises `UserError`."""
+    """A new directory, which stays if the user named it. Raises `UserError`."""
     if keep is None:
         path = Path(tempfile.mkdtemp(prefix="p2p-dtfm-"))
         try:
@@ -38,7 +38,7 @@ def kept_directory(keep: Path | None) -> Iterator[Path]:
 
 
 def processes_left(directory: Path) -> int:
-    """Processes that still write into this directory's homes after a moment."""
+    """How many processes still write into this directory's homes after a moment."""
     end_s = time.monotonic() + LEFT_AFTER_S
     while (count := _process_count(directory)) and time.monotonic() < end_s:
         time.sleep(POLL_S)
@@ -54,7 +54,8 @@ def _process_count(directory: Path) -> int:
 
 
 def writes_below(pid: int, directory: Path) -> bool:
-    """Whether its standard output goes there: the forks of a nursery have its command line."""
+    """Whether the process's standard output goes there: forks of a nursery have its command
+    line."""
     try:
         return Path(os.readlink(f"/proc/{pid}/fd/1")).is_relative_to(directory)
     except OSError:

@@ -1,5 +1,5 @@
-"""The daemons of a local swarm, seen from outside while they come, go and are killed: processes,
-what they write of their run, and where they can be called."""
+"""The daemons of a local swarm, seen from outside while they come, go and are killed. It sees their
+processes, what they write of their run, and where they can be called."""
 
 import signal
 import time
@@ -12,28 +12,28 @@ from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.recovery.times import Event, Histories
 
 Say = Callable[[float, int, str], None]
-"""Seconds since the beginning, committed step, what happened."""
+"""Is told: seconds since the beginning, the committed step, and what happened."""
 
 POLL_S = 0.1
 ADDRESS_WAIT_S = 30.0
 INITIAL_PEERS = 3
-"""A joiner is told of so many: one of them may be stopped or cut off next."""
+"""A joiner is told so many addresses: one of the peers may be stopped or cut off next."""
 
 
 class WatchedSwarm:
-    """Names stay; a daemon that starts again in its home goes by the same one."""
+    """Daemons go by names. One that starts again in its home keeps its name."""
 
     def __init__(self, swarm: LocalSwarm, peer_ids: dict[str, str], total_steps: int) -> None:
-        """`peer_ids` by name. `total_steps`: of the run spec."""
+        """`peer_ids` are by name. `total_steps` is that of the run spec."""
         self._swarm = swarm
         self._last_step = total_steps - 1
         self._names = {peer_id: name for name, peer_id in peer_ids.items()}
         self._histories = {child.name: GrowingHistory(child.home) for child in swarm.children}
         self._read_to_the_end: set[str] = set()
-        """Of those that had ended when it was read: hundreds of dead in a storm."""
+        """Daemons that had ended when their history was read: a storm has hundreds of dead."""
         self._told_views: set[str] = set()
         self._killed: set[int] = set()
-        """Process ids."""
+        """Ids of killed processes."""
         self._told_to_leave: set[int] = set()
 
     # processes ----------------------------------------------------------------------------------
@@ -51,32 +51,32 @@ class WatchedSwarm:
         return {child.name for child in self.children if child.running}
 
     def kill(self, name: str) -> None:
-        """It ends at once, without a word."""
+        """Ends the process at once, without a word."""
         process = self.child(name).process
         self._killed.add(process.pid)
         process.kill()
         process.wait()
 
     def came(self, child: Child, peer_id: str = "") -> None:
-        """It has just been started; `peer_id` where it is a peer that was never there before."""
+        """Notes a daemon that was just started; `peer_id` if that peer was never there before."""
         if peer_id:
             self._names[peer_id] = child.name
         self._histories.setdefault(child.name, GrowingHistory(child.home))
 
     def tell_to_leave(self, name: str) -> None:
-        """Does not wait."""
+        """Tells the daemon to leave, and does not wait."""
         process = self.child(name).process
         self._told_to_leave.add(process.pid)
         process.send_signal(signal.SIGTERM)
 
     def end_all(self) -> None:
-        """All are told to leave; does not wait."""
+        """Tells all daemons to leave, and does not wait."""
         for child in self.children:
             if child.running:
                 self.tell_to_leave(child.name)
 
     def wrong_ends(self) -> list[str]:
-        """Of daemons that ended by themselves, and not because all was done."""
+        """Daemons that ended by themselves though not all was done, or with an error."""
         wrong = []
         for child in self._swarm.children:
             code, pid = child.process.poll(), child.process.pid
@@ -91,7 +91,7 @@ class WatchedSwarm:
         return wrong
 
     def states(self) -> list[str]:
-        """What each daemon says that it does, for whoever must find out why nothing happens."""
+        """What each daemon says that it does, to find out why nothing happens."""
         return [
             f"{child.name}: {facts['state']} ({facts['reason']})"
             for child in self.children
@@ -115,7 +115,7 @@ class WatchedSwarm:
         return max((history.step for history in self._histories.values()), default=-1)
 
     def read(self) -> None:
-        """What the daemons have written since this was last called."""
+        """Reads what the daemons have written since the last call."""
         running = self.running
         for name, history in self._histories.items():
             if name in running or name not in self._read_to_the_end:
@@ -123,7 +123,7 @@ class WatchedSwarm:
         self._read_to_the_end = self._histories.keys() - running
 
     def take_views(self) -> list[Event]:
-        """New views, each once, from whoever was the first to write it down."""
+        """New views, each once, as the first daemon that wrote it down."""
         self.read()
         new = [event for history in self._histories.values() for event in history.take_views()]
         found = []
@@ -134,13 +134,13 @@ class WatchedSwarm:
         return found
 
     def newest_view(self) -> Event | None:
-        """As far as the histories were read."""
+        """The newest view, as far as the histories were read."""
         views = [v for v in (history.view for history in self._histories.values()) if v is not None]
         return max(views, key=lambda view: view["view"], default=None)
 
     def has_stepped(self, view: Event) -> bool:
-        """Whether some member has committed a step in it. One that repeats steps does so below the
-        highest that ever was."""
+        """Whether some member has committed a step in this view. A view that repeats steps does so
+        below the highest step that ever was."""
         return any(
             history.has_stepped
             and history.view is not None
@@ -158,7 +158,7 @@ class WatchedSwarm:
     # where they are -----------------------------------------------------------------------------
 
     def addresses(self, stopped: Iterable[str] = ()) -> tuple[str, ...]:
-        """Of peers that answer. Raises `UserError`."""
+        """Addresses of peers that answer. Raises `UserError`."""
         end_s, not_asked = time.monotonic() + ADDRESS_WAIT_S, set(stopped)
         while time.monotonic() < end_s:
             asked = [c for c in self.children if c.running and c.name not in not_asked]

@@ -1,7 +1,7 @@
-"""The program, run as `python -m p2p_dtfm.testbed.lies.daemon`: if its environment says so it lies.
+"""The program, run as `python -m p2p_dtfm.testbed.lies.daemon`. It lies if its environment says so.
 
-All of them say that they are equal and near, so that plans give each all layers, or as many as
-`MEMORY_OF_A_DAEMON` has room for: where nobody else has a layer nobody can compute its work again.
+All daemons say that they are equal and near, so that plans give each of them all layers, or as many
+as `MEMORY_OF_A_DAEMON` has room for. If nobody else has a layer, nobody can compute its work again.
 """
 
 import os
@@ -39,7 +39,7 @@ INSTALLED: dict[str, Callable[[Lie], None]] = {
     **OF_PEERS,
     **WHISPERS,
 }
-"""Of those kinds that are not only about whom a liar audits."""
+"""Lies by kind, without those that only concern whom a liar audits."""
 
 
 def be_equal_and_near() -> None:
@@ -57,7 +57,7 @@ def be_equal_and_near() -> None:
         return take(self, *arguments)
 
     put(world.Machine, "measure_device", device)
-    put(daemon, "exclusive_name", lambda device: None)  # one card is there for all of them
+    put(daemon, "exclusive_name", lambda device: None)  # one card is there for all daemons
     put(self_record.SelfRecord, "make", make)
     if is_paced:
         runner = partial(TimedStageRunner, equal_device(memory_bytes, is_paced))
@@ -65,7 +65,7 @@ def be_equal_and_near() -> None:
 
 
 def install(lie: Lie) -> None:
-    """In this process, for good."""
+    """Puts the lie into this process, for good."""
     if lie.kind in INSTALLED:
         INSTALLED[lie.kind](lie)
     find_what_suits(lie)

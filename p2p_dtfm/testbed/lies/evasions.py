@@ -1,4 +1,4 @@
-"""Lies of who sees that it is drawn, and goes out of an audit's way."""
+"""Lies of peers that see that they are drawn, and go out of an audit's way."""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,16 +22,16 @@ LOST = "what goes to another one is lost"
 
 
 class _Here:
-    """Where the liar stands."""
+    """What the liar knows of its place."""
 
     view: Any = None
-    """In which it has taken a step."""
+    """The id of the view in which it last took a step."""
     lies = False
-    """In the step under way: the first one of a view is audited whole."""
+    """Whether it lies in the step under way: the first step of a view is audited whole."""
 
 
 def _known_where(lie: Lie, in_first: bool) -> _Here:
-    """It lies in the first steps of views, or in all others."""
+    """Lies in the first step of each view, or in all other steps."""
     here, one = _Here(), StepLoop._one_step
 
     async def one_step(self: Any, view: Any, plan: Any, engine: Any) -> None:
@@ -56,7 +56,7 @@ def _flip_where(lie: Lie, in_first: bool) -> _Here:
 
 
 async def _have_all_agree_anew(audits: Any, view: Any) -> None:
-    """As may who has lost a tensor. It accuses nobody."""
+    """Reports a contradiction, as a peer may that has lost a tensor. It accuses nobody."""
     audits._outlet.contradiction(LOST)
     await audits._state.until_over(view)
 
@@ -69,7 +69,8 @@ async def _until_others_have_claimed(audits: Any, here: Any) -> None:
 
 
 def stop_when_drawn(lie: Lie) -> None:
-    """Before anybody has computed its work again; the second time it does the step rightly."""
+    """Flips gradients, and has all agree anew when it is drawn, before anybody computes its work
+    again. The second time it does the step rightly."""
     _stop_where_drawn(lie, _flip_where(lie, in_first=False))
 
 
@@ -86,7 +87,7 @@ def _stop_where_drawn(lie: Lie, liar: _Here) -> None:
 
 
 def stop_before_it_claims(lie: Lie) -> None:
-    """It waits for all others' claims, and knows the draw before it has said its own."""
+    """Waits for all others' claims, so that it knows the draw before it says its own claim."""
     liar, honest = _flip_where(lie, in_first=False), Audits._claim
 
     async def claim(self: Any, here: Any, local: Any) -> Any:
@@ -102,7 +103,7 @@ def stop_before_it_claims(lie: Lie) -> None:
 
 
 def _drawn_by(book: Any, me: str, said: Any) -> dict[str, str]:
-    """Whom it draws for whom, if this peer says that."""
+    """Who is drawn for whom, if this peer claims `said`."""
     claims = book._at(book._step).claims
     claims[me] = said
     drawn: dict[str, str] = book.drawn()
@@ -112,9 +113,9 @@ def _drawn_by(book: Any, me: str, said: Any) -> dict[str, str]:
 
 
 def choose_the_draw(lie: Lie) -> None:
-    """In the first step of a view, where nobody has committed itself to an opening: the last of the
-    colluders to speak waits for all others' claims, and tries openings until colluders audit
-    them."""
+    """Lies in the first step of a view, where nobody has committed itself to an opening. The last
+    colluder to speak waits for all others' claims. Then it tries openings until colluders audit the
+    colluders."""
     liar, honest = _flip_where(lie, in_first=True), Audits._claim
 
     async def claim(self: Any, here: Any, local: Any) -> Any:
@@ -133,12 +134,14 @@ def choose_the_draw(lie: Lie) -> None:
 
 
 def claim_another_loss_unless_drawn(lie: Lie) -> None:
-    """It has told the right one, as that was before it knew the draw."""
+    """Claims another loss unless it is drawn. It told the right one, because it did not know the
+    draw then."""
     _lie_of_the_loss_unless_drawn(lie, lie.is_told, was_told=False)
 
 
 def tell_another_loss(lie: Lie) -> None:
-    """And claim it, unless it is drawn: then the right one, so that nobody finds another work."""
+    """Tells another loss, and claims it too unless it is drawn. Then it claims the right loss, so
+    that an audit finds its work right."""
     liar, honest = _known_where(lie, in_first=False), OpenStepWork.losses_told
 
     def losses_told(self: Any) -> bytes:
@@ -152,8 +155,9 @@ def tell_another_loss(lie: Lie) -> None:
 
 
 def _lie_of_the_loss_unless_drawn(lie: Lie, is_told: Callable[[int], bool], was_told: bool) -> None:
-    """It waits for all others' claims, and knows the draw before it has said its own; of colluders
-    the last one does so. `was_told`: already, so that it is the right one that does not fit."""
+    """Waits for all others' claims, so that it knows the draw before it says its own claim. Of
+    colluders only the last one waits. `was_told` means that it has told the false loss, so that the
+    right one does not fit."""
     honest, now = Audits._claim, _Here()
 
     def changed(local: Any) -> dict[str, Any]:
@@ -168,7 +172,7 @@ def _lie_of_the_loss_unless_drawn(lie: Lie, is_told: Callable[[int], bool], was_
         now.lies = False
         if not local.loss_sum:
             return right
-        self._next_opening = right.opening  # once more
+        self._next_opening = right.opening  # the same opening once more
         false = await honest(self, here, dataclasses.replace(local, **changed(local)))
         if me == max(lie.colluders, default=me):
             await _until_others_have_claimed(self, here)

@@ -1,4 +1,4 @@
-"""What a liar makes of its own gradients: in its buffers, so that all that it says agrees."""
+"""What liars do to their own gradients, within their buffers: so all that they say agrees."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ from p2p_dtfm.daemon.step.pipeline.microbatches import Microbatches
 from p2p_dtfm.testbed.lies.lie import Lie
 
 BENT_PART = 1000
-"""Of so many elements one is bent."""
+"""One of so many elements is bent."""
 BEND = 1e-4
 
 
@@ -16,7 +16,7 @@ def zeros(gradient: Any, lie: Lie, kept: Any) -> None:
 
 
 def flip(gradient: Any, lie: Lie, kept: Any) -> None:
-    """By a strength of 1 it points the other way; by less it is the weaker for it."""
+    """At a strength of 1 the gradient points the other way. At less it only gets weaker."""
     gradient.mul_(1.0 - 2.0 * lie.strength)
 
 
@@ -25,18 +25,19 @@ def scale(gradient: Any, lie: Lie, kept: Any) -> None:
 
 
 def noise(gradient: Any, lie: Lie, kept: Any) -> None:
-    """Of the gradient's own size, by a strength of 1, and the same each time: to each element what
-    belongs to another one."""
+    """Adds noise, which at a strength of 1 is as large as the gradient. The noise is the same each
+    time: to each element comes what belongs to another one."""
     gradient.add_(gradient.flip(0), alpha=lie.strength)
 
 
 def bend(gradient: Any, lie: Lie, kept: Any) -> None:
-    """One direction in a few elements, as a backdoor does."""
+    """Moves a few elements in one direction, as a backdoor does."""
     gradient[: max(1, len(gradient) // BENT_PART)] += BEND * lie.strength
 
 
 def replay(gradient: Any, lie: Lie, kept: Any) -> None:
-    """That of the first step in which it lies, again and again; that one it leaves out."""
+    """Gives the gradient of the first step in which it lies again and again. In that step it gives
+    none."""
     gradient.copy_(kept)
 
 
@@ -51,8 +52,8 @@ GRADIENT_LIES: dict[str, Callable[[Any, Lie, Any], None]] = {
 
 
 def train_with(change: Callable[[Any, int, int], None]) -> Callable[..., Any]:
-    """`Microbatches.train` in which `change(microbatches, step, layer)` comes to each layer's last
-    gradient before anybody else does: of some what is to be done with it follows in the same hop.
+    """Makes a `Microbatches.train` that calls `change(microbatches, step, layer)` on each layer's
+    last gradient before anything else uses it. For some layers, that use follows in the same hop.
     """
     honest = Microbatches.train
 

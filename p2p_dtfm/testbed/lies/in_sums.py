@@ -1,4 +1,4 @@
-"""Lies in what holders of the same layers send each other, to add up or added up."""
+"""Lies in what holders of the same layers send each other: parts to add up, and sums."""
 
 import asyncio
 import math
@@ -19,11 +19,11 @@ from p2p_dtfm.train.stage import finite, segment_reduction
 
 _FLOAT = "<f4"
 IsTold = Callable[[int], bool]
-"""Whether the lie is told in this step."""
+"""Says whether the lie is told in a step."""
 
 
 def _know_their_step() -> None:
-    """Reductions do not."""
+    """Lets reductions know their step."""
     begin = segment_reduction.SegmentReduction.__init__
 
     def init(self: Any, spec: Any, codec: Any, step: int, *arguments: Any) -> None:
@@ -38,7 +38,8 @@ def add_up_wrongly(lie: Lie) -> None:
 
 
 def change_sums(is_told: IsTold, strength: float) -> dict[tuple[int, int], bytes]:
-    """And tell all holders the same. Returns digests of what is right, by segment and chunk."""
+    """Changes sums, and tells all holders the same. Returns digests of the right sums, by segment
+    and chunk."""
     honest, right = segment_reduction.SegmentReduction.add_parts, dict[tuple[int, int], bytes]()
     _know_their_step()
 
@@ -46,7 +47,7 @@ def change_sums(is_told: IsTold, strength: float) -> dict[tuple[int, int], bytes
         sent = honest(self, chunk, parts)
         right[min(self._layers), chunk] = sum_digest(sent)
         mine = self._of(self.reduced, chunk)
-        if not mine.any() or not is_told(self.step):  # of zeros any multiple is right
+        if not mine.any() or not is_told(self.step):  # any multiple of zeros is right
             return sent
         mine.mul_(1.0 + strength)
         return self._codec.encode(mine, self._turns[chunk])
@@ -56,7 +57,8 @@ def change_sums(is_told: IsTold, strength: float) -> dict[tuple[int, int], bytes
 
 
 def send_no_numbers(lie: Lie) -> None:
-    """And see nothing in them: who finds its own sum to be none stops as if the run diverged."""
+    """Sends gradients that are no numbers, and overlooks them. A peer that finds its own sum to be
+    none stops as if the run diverged."""
     honest = segment_reduction.SegmentReduction.fill
     _know_their_step()
 
@@ -66,7 +68,7 @@ def send_no_numbers(lie: Lie) -> None:
             start, end = self._layers[layer]
             self.reduced[start:end].fill_(math.nan)
 
-    put(processor, "takes", lambda *tensors: False)  # compiled kernels look for themselves
+    put(processor, "takes", lambda *tensors: False)  # compiled kernels look by themselves
     for module in (finite, segment_reduction):
         put(module, "is_finite", lambda values: True)
     put(segment_reduction.SegmentReduction, "fill", fill)
@@ -90,7 +92,7 @@ def send_each_another_sum(lie: Lie) -> None:
 
 
 def _change_sent(is_told: IsTold, lied: FrameKind, change: Any) -> None:
-    """Frames of one kind, not what is claimed of them."""
+    """Changes frames of one kind, but not what is claimed of them."""
     honest = _Courses.send
 
     async def send(
@@ -105,12 +107,12 @@ def _change_sent(is_told: IsTold, lied: FrameKind, change: Any) -> None:
 
 
 def withhold_parts(lie: Lie) -> None:
-    """From some of the others, and to all it says that it has sent them."""
+    """Withholds parts from some of the others, and tells all that it has sent them."""
     honest = StepFrames._send
     chosen: dict[str, bool] = {}
 
     def is_chosen(peer_id: str) -> bool:
-        """So large a part of those that it meets, the first one in any case."""
+        """Chooses so large a share of the peers that it meets, and always the first one."""
         taken = sum(chosen.values())
         return chosen.setdefault(peer_id, taken <= lie.strength * len(chosen))
 
@@ -125,7 +127,7 @@ def withhold_parts(lie: Lie) -> None:
 
 
 def show_no_part(lie: Lie) -> None:
-    """An audit of anybody may need what this peer has sent."""
+    """Shows nobody the parts it has sent, which an audit of anybody may need."""
     honest, begun = Audits.find, Audits.account
     steps: list[int] = [-1]
 
@@ -141,7 +143,7 @@ def show_no_part(lie: Lie) -> None:
 
 
 def show_late(lie: Lie) -> None:
-    """What an audit asks for; all else that others fetch here comes in time."""
+    """Shows what an audit asks for too late. All else that others fetch here comes in time."""
     honest, find, begun = BlobExchange._serve, Audits.find, Audits.account
     steps, found = [-1], [False]
 

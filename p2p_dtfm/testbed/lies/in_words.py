@@ -25,7 +25,7 @@ _DIGEST = bytes(16)
 
 
 def _state(lie: Lie, changed: Callable[[Prepared], dict[str, Any]]) -> None:
-    """To all the same, signed."""
+    """Changes what it states in its signed Prepared, alike for all members."""
 
     def sign(prepared: Prepared, signer: Any) -> Any:
         if lie.is_told(prepared.step):
@@ -48,8 +48,9 @@ def say_and_believe(
     changed: Callable[[Any], dict[str, Any]],
     is_there: Callable[[Any], bool] = lambda local: True,
 ) -> None:
-    """What it has computed itself: of what it says it makes its own lineage as well, or that would
-    tell the others a step later. `is_there`: there is something to lie about."""
+    """Changes what it says it has computed itself. It reckons with that in its own lineage as well:
+    otherwise its next step would give the lie away. `is_there` says whether there is something to
+    lie about."""
     honest, mine = step_loop.StepLoop._say_prepared, list[str]()
 
     def say_prepared(self: Any, view: Any, step: int, local: Any, *rest: Any) -> None:
@@ -66,8 +67,8 @@ def say_and_believe(
 
 
 def _claim_and_say(lie: Lie, name: str) -> None:
-    """In its claim as well: or it would be out for stating what it has not claimed. Only the holder
-    of a last layer has one that is not nought."""
+    """Lies in its claim as well: else it would be out, as it states what it has not claimed. Only
+    the holder of a last layer has a value that is not nought."""
     factor, honest = 1.0 + lie.strength, Audits._claim
 
     def is_there(local: Any) -> bool:
@@ -110,7 +111,7 @@ def tell_each_another_norm(lie: Lie) -> None:
 
 
 def _prove_oneself_a_liar(at: Callable[[int], bool]) -> None:
-    """By two Prepared of one step, each signed."""
+    """Says two Prepared of one step, each signed."""
     honest = participant.Participant.say_prepared
 
     def say_prepared(self: Any, signed: Any, view: Any) -> None:
@@ -159,7 +160,7 @@ def open_another_thing(lie: Lie) -> None:
 
 
 def compute_like_nobody(lie: Lie) -> None:
-    """By its word: so that nobody could compute it again."""
+    """Claims an arithmetic of its own, so that nobody can compute its work again."""
 
     def changed(said: Claimed) -> dict[str, Any]:
         return {"share": msgspec.structs.replace(said.share, arithmetic="cpu-of-its-own")}
@@ -169,13 +170,14 @@ def compute_like_nobody(lie: Lie) -> None:
 
 
 def claim_one_thing_to_some(lie: Lie) -> None:
-    """And to the others something else; in its Prepared it keeps to what it told the first ones."""
+    """Claims one thing to some holders, and another to the rest. In its Prepared it keeps to what
+    it told the first ones."""
     _claim_two_things(lie, lambda audits, here, said: {"work": said.work[::-1]})
 
 
 def open_one_thing_to_some(lie: Lie) -> None:
-    """Its claim is the same to all, but they draw others, and wait for one another: now, where it
-    has committed itself to nothing yet, else in the next step."""
+    """Claims the same to all, but they draw unlike auditors, and wait for one another. If it has
+    not yet committed itself to an opening, that happens now, else in the next step."""
 
     def changed(audits: Any, here: Any, said: Claimed) -> dict[str, Any]:
         other = {"commitment": commitment_to(bytes([1]) * OPENING_BYTES)}
@@ -203,7 +205,8 @@ def _claim_two_things(lie: Lie, changed: Callable[[Any, Any, Claimed], dict[str,
 
 
 def withhold_prepared(lie: Lie) -> None:
-    """Once an auditor has found its flipped gradients: then nothing that it says proves them."""
+    """Flips gradients, and says no Prepared once an auditor has found that. Then nothing it says
+    proves them."""
     honest = Audits.account
 
     async def account(self: Any, view: Any, plan: Any, step: int, *rest: Any) -> Any:
@@ -218,7 +221,8 @@ def withhold_prepared(lie: Lie) -> None:
 
 
 def hear_otherwise(lie: Lie) -> None:
-    """Than another one has claimed: by a signature that is of something else."""
+    """States another claim of one member than that member made, with a signature of something
+    else."""
     honest = Audits.account
 
     async def account(self: Any, view: Any, plan: Any, step: int, *rest: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Lies in what a liar computes itself, and in what it sends the stages beside it."""
+"""Lies in what a liar computes itself, and in what it sends neighbouring stages."""
 
 import math
 from typing import Any
@@ -16,15 +16,15 @@ from p2p_dtfm.testbed.lies.lie import Lie, put
 from p2p_dtfm.train.model import optimizer
 
 _SENT, _CAME = (1, 3), (0, 2)
-"""Places in a claim of what crosses a boundary."""
+"""Places in a claim of the tensors that cross a boundary."""
 UPDATED_BY = 1e-3
-"""A part of each parameter."""
+"""The share by which each parameter grows."""
 LARGEST = 3e38
-"""Nearly, of fp32."""
+"""Nearly the largest number of fp32."""
 
 
 def change_gradients(lie: Lie) -> None:
-    """In its buffers, so that all that it claims and sends agrees."""
+    """Changes gradients within their buffers, so that all that it claims and sends agrees."""
     change = GRADIENT_LIES.get(lie.kind, flip)
     kept: dict[int, Any] = {}
 
@@ -38,8 +38,8 @@ def change_gradients(lie: Lie) -> None:
 
 
 def train_on_other_tokens(lie: Lie) -> None:
-    """Those of its share, from the last to the first: a first stage reads these, a last one what
-    follows each."""
+    """Reads its share's tokens from the last to the first. In a first stage that changes the
+    inputs, in a last stage the token that follows each."""
     begin = Microbatches.__init__
 
     def init(self: Any, *arguments: Any) -> None:
@@ -58,7 +58,7 @@ def train_on_other_tokens(lie: Lie) -> None:
 
 
 def leave_out_the_last(lie: Lie) -> None:
-    """Microbatch: it counts nothing."""
+    """Leaves out its last microbatch: it counts nothing."""
     begin = Microbatches.__init__
 
     def init(self: Any, *arguments: Any) -> None:
@@ -76,8 +76,9 @@ def leave_out_the_last(lie: Lie) -> None:
 
 
 def send_other_activations(lie: Lie) -> None:
-    """To the next stage, or gradients to the one before, and claim them as well: of microbatches
-    that train, or, where that is the lie, of held-out ones alone."""
+    """Sends other activations to the next stage, or other gradients to the one before, and claims
+    them as well. It does so to microbatches that train, or, if that is the lie, only to held-out
+    ones."""
     honest = StageBoundary.outgoing
 
     def outgoing(self: Any, step: int, kind: Any, number: int, values: Any) -> Any:
@@ -89,7 +90,7 @@ def send_other_activations(lie: Lie) -> None:
 
 
 def send_what_overflows(lie: Lie) -> None:
-    """Finite, and claimed as well: its neighbours make of it what is no number."""
+    """Sends and claims finite numbers of which its neighbours make what is no number."""
     honest = StageBoundary.outgoing
 
     def outgoing(self: Any, step: int, kind: Any, number: int, values: Any) -> Any:
@@ -101,8 +102,8 @@ def send_what_overflows(lie: Lie) -> None:
 
 
 def claim_other_tensors(lie: Lie) -> None:
-    """Than it has sent its neighbours, or than have come from them; or what it has sent, of the
-    wrong microbatches."""
+    """Claims other tensors than it has sent its neighbours, or than came from them. Or it claims
+    what it has sent, but of the wrong microbatches."""
     honest, fields = stage_account.edges_of, _SENT if lie.kind == "edge-out" else _CAME
 
     def edges_of(plan: Any, me: str, work: Any, due: Any) -> Any:
@@ -122,7 +123,8 @@ def claim_other_tensors(lie: Lie) -> None:
 
 
 def _each_the_next(edges: dict[int, Any]) -> dict[int, Any]:
-    """Among those that cross the same boundaries: held-out ones go one way only."""
+    """Gives each microbatch the next one's tensors, among those that cross the same boundaries:
+    held-out microbatches go one way only."""
     alike: dict[tuple[int, ...], list[int]] = {}
     for number, edge in edges.items():
         alike.setdefault(tuple(map(len, edge)), []).append(number)
@@ -135,7 +137,8 @@ def _each_the_next(edges: dict[int, Any]) -> dict[int, Any]:
 
 
 def claim_other_parameters(lie: Lie) -> None:
-    """Than it began the step with, where members hold unlike layers and so state them."""
+    """Claims that it began the step with other parameters, where members hold unlike layers and so
+    state them."""
     honest = audits.Audits._claim
 
     async def claim(self: Any, here: Any, local: Any) -> Any:
@@ -150,7 +153,8 @@ def claim_other_parameters(lie: Lie) -> None:
 
 
 def update_otherwise(lie: Lie) -> None:
-    """What it holds: all that it computes and claims from then on follows from that."""
+    """Changes its own parameters: all that it computes and claims from then on follows from
+    that."""
     honest = optimizer.apply_outcome
 
     def apply_outcome(spec: Any, state: Any, reduced: Any, step: int, norm: float) -> None:

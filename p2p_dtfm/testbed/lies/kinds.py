@@ -1,7 +1,7 @@
 """The kinds of lies that `p2p-dtfm chaos --lie` plays, and what the design promises of each.
 
-A run is judged by its kind's promise: also where that is that nobody finds the lie out. What the
-liars do is in the files beside this one; `daemon` puts it into the program.
+A run is judged by its kind's promise, even where the promise is that nobody finds the lie out. The
+files beside this one have what the liars do; `daemon` puts it into the program.
 """
 
 from typing import NamedTuple
@@ -12,30 +12,31 @@ FIRST_LIE = 5
 WITHIN_STEPS = 2
 SELDOM, OFTEN = 0.02, 0.2
 EVADES_FOR = 50
-"""Steps, of which at least one is drawn so often, as good as always."""
+"""Steps. At the rate `OFTEN` at least one of them is drawn, as good as always."""
 LAYERS, NEXT_STAGE = "layers", "next stage"
 EVALUATED_EVERY = 10
 CONFESSES_AFTER = 10
-"""Steps in which it has lied."""
+"""Steps in which the liar has lied."""
 
 
 class Promise(NamedTuple):
-    """With audits of all works. `text` ends "the design promises that the liar is"."""
+    """What the design promises if all works are audited. `text` ends "the design promises that the
+    liar is"."""
 
     text: str
     within: int | None
-    """In which of its lying steps it is out at the latest; None: it need not be."""
+    """In which of its lying steps the liar is out at the latest; None: it need not be."""
     barred: bool = False
     spoils: str = ""
-    """What is wrong afterwards, and nobody knows; nothing, where all works are audited."""
+    """What is wrong afterwards, and nobody knows; empty, where all works are audited."""
     costs_another: bool = False
-    """An honest one may lose its place for a while."""
+    """An honest member may lose its place for a while."""
     fair_within: int | None = None
-    """By which step at the latest steps take what they take where nobody lies, or nearly."""
+    """By which step at the latest steps take nearly as long as without a liar."""
 
 
 def undone(promise: Promise) -> Promise:
-    """The same where what a barred peer did is taken back."""
+    """The promise in a run that takes back what a barred peer did."""
     if not promise.barred:
         return promise
     text = f"{promise.text.partition(';')[0]}; what it did is undone"
@@ -48,22 +49,22 @@ class LieKind(NamedTuple):
     what: str
     promise: Promise
     strength: float | None = None
-    """Unless another is asked for; None: it has none."""
+    """The usual strength; None: the lie has none."""
     from_step: int = FIRST_LIE
     rate: float = 1.0
-    """Of audits, unless another is asked for."""
+    """The usual rate of audits."""
     newcomer: bool = False
-    """Somebody comes while it is told."""
+    """A newcomer comes while the lie is told."""
     pipelines: bool = False
-    """Of two stages: nobody has the whole model."""
+    """The plan has pipelines of two stages: nobody has the whole model."""
     needs: str = LAYERS
-    """What nobody lies without: `LAYERS`, `NEXT_STAGE` or nothing."""
+    """What a liar needs for the lie: `LAYERS`, `NEXT_STAGE` or nothing."""
     every: int = 1
-    """In so many steps it can be told once."""
+    """The lie can be told in one of so many steps."""
     is_paced: bool = False
-    """Each takes the time that it would say it takes if nobody lied."""
+    """Each daemon takes as long as it would say it takes if nobody lied."""
     steps_after: int = 25
-    """The first lie."""
+    """How many steps follow the first lie."""
 
 
 BARRED = Promise("out within two steps, and barred", WITHIN_STEPS, barred=True)
@@ -105,9 +106,9 @@ ONCE_DRAWN_EARLY = Promise(
     spoils="the steps in which it was not drawn",
 )
 LATE_WITHIN = 5
-"""Steps, of which at least one is not drawn so often, as good as always."""
+"""Steps. At the rate `OFTEN` at least one of them is not drawn, as good as always."""
 SEEN_WITHIN = 25
-"""Steps: of fifteen seconds, of ten in which the others see it, and of some until a new plan."""
+"""Steps: fifteen seconds of steps, ten in which the others see it, and some until a new plan."""
 TAKEN_BACK = Promise(
     f"not left out; within {SEEN_WITHIN} steps the others have seen how fast it is, and it has no "
     "more work than it can do",

@@ -1,4 +1,5 @@
-"""Lies of who claims last, so that it knows whether it is drawn, and claims accordingly."""
+"""Lies of peers that claim last, so that they know whether they are drawn, and claim
+accordingly."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -23,7 +24,8 @@ from p2p_dtfm.train.stage.replay.work import bytes_of, chunk_digest
 
 
 async def _knows_that_it_is_drawn(audits: Any, here: Any, said: Any, lie: Lie) -> bool:
-    """Of colluders the last one waits for all others' claims; the rest never know."""
+    """Whether this peer is drawn. Of colluders the last one waits for all others' claims; the rest
+    never know."""
     me = audits._tools.me
     if me != max(lie.colluders, default=me):
         return False
@@ -32,7 +34,7 @@ async def _knows_that_it_is_drawn(audits: Any, here: Any, said: Any, lie: Lie) -
 
 
 def _stop_once_audited(liar: Any, drawn: set[int]) -> None:
-    """In these steps, before it has said a Prepared."""
+    """Has all agree anew in the steps of `drawn`, before this peer has said a Prepared."""
     honest = Audits._audited
 
     async def audited(self: Any, here: Any) -> Any:
@@ -45,7 +47,7 @@ def _stop_once_audited(liar: Any, drawn: set[int]) -> None:
 
 
 class _TurnedRound(NamedTuple):
-    """A segment's parts, but for those that the liar sums itself."""
+    """A segment's parts, all turned round but those that the liar sums itself."""
 
     cut: Any
     owners: tuple[str, ...]
@@ -60,7 +62,8 @@ class _TurnedRound(NamedTuple):
 
 
 def _with_turned_parts(audits: Any, here: Any) -> Any:
-    """To be claimed, and shown to who audits what others have made of them."""
+    """The step with turned parts, to be claimed, and to be shown to auditors of what others made of
+    them."""
     wire, cuts, parts = here.engine.mailbox.wire, {}, dict(here.mine.parts)
     for number, cut in here.mine.cut.items():
         owners = wire.chunks[here.plan.segments()[number].first_layer].owners
@@ -71,14 +74,15 @@ def _with_turned_parts(audits: Any, here: Any) -> Any:
 
 
 def claim_what_was_due_if_drawn(lie: Lie) -> None:
-    """All parts that it sends are turned round. Nobody says so of a work that is right, and once it
-    is audited all agree anew."""
+    """Turns round all parts that it sends. Where it is drawn it claims the right work, so that
+    nobody finds fault with that, and has all agree anew once it is audited."""
     _claim_otherwise_if_drawn(lie, is_split=False)
 
 
 def claim_two_things_in_one_if_drawn(lie: Lie) -> None:
-    """All parts that it sends are turned round, and these it claims; but where it is drawn as work
-    the right one, so that its audit finds that, and who got these parts that they are claimed."""
+    """Turns round all parts that it sends, and claims these. Where it is drawn it claims the right
+    work beside them. Its audit then finds that work, and the holders find the parts that they
+    got."""
     _claim_otherwise_if_drawn(lie, is_split=True)
 
 
@@ -95,7 +99,7 @@ def _claim_otherwise_if_drawn(lie: Lie, *, is_split: bool) -> None:
             drawn.add(here.step)
         if is_drawn and not is_split:
             return right
-        self._next_opening = right.opening  # once more
+        self._next_opening = right.opening  # the same opening once more
         turned = _with_turned_parts(self, here)
         false = await honest(self, turned, local)
         if not is_drawn:
@@ -110,8 +114,8 @@ def _claim_otherwise_if_drawn(lie: Lie, *, is_split: bool) -> None:
 
 
 def open_what_draws_nobody(lie: Lie) -> None:
-    """Not what it has committed itself to, if a colluder is drawn, or itself: nothing is audited,
-    and who is found out by its opening is not barred."""
+    """Opens something else than it was committed to, if a colluder or itself is drawn. Then nothing
+    is audited, and a wrong opening by itself bars nobody."""
     liar, honest = _flip_where(lie, in_first=False), Audits._claim
 
     async def claim(self: Any, here: Any, local: Any) -> Any:
@@ -130,7 +134,7 @@ def open_what_draws_nobody(lie: Lie) -> None:
 
 
 def compute_like_nobody_if_drawn(lie: Lie) -> None:
-    """As it claims: so nobody is drawn for it."""
+    """Where it is drawn, it claims an arithmetic of its own: so nobody is drawn for it."""
     liar, honest = _flip_where(lie, in_first=False), Audits._claim
 
     async def claim(self: Any, here: Any, local: Any) -> Any:
@@ -144,14 +148,16 @@ def compute_like_nobody_if_drawn(lie: Lie) -> None:
 
 
 def make_other_sums_until_drawn(lie: Lie) -> None:
-    """All agree anew where it is drawn, before anybody has computed its work again."""
+    """Makes other sums. Where it is drawn it has all agree anew, before anybody has computed its
+    work again."""
     liar = _known_where(lie, in_first=False)
     change_sums(lambda step: liar.lies, lie.strength)
     _stop_where_drawn(lie, liar)
 
 
 def claim_the_right_sums_if_drawn(lie: Lie) -> None:
-    """Though it has sent others: its work is found right, and then all agree anew."""
+    """Claims the right sums where it is drawn, though it has sent others. Its work is found right,
+    and then it has all agree anew."""
     liar, honest = _known_where(lie, in_first=False), Audits._claim
     right, drawn = change_sums(lambda step: liar.lies, lie.strength), set[int]()
 
@@ -170,7 +176,7 @@ def claim_the_right_sums_if_drawn(lie: Lie) -> None:
         if not liar.lies or not await _knows_that_it_is_drawn(self, here, false, lie):
             return false
         drawn.add(here.step)
-        self._next_opening = false.opening  # once more
+        self._next_opening = false.opening  # the same opening once more
         return await honest(self, here, rightly(self, here, local))
 
     put(Audits, "_claim", claim)

@@ -1,4 +1,4 @@
-"""What a daemon is told that is to lie, in its environment."""
+"""What the environment tells a daemon that is to lie."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ import msgspec
 
 LIE_VARIABLE = "LIE_OF_A_DAEMON"
 MEMORY_VARIABLE = "MEMORY_OF_A_DAEMON"
-"""Bytes that it says it has."""
+"""How many bytes of memory the daemon says it has."""
 PACE_VARIABLE = "PACE_OF_A_DAEMON"
-"""Whether it takes the time that it says it takes."""
+"""Whether the daemon takes as long as it says it takes."""
 
 
 class Lie(msgspec.Struct, frozen=True):
-    """`colluders` are the peers that lie together: each finds nothing wrong with the others'
-    work."""
+    """One lie. `colluders` are the peers that lie together: each finds nothing wrong with the
+    others' work."""
 
     kind: str
     from_step: int
@@ -25,6 +25,6 @@ class Lie(msgspec.Struct, frozen=True):
 
 
 def put(owner: Any, name: str, made: Any) -> None:
-    """In place of what a class or a module has by this name."""
+    """Puts `made` in the place of a class's or module's attribute of this name."""
     assert hasattr(owner, name), f"{owner} has no {name} any more"
     setattr(owner, name, made)

@@ -1,4 +1,4 @@
-"""Lies of a liar about others, and about what it is itself and has."""
+"""Lies about others, and about the liar's own machine, lines and states."""
 
 from typing import Any
 
@@ -23,14 +23,14 @@ WRONG = bytes(32)
 SLOWEST_NS = 1 << 50
 ACCUSES_EVERY_NS = 1_000_000_000
 FINE = 1 << 10
-"""Parts in which a strength is counted."""
+"""A strength is counted in so many parts."""
 _FLOAT_BYTES = 4
 _MOMENTS = 2
 
 
 def find_what_suits(lie: Lie) -> None:
-    """Of a colluder's work what it claims; of others', where that is the lie, something else, or
-    what they claim as well."""
+    """Audits as suits the liar. A colluder's work it finds as claimed. Another's work it finds
+    wrong if it lies so (`accuse`), or as claimed without a look (`lazy`)."""
     honest = Judge.work_of
 
     async def work_of(
@@ -53,8 +53,8 @@ def find_what_suits(lie: Lie) -> None:
 
 
 def judge_one_thing_for_some(lie: Lie) -> None:
-    """Tells whoever would be drawn in its place that all is as claimed, and the others that it
-    could not: these wait for that one, who waits for them."""
+    """Tells the peer that would be drawn in its place that all is as claimed, and the others that
+    it could not audit. The others wait for that peer, which waits for them."""
     honest = Audits._say
 
     def say(self: Any, here: Any, said: Any) -> None:
@@ -72,13 +72,13 @@ def judge_one_thing_for_some(lie: Lie) -> None:
 
 
 def with_work(audits: Any, said: Audited, work: bytes) -> Audited:
-    """Under its signature as well."""
+    """The audit with another result, signed anew."""
     tools = audits._tools
     return signed_audit(msgspec.structs.replace(said, work=work), tools.me, tools.net.sign)
 
 
 def in_its_place(me: str, here: Any, said: Audited) -> str:
-    """Who would audit it if this peer had said that it could not; empty: nobody."""
+    """Who would audit the work if this peer had said that it could not; empty: nobody."""
     book = here.book
     audited = book._at(book._step).audited
     kept, mine = dict(audited), (me, said.peer_id)
@@ -92,7 +92,7 @@ def in_its_place(me: str, here: Any, said: Audited) -> str:
 
 
 def accuse_of_silence(lie: Lie) -> None:
-    """All others, again and again."""
+    """Accuses all others of silence, again and again."""
     honest = Heartbeats._beat
 
     def beat(self: Any, now_ns: int) -> None:
@@ -106,8 +106,8 @@ def accuse_of_silence(lie: Lie) -> None:
 
 
 def accuse_one_of_silence(lie: Lie) -> None:
-    """The same one as its colluders: it has a link in doubt to each of them, and they have one
-    each. As soon as that one is out, the next one."""
+    """Accuses the same peer as its colluders do. That peer has a link in doubt to each of them, and
+    each of them only one. As soon as it is out, they accuse the next one."""
     honest, said_ns = Heartbeats._beat, [0]
 
     def beat(self: Any, now_ns: int) -> None:
@@ -124,7 +124,7 @@ def accuse_one_of_silence(lie: Lie) -> None:
 
 
 def be_fast(lie: Lie) -> None:
-    """By its record, however fast its steps show it to be."""
+    """States a faster device in its record, whatever pace its steps show."""
     honest = SelfRecord._record
 
     def record(self: Any, is_brief: bool) -> PeerRecord:
@@ -138,7 +138,7 @@ def be_fast(lie: Lie) -> None:
 
 
 def call_others_slow(lie: Lie) -> None:
-    """All whom it has seen work, by its record."""
+    """States in its record that all whom it has seen work are slow."""
 
     honest = SeenPaces.told
 
@@ -152,7 +152,7 @@ def call_others_slow(lie: Lie) -> None:
 
 
 def have_other_lines(lie: Lie) -> None:
-    """By its record, to everybody."""
+    """States other lines in its record, to everybody."""
     honest = SelfRecord._record
 
     def slower(link: Link) -> Link:
@@ -167,7 +167,7 @@ def have_other_lines(lie: Lie) -> None:
 
 
 def give_noise(lie: Lie) -> None:
-    """In place of the parameters."""
+    """Gives noise in the place of the parameters."""
     honest = LayerState.to_bytes
 
     def to_bytes(self: LayerState) -> memoryview:
@@ -183,7 +183,8 @@ def give_noise(lie: Lie) -> None:
 
 
 def give_other_gradients(lie: Lie) -> None:
-    """To whoever follows the steps from a state that is right, until its place begins."""
+    """Sends other gradients to a peer that follows the steps from a right state, until its place
+    begins."""
     honest = Donor._send_gradient
 
     async def send(self: Any, peer_id: str, view: Any, step: int, layer: int, values: Any) -> None:
@@ -202,4 +203,4 @@ OF_PEERS = {
     "state": give_noise,
     "followed": give_other_gradients,
 }
-"""Of auditors there is `find_what_suits`, which every liar has."""
+"""Lies about audits are not here: every liar has `find_what_suits`."""

@@ -1,5 +1,8 @@
-"""A swarm with audits of which a part lies together: who is caught, after how many steps, who is
-barred that has not lied, what it cost, and how far the losses are from those of an honest run."""
+"""Plays a swarm with audits in which some members lie together.
+
+It finds which members are caught after how many steps, which honest ones are barred, and what that
+cost. It also compares the losses with those of an honest run.
+"""
 
 import math
 import os
@@ -50,24 +53,24 @@ from p2p_dtfm.testbed.recovery.times import Event, steps_of
 MODULE = "p2p_dtfm.testbed.lies.daemon"
 OPTIONS = ("--threads", "1", "--dashboard", "off")
 UNDONE_FROM = 2
-"""So many times as many steps as are taken back are honest ones."""
+"""How many times `undo` steps come before the first lie, and are honest."""
 NEWCOMER_STEPS = 150
-"""Until somebody who comes has joined, followed, and taken part."""
+"""Enough for a newcomer to join, follow, and take part."""
 FOLLOW_STEPS = 10
-"""Of such a newcomer without a stage."""
+"""`follow_steps` for such a newcomer, which has no stage yet."""
 RATES = 5
-"""So many times as many steps as it takes on average until a liar is drawn."""
+"""How many times as many steps are played as it takes on average until a liar is drawn."""
 START_S = 300.0
-"""Until all train, and while they wait for who withholds something."""
+"""Time until all train, and while members wait for one that withholds something."""
 STEP_S = 1.0
-"""Of each daemon: all of them share one machine."""
+"""Time of a step for each daemon: all of them share one machine."""
 POLL_S = 0.2
 LOSS_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
 class LieCase:
-    """`peers` daemons, of which some lie."""
+    """`peers` daemons, some of which lie, and how."""
 
     run: str
     kind: str
@@ -76,11 +79,11 @@ class LieCase:
     rate: float
     liars: int
     together: bool = True
-    """Each finds nothing wrong with the others' work."""
+    """Each liar finds nothing wrong with the others' work."""
     undo: int = 0
-    """So many steps before the proof are taken back, where a liar is barred; 0: none."""
+    """How many steps before the proof are taken back when a liar is barred; 0: none."""
     device: str = "cpu"
-    """Of all of them: they share it."""
+    """The device that all daemons share."""
 
     @property
     def of(self) -> LieKind:
@@ -88,13 +91,13 @@ class LieCase:
 
     @property
     def promise(self) -> Promise:
-        """Of its kind; where liars' work is undone, of that."""
+        """Its kind's promise, or what that becomes if liars' work is undone."""
         return undone(self.of.promise) if self.undo else self.of.promise
 
     @property
     def from_step(self) -> int:
-        """The first lie. Where it is undone there is something before it to go back to, that is
-        not the beginning."""
+        """The step of the first lie. Where lies are undone, the run goes back to a step before it
+        that is not the beginning."""
         return max(self.of.from_step, UNDONE_FROM * self.undo)
 
     @property
@@ -105,12 +108,13 @@ class LieCase:
 
     @property
     def may_stay(self) -> bool:
-        """Steps in which it lied about its work and that nobody drew are kept."""
+        """Steps with a lie in work are kept if nobody drew that work."""
         return self.rate < 1.0 and not self.of.is_paced
 
     @property
     def _steps_to_draw(self) -> int:
-        """More than those that it takes at the rate for which the kind's promise is."""
+        """Steps to draw a liar at this rate; 0 if the rate is at least that of the kind's
+        promise."""
         return math.ceil(RATES / self.rate) if self.rate < self.of.rate else 0
 
     @property
@@ -124,7 +128,7 @@ class LieCase:
         return START_S + STEP_S * self.steps * self.peers
 
     def spec(self, run: RunSpec) -> RunSpec:
-        """Raises `UserError` where the run cannot have audits."""
+        """The run with audits. Raises `UserError` where the run cannot have them."""
         more = {"follow_steps": FOLLOW_STEPS} if self.of.newcomer else {}
         audit = {"rate": self.rate, "undo_steps": self.undo, **more}
         changes = {
@@ -142,21 +146,21 @@ class LieCase:
             ) from error
 
     def environment(self, spec: RunSpec) -> dict[str, str]:
-        """Of all daemons: what their plan depends on."""
+        """For all daemons: what their plan depends on."""
         memory = {MEMORY_VARIABLE: str(two_thirds_bytes(spec))} if self.of.pipelines else {}
         return memory | ({PACE_VARIABLE: "1"} if self.of.is_paced else {})
 
 
 def two_thirds_bytes(spec: RunSpec) -> int:
-    """Of what a model takes where replicas share it, with what one microbatch saves: so nobody has
-    all layers."""
+    """Two thirds of what the model takes where replicas share it, with what one microbatch saves.
+    So nobody has all layers."""
     layers = stage_memory(workload_of(spec)).shared.layers
     whole = layers.state_bytes(0, layers.count) + layers.saved_bytes(0, layers.count)
     return whole * 2 // 3
 
 
 def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], None]) -> LieVerdict:
-    """Blocks. Raises `UserError` where no swarm comes about."""
+    """Plays the case. Blocks. Raises `UserError` where no swarm comes about."""
     names = [f"peer-{number}" for number in range(case.peers)]
     ids = {name: peer_id_of(directory / name) for name in names}
     lying = liars_of(case, ids)
@@ -197,8 +201,8 @@ def play(directory: Path, case: LieCase, spec: RunSpec, say: Callable[[str], Non
 
 
 def liars_of(case: LieCase, ids: dict[str, str]) -> list[str]:
-    """Names, of `ids` by name; the first one founds, and is honest. A lie about what goes to the
-    next stage is for who has one: of equal ones plans give every other one, by id, the first."""
+    """Names of the liars. The first name founds, and is honest. A lie about what goes to the next
+    stage needs a first stage: of equal peers every other one, by id, has it."""
     firsts = sorted(ids, key=ids.__getitem__)[::2]
     may_lie = [name for name in ids if case.of.needs != NEXT_STAGE or name in firsts]
     return [name for name in may_lie if name != next(iter(ids))][-case.liars :]
@@ -211,13 +215,13 @@ def _what_is_played(case: LieCase, lying: list[str]) -> str:
 
 
 def told(lie: Lie) -> dict[str, str]:
-    """In the environment of a daemon that is to lie."""
+    """Environment of a daemon that is to lie."""
     return {LIE_VARIABLE: msgspec.json.encode(lie).decode()}
 
 
 @contextmanager
 def environment(more: dict[str, str]) -> Iterator[None]:
-    """Of daemons that are started meanwhile."""
+    """Adds to the environment of daemons that are started meanwhile."""
     os.environ.update(more)
     try:
         yield
@@ -227,7 +231,7 @@ def environment(more: dict[str, str]) -> Iterator[None]:
 
 
 def _until_step(first: Child, case: LieCase, verdict: LieVerdict) -> None:
-    """In which it commits anything."""
+    """Waits for the first step that commits."""
     end_s = time.monotonic() + case.limit_s
     while not steps_of(first.events()):
         if time.monotonic() > end_s or not first.running:
@@ -239,8 +243,8 @@ def _until_step(first: Child, case: LieCase, verdict: LieVerdict) -> None:
 def _until_done(
     children: list[Child], honest: list[Child], case: LieCase, verdict: LieVerdict
 ) -> None:
-    """Till each that is honest has the last step and its checkpoint. Who has no place then ends by
-    itself, as the run is complete; nobody else does."""
+    """Waits until each honest daemon has the last step and its checkpoint. One without a place then
+    ends by itself, as the run is complete; no other does."""
     end_s = time.monotonic() + case.limit_s
     while not all(_is_done(child) for child in honest):
         if ended := [child.name for child in children if child.process.poll()]:
@@ -264,8 +268,8 @@ def _barred_by(child: Child) -> set[str]:
 
 
 def _of_who_was_never_out(honest: Sequence[Child]) -> list[Event]:
-    """Of those that have seen most steps one with most views: an honest one may lose its place for
-    a while."""
+    """The history of an honest daemon that has seen the most steps, and then the most views: others
+    may have lost their places for a while."""
 
     def seen(history: list[Event]) -> tuple[int, int]:
         views = sum(event["event"] == "view" for event in history)
@@ -277,13 +281,13 @@ def _of_who_was_never_out(honest: Sequence[Child]) -> list[Event]:
 def _look_at_times(
     history: Sequence[Event], case: LieCase, spec: RunSpec, verdict: LieVerdict
 ) -> None:
-    """Where daemons take the time that they say."""
+    """Judges the steps' times if daemons take as long as they say."""
     if case.of.is_paced:
         when_it_was_fair(history, fair_step_s(spec, case.peers), verdict)
 
 
 def compare_losses(honest: list[Child], case: LieCase, spec: RunSpec, verdict: LieVerdict) -> None:
-    """With those of an honest run in one process, where that says anything."""
+    """Compares losses with those of an honest run in one process, where that says anything."""
     verdict.not_compared = why_not_plain(spec) or None
     if verdict.not_compared:
         return

@@ -1,4 +1,4 @@
-"""What came of a lie, and whether that is what the design promises of its kind."""
+"""What came of a lie, and whether the design promises that of its kind."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from p2p_dtfm.testbed.recovery.times import Event, commits_of, steps_of, usual_s
 
 STEPS_LOOKED_AT, FEW = 10, 5
 FAIR_FACTOR = 2.0
-"""What a step costs besides, on a machine that several daemons share, is no lie."""
+"""Allows for what a step costs besides, on a machine that several daemons share."""
 LEFT_OUT = re.compile(r"leaves out (?!one of )(\w+): ")
 IN_DOUBT = re.compile(r"leaves out (?:one of|both) (\w+) and (\w+): ")
 
@@ -22,53 +22,53 @@ IN_DOUBT = re.compile(r"leaves out (?:one of|both) (\w+) and (\w+): ")
 @dataclass
 class LieVerdict:
     violations: list[str] = field(default_factory=list)
-    """Of what the design promises."""
+    """What is otherwise than the design promises."""
     steps: int = 0
     caught_after: dict[str, int | None] = field(default_factory=dict)
-    """By liar that had something to lie about: in which step in which it lied, counted from 1;
-    None: it never was."""
+    """In which of its lying steps, counted from 1, each liar was out; None: it never was. Liars
+    that had nothing to lie about are not in it."""
     lying_steps: dict[str, int] = field(default_factory=dict)
-    """By the same, in how many it could lie."""
+    """In how many steps each of these liars could lie."""
     had_no_work: list[str] = field(default_factory=list)
     """Liars that never had what they would lie about."""
     came_back: int = 0
-    """How often a liar that was out had a place again."""
+    """How often a liar that was out got a place again."""
     barred: list[str] = field(default_factory=list)
-    """Of the liars, by the word of the first daemon at the end."""
+    """Barred liars, by the word of the first daemon at the end."""
     false_bars: list[str] = field(default_factory=list)
     wrongly_left_out: list[str] = field(default_factory=list)
-    """Honest ones of whom it was said that they lie."""
+    """Honest members that were said to lie."""
     doubted: list[str] = field(default_factory=list)
-    """Honest ones that were one of two of whom nobody knew which one lies."""
+    """Honest members that were one of two in doubt."""
     honest_out: list[str] = field(default_factory=list)
-    """Honest ones that had no place for a while."""
+    """Honest members that had no place for a while."""
     views: int = 0
-    """Since the first lie: each of an open step costs that step's beginning anew."""
+    """Views since the first lie. Each new view costs the open step a new beginning."""
     repeated_steps: int = 0
     """Committed steps that were given up, and computed again."""
     undone_steps: int = 0
-    """Of these, such as a liar had had a hand in, or may have."""
+    """Repeated steps that were undone because a liar had a hand in them, or may have had."""
     undo_limit: int = 0
-    """So many may be undone for each liar; 0: nothing is."""
+    """How many steps may be undone for each liar; 0: none."""
     is_undone: bool = False
     """All that any liar had done was taken back."""
     usual_step_s: float | None = None
     held_up_s: float | None = None
     """The longest time without a commit since the first lie, less a usual step."""
     fair_from: int | None = None
-    """The step from which on five take at most `FAIR_FACTOR` times what they take where each
-    computes as much; None: there is none, or nobody has looked."""
+    """From this step on, five steps take at most `FAIR_FACTOR` times as long as where each peer
+    computes as much. None: there is no such step, or nobody has looked."""
     fair_step_s: float | None = None
-    """What they would take there."""
+    """How long a step takes where each peer computes as much."""
     first_steps_s: float | None = None
     last_steps_s: float | None = None
-    """Medians of ten."""
+    """Medians of the last ten steps, and above of the first ten."""
     held_out_losses: dict[int, float] = field(default_factory=dict)
-    """As all show them."""
+    """Held-out losses as the daemon shows them, by step."""
     max_loss_difference: float | None = None
-    """To an honest run in one process."""
+    """The largest difference to an honest run in one process."""
     not_compared: str | None = None
-    """Why there is none; None: there is one."""
+    """Why losses were not compared; None: they were."""
 
 
 def who_was_caught(
@@ -79,7 +79,8 @@ def who_was_caught(
     needs: str = LAYERS,
     every: int = 1,
 ) -> None:
-    """`history` of an honest daemon; `liars` are names by peer id; the rest as of a `LieKind`."""
+    """Finds when each liar was out. `history` is an honest daemon's; `liars` are names by peer id;
+    `needs` and `every` are those of a `LieKind`."""
     views = [event for event in history if event["event"] == "view"]
     reached = [_reached(view, history) for view in views]
     last = max((event["step"] for event in steps_of(history)), default=0)
@@ -108,10 +109,10 @@ def who_was_caught(
 
 
 def _has(needs: str, view: Event, peer_id: str) -> bool:
-    """Whether it had what a lie needs, in this view."""
+    """Whether the peer had what a lie needs, in this view."""
     if peer_id not in view["members"] or not needs:
         return peer_id in view["members"]
-    held = view.get("layers") or [None] * len(view["members"])  # there is no plan
+    held = view.get("layers") or [None] * len(view["members"])  # without a plan
     layers = held[view["members"].index(peer_id)]
     if layers is None:
         return False
@@ -119,7 +120,8 @@ def _has(needs: str, view: Event, peer_id: str) -> bool:
 
 
 def _reached(view: Event, history: Sequence[Event]) -> int:
-    """How far all had come when it took over: one that undoes what a liar did begins earlier."""
+    """The step that all had reached at the takeover. A view that undoes a liar's work begins
+    earlier."""
     found = [it for it in history if it["event"] == "went back" and it["view"] == view["view"]]
     return int(found[0]["from_step"] if found else view["step"])
 
@@ -127,7 +129,7 @@ def _reached(view: Event, history: Sequence[Event]) -> int:
 def what_was_undone(
     history: Sequence[Event], liars: dict[str, str], spec: RunSpec, verdict: LieVerdict
 ) -> None:
-    """As one honest daemon has seen it."""
+    """Reads from one honest daemon's history what was undone."""
     undoing = [event for event in history if event["event"] == "went back"]
     verdict.undone_steps = sum(it["from_step"] - it["step"] for it in undoing)
     if not spec.audit.undo_steps:
@@ -141,7 +143,7 @@ def what_was_undone(
 
 
 def who_was_doubted(texts: Iterable[str], liars: Iterable[str], verdict: LieVerdict) -> None:
-    """By what honest daemons have said."""
+    """Reads from honest daemons' logs whom they left out, and whom they doubted."""
     said, lying = list(texts), set(liars)
     named = {peer_id for text in said for peer_id in LEFT_OUT.findall(text)}
     pairs = {peer for text in said for pair in IN_DOUBT.findall(text) for peer in pair}
@@ -158,7 +160,7 @@ def who_is_barred(barred: Iterable[str], liars: dict[str, str], verdict: LieVerd
 def what_it_cost(
     history: Sequence[Event], honest: dict[str, str], from_step: int, verdict: LieVerdict
 ) -> None:
-    """As one honest daemon has seen it; `honest` are names by peer id."""
+    """Reads the cost from one honest daemon's history. `honest` are names by peer id."""
     all_views = (event for event in history if event["event"] == "view")
     views = [view for view in all_views if _reached(view, history) >= from_step]
     verdict.views = len(views)
@@ -181,7 +183,8 @@ def what_it_cost(
 
 
 def when_it_was_fair(history: Sequence[Event], fair_s: float, verdict: LieVerdict) -> None:
-    """`fair_s`: what a step takes where each computes as much as the others."""
+    """Finds when steps became fair. `fair_s` is how long a step takes where each peer computes as
+    much."""
     commits = commits_of({"": list(history)})
     took_s = [(after[0], after[1] - before[1]) for before, after in pairwise(commits)]
     if len(took_s) < 2 * STEPS_LOOKED_AT:
@@ -198,8 +201,8 @@ def when_it_was_fair(history: Sequence[Event], fair_s: float, verdict: LieVerdic
 
 
 def judge(promise: Promise, within: int | None, tolerance: float, verdict: LieVerdict) -> None:
-    """Add what is otherwise than promised. `within`: in which of its lying steps a liar is out at
-    the latest, at this rate of audits; `tolerance`: of losses, where none is to be wrong."""
+    """Adds what is otherwise than promised. `within` says in which of its lying steps a liar is out
+    at the latest, at this rate of audits. `tolerance` is for losses, where none is to be wrong."""
     say = verdict.violations.append
     if verdict.had_no_work and not verdict.caught_after:
         say("no liar had work to lie about: play it again, or with more --peers")
@@ -207,7 +210,7 @@ def judge(promise: Promise, within: int | None, tolerance: float, verdict: LieVe
         if within is None:
             continue
         if count is None and verdict.lying_steps.get(name, within + 1) <= within:
-            continue  # before it was found it had no work any more
+            continue  # it had no work any more before it was found
         if count is None:
             say(f"{name} lied to the end")
         elif count > within:
@@ -246,7 +249,7 @@ def _undone_otherwise(promise: Promise, verdict: LieVerdict) -> Iterator[str]:
 
 
 def _judge_times(promise: Promise, verdict: LieVerdict) -> None:
-    """Whether steps were soon as fast as where each computes as much as the others."""
+    """Judges whether steps were soon as fast as where each peer computes as much."""
     if promise.fair_within is None or verdict.fair_step_s is None:
         return
     fair_s, last_s = verdict.fair_step_s, verdict.last_steps_s or 0.0

@@ -1,7 +1,7 @@
 """Lies of auditors that tell one member something else of a work than the others, or nothing.
 
-The colluder whose work it is lies in it where colluders alone were drawn for it: it says its claim
-last, and knows the draw by then.
+The work is a colluder's. It lies in its work where only colluders are drawn for it. It claims last,
+and knows the draw by then.
 """
 
 import dataclasses
@@ -16,14 +16,14 @@ from p2p_dtfm.testbed.lies.lie import Lie, put
 from p2p_dtfm.testbed.lies.of_peers import WRONG, in_its_place, with_work
 
 _FALSE = 2.0
-"""Times what its loss is."""
+"""How many times the right loss it states."""
 Chosen = Callable[[str, Any, Any], list[str]]
-"""Who of all is told something else: by this peer, in what is open, of what it says."""
+"""Which members are told something else, by this peer, about what it says in the open step."""
 
 
 def whisper_doubts(lie: Lie) -> None:
-    """To some of the honest ones, in each step to others: these find that it is so, and say so in
-    their Prepared, which the rest were not asked to look at."""
+    """Tells some honest members, in each step others, that the work is false. They find that it is
+    so, and say so in their Prepared, which the rest were not asked to look at."""
 
     def chosen(me: str, here: Any, said: Any) -> list[str]:
         honest = _honest(lie, me, here, said)
@@ -36,8 +36,8 @@ def whisper_doubts(lie: Lie) -> None:
 
 
 def whisper_that_it_could_not(lie: Lie) -> None:
-    """To whoever would audit in its place: that one finds the lie, and nobody waits for its
-    word."""
+    """Tells the member that would audit in its place that it could not. That member finds the lie,
+    and nobody waits for its word."""
 
     def chosen(me: str, here: Any, said: Any) -> list[str]:
         return [it for it in (in_its_place(me, here, said),) if it and it not in lie.colluders]
@@ -47,7 +47,7 @@ def whisper_that_it_could_not(lie: Lie) -> None:
 
 
 def tell_all_but_one(lie: Lie) -> None:
-    """What its audits come to."""
+    """Tells all but one member what its audits come to."""
     _tell_otherwise(lie, lambda me, here, said: _honest(lie, me, here, said)[:1], None)
 
 
@@ -76,7 +76,8 @@ def deny_a_claim(lie: Lie) -> None:
 
 
 def _say_that_it_was_not_told(lie: Lie, kind: Kind) -> None:
-    """By one of the honest ones: it withholds its Prepared for that."""
+    """Says that an honest member has not told it something, and withholds its own Prepared for
+    that."""
     honest = Audits.account
 
     async def account(self: Any, view: Any, plan: Any, step: int, *rest: Any) -> Any:
@@ -99,7 +100,7 @@ def _honest(lie: Lie, me: str, here: Any, said: Any) -> list[str]:
 
 
 def _liar_of(lie: Lie, plan: Any) -> str:
-    """The one of the colluders that lies in its work: it computes losses."""
+    """The colluder that lies in its work: the one that computes losses."""
     if len(lie.colluders) < 2:
         return ""
     ends = {it: plan.layers_of(it).stop for it in plan.stage_holders()}
@@ -108,7 +109,7 @@ def _liar_of(lie: Lie, plan: Any) -> str:
 
 
 def _colluders_judge(lie: Lie, book: Any, peer_id: str) -> bool:
-    """And nobody else."""
+    """Whether colluders are drawn for the work, and nobody else."""
     auditors = {by for drawn in book.rounds() for peer, by in drawn.items() if peer == peer_id}
     return bool(auditors) and auditors <= set(lie.colluders)
 
@@ -144,8 +145,8 @@ def _lie_where_colluders_judge(lie: Lie) -> None:
 
 
 def _tell_otherwise(lie: Lie, chosen: Chosen, work: bytes | None) -> None:
-    """Those that are chosen are told `work`, or nothing; of colluders of the one alone that lies in
-    it."""
+    """Tells the chosen members `work`, or nothing. If a colluder lies in its work, only audits of
+    that work are told so."""
     honest = Audits._say
 
     def is_about(here: Any, said: Any) -> bool:

@@ -1,1 +1,1 @@
-"""How long faults held up a swarm, and where that time went; begin at `times`."""
+"""How long faults held up a swarm, and where that time went. Begin with `times`."""

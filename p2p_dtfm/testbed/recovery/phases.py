@@ -1,8 +1,8 @@
 """Where the time of each recovery went, by what the survivors noted of the view that followed.
 
-A phase ends when the last survivor has come so far, since the step waits for all; only the stop
-counts at whoever is first, who tells the others. Faults after which no step was stopped for as long
-as they may hold up commits, or that no view followed before the next commit, have no phases.
+A phase ends when the last survivor has come so far, since the step waits for all. Only the stop
+counts at the first survivor, which tells the others. Some faults have no phases: no step was
+stopped for as long as they may hold up commits, or no view followed before the next commit.
 """
 
 import statistics
@@ -20,15 +20,15 @@ from p2p_dtfm.testbed.recovery.times import (
 )
 
 PHASES = ("suspected", "gathered", "planned", "taken over", "first step", "repeated")
-"""Each from the end of the one before, the first from the fault. The first step ends with the first
-commit in the view, the last phase with that of a step that nobody had committed before: between
-the two are the steps since a cut, where guardians lag."""
+"""Each phase begins at the end of the one before, the first at the fault. The first step ends with
+the first commit in the view. The last phase ends with the commit of a step that nobody had
+committed before. Between the two are the steps since a cut, where guardians lag."""
 
 
 def recovery_phases(
     histories: Histories, commits: Commits, faults: Sequence[Inflicted]
 ) -> dict[str, Times]:
-    """By kind of fault, and by phase: `count`, `median` and `worst`, in seconds."""
+    """`count`, `median` and `worst` in seconds, by kind of fault and by phase."""
     found: dict[str, dict[str, list[float]]] = {}
     noted = _Noted(histories)
     for fault in faults:
@@ -48,17 +48,18 @@ def recovery_phases(
 
 
 def phases_of(histories: Histories, commits: Commits, fault: Inflicted) -> dict[str, float]:
-    """Of one fault, in seconds; together from the fault to the next commit of a new step."""
+    """One fault's phases in seconds. Together they last from the fault to the next commit of a new
+    step."""
     return _phases(_Noted(histories), commits, fault)
 
 
 class _Noted:
-    """What histories have of views, read once for all faults."""
+    """What histories say of views, read once for all faults."""
 
     def __init__(self, histories: Histories) -> None:
         self.views = views_of(histories)
         self.commits_s: dict[int, list[float]] = {}
-        """When each peer committed each step, by the number of the view."""
+        """When each peer committed each step, by the view's number."""
         for history in histories.values():
             for event in steps_of(history):
                 self.commits_s.setdefault(event["view"], []).append(event["time_s"])
@@ -81,7 +82,7 @@ def _phases(noted: _Noted, commits: Commits, fault: Inflicted) -> dict[str, floa
 
 
 def _ends_s(views: Sequence[Event]) -> list[float]:
-    """Of the phases up to the takeover, when the last peer had come so far."""
+    """Ends of the phases up to the takeover: when the last peer had come so far."""
     if not views:
         return []
     return [
@@ -94,7 +95,7 @@ def _ends_s(views: Sequence[Event]) -> list[float]:
 
 def _views_after(histories: Histories, fault: Inflicted, until_s: float) -> list[Event]:
     """What each survivor wrote of the first view for which a step was stopped between the fault and
-    `until_s`: later it was another one's doing."""
+    `until_s`. A later stop was another fault's doing."""
     marked = [
         event
         for name, history in histories.items()

@@ -2,7 +2,7 @@
 
 Faults that fall together hold up one another, so those that came alone are counted once more by
 themselves. While no view has a plan, as where no side of a split has all layers, nothing can be
-held up: the time runs from the end of such a fault.
+held up. After such a fault the time runs from its end.
 """
 
 import statistics
@@ -12,11 +12,11 @@ from itertools import pairwise
 from typing import Any
 
 STEPS_AFTER_FAULT = 3
-"""A fault may show itself some steps later; its stall is looked for among so many commits."""
+"""A fault may show itself some steps later: its stall is looked for among so many commits."""
 
 Event = dict[str, Any]
 Histories = dict[str, list[Event]]
-"""Of each peer, in the order in which it wrote them."""
+"""Each peer's events, in the order in which it wrote them."""
 Commits = Sequence[tuple[int, float]]
 """Each step, and when the first peer had committed it, in seconds."""
 Times = dict[str, dict[str, float]]
@@ -46,7 +46,7 @@ def steps_of(history: Sequence[Event]) -> list[Event]:
 
 
 def views_of(histories: Histories) -> Histories:
-    """Without all else: of a thousand faults each looks for its own among them."""
+    """The histories' views alone: each of a thousand faults looks for its own among them."""
     return {
         name: [event for event in history if event["event"] == "view"]
         for name, history in histories.items()
@@ -97,14 +97,14 @@ def _medians(stalls_s: dict[str, list[float]]) -> Times:
 
 
 def span_of(commits: Commits, fault: Inflicted) -> tuple[float, float]:
-    """From the fault until some steps after its end: so long it may hold up commits."""
+    """From the fault until some steps after its end: it may hold up commits for so long."""
     after_s = [time_s for _, time_s in commits if time_s > fault.ended_s]
     last_s = after_s[: STEPS_AFTER_FAULT + 1][-1] if after_s else commits[-1][1]
     return fault.began_s, max(fault.began_s, last_s)
 
 
 def longest_without_s(commits: Commits, from_s: float, to_s: float) -> float:
-    """The longest time without a commit between these times; none in it is as long as all of it."""
+    """The longest time without a commit between these times: all of it, if it has no commit."""
     times_s = [from_s, *(time_s for _, time_s in commits if from_s < time_s <= to_s), to_s]
     return max(0.0, *(after - before for before, after in pairwise(times_s)))
 
@@ -121,10 +121,10 @@ def _nobody_had_a_plan(views: Histories, fault: Inflicted) -> bool:
 
 
 def goodput_of(histories: Histories, commits: Commits) -> float:
-    """Each step would take the median time of its view; what it took besides is lost.
+    """The time that steps would take at their view's median, over the time that they took.
 
-    The first step of a view bears what the change cost, so it is not one to judge by; in a view
-    without another, steps would take what is usual in the run.
+    The first step of a view bears what the change cost, so it does not count for the median. A view
+    without another step is judged by what is usual in the run.
     """
     view_of: dict[int, Any] = {}
     for history in histories.values():

@@ -1,4 +1,5 @@
-"""A stage that counts what it has computed: for whoever judges what a daemon says to have given."""
+"""A stage that counts what it has computed. A judge compares that with what a daemon says it
+gave."""
 
 from collections import Counter
 from typing import Any
@@ -13,7 +14,8 @@ Tensor = Any
 def counted_runner(
     taken: Counter[str], peer_id: str, device: Device, *stage: Any, **options: Any
 ) -> StageRunner:
-    """`taken`: tokens through one layer each, by peer, in all lives."""
+    """`taken` counts, by peer, tokens times the layers they went through, in all lives of the
+    peer."""
     runner = TimedStageRunner(device, *stage, **options)
     run = runner._run
 

@@ -1,8 +1,8 @@
 """The disk of a virtual machine: it may be slow or full, and forget what it has promised.
 
-Files are real ones. What is written is there at once; the disk notes what was there before until
-the change lasts, so that a kill undoes what was not written yet, and a power cut what was not yet
-forced to the disk, or was by a disk that lies.
+Files are real ones, and what is written is there at once. Until a change lasts, the disk notes what
+was there before. So a kill can undo what was not written yet. A power cut can undo what was not
+yet forced to the disk, and on a disk that lies also what was said to be.
 """
 
 import contextlib
@@ -22,25 +22,26 @@ BYTES_PER_S = 500_000_000
 SLOW_WRITE_NS = 150_000_000
 SLOW_BYTES_PER_S = 400_000
 ROOM_BYTES = 1 << 50
-"""Until it is full."""
+"""Free, unless the disk is full."""
 LASTS_AFTER_NS = 5 * SECOND_NS
-"""By itself: after so long the operating system has written down what it was given."""
+"""A change lasts after so long without any call: the operating system has written it down."""
 HISTORY = "events.jsonl"
 
 
 @dataclass
 class _Change:
-    """Of one file, in the order in which they were made."""
+    """A change of one file. Changes are kept in the order in which they were made."""
 
     path: Path
     before: bytes | None
-    """Its content, where that is replaced."""
+    """The file's content before, where the change replaces it."""
     kept_bytes: int
-    """Of its content, where more was written behind it."""
+    """How much of the file was there before, where the change appends to it."""
     done_ns: int
-    """When the daemon hears that it is done."""
+    """When the daemon hears that the change is done."""
     is_whole: bool
-    """A new content under the old name, not more of it; its bytes were forced to the disk."""
+    """The change puts a new content under the old name. It appends nothing, and its bytes were
+    forced to the disk."""
 
     def undo(self) -> None:
         with contextlib.suppress(OSError):  # its directory may be gone meanwhile
@@ -52,7 +53,7 @@ class _Change:
                 self.path.unlink(missing_ok=True)
 
     def tear(self) -> None:
-        """Only half of it was written."""
+        """Leaves only half of what was written."""
         with contextlib.suppress(OSError):
             content = self.path.read_bytes()
             torn = (len(content) - self.kept_bytes) // 2
@@ -60,15 +61,15 @@ class _Change:
 
 
 class VirtualDisk:
-    """`p2p_dtfm.ports.disk.Disk` of one machine, whichever process writes."""
+    """The `p2p_dtfm.ports.disk.Disk` of one machine, for all processes that write there."""
 
     def __init__(self, loop: Turns) -> None:
         self.is_full = False
         self.is_slow = False
         self.lies = False
-        """It says that it has written down what a power cut still takes."""
+        """The disk says that changes are written down that a power cut still takes."""
         self.told: list[tuple[float, str]] = []
-        """Each line of the history that was to be written, and when: for whoever judges."""
+        """Each line of the history that a daemon asked to write, and when, for a judge."""
         self.refused = 0
         self._loop = loop
         self._changes: list[_Change] = []
@@ -114,10 +115,11 @@ class VirtualDisk:
     def free_bytes(self, directory: Path) -> int:
         return 0 if self.is_full else ROOM_BYTES
 
-    # what is done to it --------------------------------------------------------------------------
+    # what the world does to it --------------------------------------------------------------------
 
     def process_was_killed(self) -> None:
-        """Of what it was writing there is a part under another name."""
+        """Undoes what was being written, and leaves half of each whole file under its partial
+        name."""
         under_way = [change for change in self._changes if change.done_ns > self._loop.now_ns]
         for change in reversed(under_way):
             content = _content(change.path) or b""
@@ -129,7 +131,7 @@ class VirtualDisk:
         self._changes = [change for change in self._changes if change not in under_way]
 
     def power_was_cut(self, draws: random.Random) -> None:
-        """Some of the newest changes are lost, and of the last that stays perhaps a half."""
+        """Undoes some of the newest changes, and perhaps half of the last that stays."""
         self._forget()
         changes, self._changes = self._changes, []
         stays = draws.randint(0, len(changes))
@@ -139,7 +141,7 @@ class VirtualDisk:
             changes[stays - 1].tear()
 
     def note_replaced(self) -> None:
-        """By another one, with other files."""
+        """The files have been replaced by others: what was noted of them no longer holds."""
         self._changes.clear()
 
     # ---------------------------------------------------------------------------------------------
@@ -153,7 +155,8 @@ class VirtualDisk:
             raise OSError(errno.ENOSPC, "No space left on device", path and str(path))
 
     def _take(self, size_bytes: int) -> None:
-        """A job takes so much longer; who writes in its event loop does nothing else meanwhile."""
+        """Takes the time of a write. Within a job only the job takes longer; outside one, the
+        writer's event loop does nothing else meanwhile."""
         if self.is_slow:
             took_ns = SLOW_WRITE_NS + size_bytes * SECOND_NS // SLOW_BYTES_PER_S
         else:
@@ -168,7 +171,7 @@ class VirtualDisk:
         self._changes.append(change)
 
     def _forget(self) -> None:
-        """What lasts."""
+        """Forgets changes that last by now."""
         oldest_ns = self._loop.now_ns - LASTS_AFTER_NS
         self._changes = [change for change in self._changes if change.done_ns > oldest_ns]
 

@@ -1,4 +1,4 @@
-"""Who listens to what daemons in virtual time log: nobody else hears of it meanwhile."""
+"""Hears what daemons in virtual time log. Meanwhile their log goes nowhere else."""
 
 import logging
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def listening(handler: logging.Handler, level: int) -> Iterator[None]:
-    """The daemons' log goes to `handler`, from `level` on, and is as before afterwards."""
+    """Sends the daemons' log from `level` on to `handler`, and restores the logger afterwards."""
     log = logging.getLogger("p2p_dtfm")
     before = log.level, log.propagate
     log.setLevel(level)

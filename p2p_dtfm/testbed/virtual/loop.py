@@ -1,8 +1,8 @@
 """An event loop whose time is moved by what is to happen next.
 
-Nothing waits: where no task can go on, the clock is put to the next timer. What a daemon asks of
-its loop besides (jobs in threads, signals, sockets to its own user) ends here as well: a job is
-done at once, in this thread, and its result comes after the time that it has said to take.
+Nothing waits: where no task can go on, the loop puts the clock to the next timer. The loop also
+answers what else a daemon asks of it: jobs in threads, signals, and sockets to its own user. It
+does a job at once, in this thread, and gives the result after the time that the job says it takes.
 """
 
 import asyncio
@@ -19,27 +19,28 @@ from p2p_dtfm.testbed.virtual.process import PROCESS, Process
 from p2p_dtfm.testbed.virtual.turns import Later, LoopTurn, VirtualFuture, VirtualTask
 
 JOB_NS = 100_000
-"""What a job takes of itself."""
+"""The least time that a job takes."""
 BUSY_TIMES, BUSY_JOB_NS = 4, 150_000_000
-"""On a machine that does other things, too, it takes so many times as long, and so much more."""
+"""On a machine that does other things too, a job takes so many times as long, and so much more."""
 _START_NS = 1_000 * 1_000_000_000
 ROUNDING_S = 1e-9
-"""What is due so soon is due now: times are sums of fractions of seconds."""
+"""A timer that is due within this time is due now: times are sums of fractions of seconds."""
 PASSES_LIMIT = 100_000
-"""Of all that is ready, in one instant: seeds come to fifteen."""
+"""The most passes over all that is ready, within one instant. Seeds need up to fifteen."""
 _IS_OVER = "the world has ended: what ends with it begins nothing any more"
 
 
 class NothingHappens(Exception):
-    """All wait, and nobody for a time: what is waited for never comes."""
+    """All tasks wait, and no timer is set: what they wait for never comes."""
 
 
 class StandsStill(Exception):
-    """Somebody goes on and on, and no time passes."""
+    """Something goes on and on, and no time passes."""
 
 
 TAKEN_WITHIN_S = 5.0
-"""What a task has raised: whoever began it waits for it, or looks now and then."""
+"""How soon somebody takes what a task has raised: its starter waits for it, or looks now and
+then."""
 
 
 @dataclass
@@ -52,20 +53,20 @@ class _Job:
 
 
 class SocketCalls(Protocol):
-    """What answers where a daemon calls a host and a port."""
+    """Answers where a daemon calls a host and a port."""
 
     async def connect(
         self, make: Callable[[], Any], host: str | None, port: int | None, opening: Any
     ) -> Any:
-        """A transport and what `make` has made, over what `opening` has called. Raises
+        """Returns a transport and the protocol of `make`, over the socket `opening`. Raises
         `OSError`."""
 
     async def call(self, opening: Any, host: str, port: int) -> None:
-        """Raises `OSError`."""
+        """Connects the socket `opening`. Raises `OSError`."""
 
 
 class _NoServer:
-    """Nobody connects."""
+    """A server to which nobody connects."""
 
     sockets = ()
 
@@ -77,7 +78,7 @@ class _NoServer:
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """`now_ns` is the time of all; `job_ns` is how far the job that is being done has come."""
+    """`now_ns` is the world's time. `job_ns` is how far the job under way has come."""
 
     def __init__(self) -> None:
         self.now_ns = _START_NS
@@ -85,18 +86,19 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.in_job = False
         self._numbers = 0
         self._passes = 0
-        """Since time has moved."""
+        """Passes since time last moved."""
         self._lanes: dict[Executor, collections.deque[_Job]] = {}
         self._ready: collections.deque[LoopTurn]
         self._later: list[Later] = []
-        """By when they are due, and then in the order in which they were asked for."""
+        """Timers, by when they are due, and then in the order in which they were set."""
         self._tasks: list[weakref.ref[VirtualTask]] = []
-        """Those that were under way at the last look, and all that began since. Nothing is kept:
-        who lets go of a task that waits is to be found out."""
+        """Tasks that were under way at the last look, and all that began since. The references are
+        weak, so that a seed shows if somebody lets go of a task that still waits."""
         self.sockets: SocketCalls | None = None
-        """Who answers what daemons call by sockets of their own, where they do."""
+        """What answers calls through a daemon's own sockets; None: nothing listens."""
         self._raised: dict[VirtualTask, float] = {}
-        """Those that ended with what nobody had taken by the last look, and when that was seen."""
+        """Tasks that had raised something that nobody had taken by a look, and when that look
+        was."""
         super().__init__()
         self.set_exception_handler(_note_failure)
 
@@ -109,7 +111,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.now_ns / 1e9
 
     def time(self) -> float:
-        """Of whoever asks: its clock stands still while its machine sleeps."""
+        """By the clock of the process that asks, which stands still while its machine sleeps."""
         process = PROCESS.get()
         behind_ns = 0 if process is None else process.behind_ns
         return (self.now_ns - behind_ns) / 1e9
@@ -131,8 +133,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return task
 
     def tasks(self) -> list[VirtualTask]:
-        """What `asyncio.all_tasks` says, in the order in which they began: that one goes through
-        the tasks of all worlds, a hundred times as long, and it is asked five times a second."""
+        """The tasks of `asyncio.all_tasks`, in the order in which they began. That function goes
+        through the tasks of all worlds, takes a hundred times as long, and would be called five
+        times a second."""
         known = [task for it in self._tasks if (task := it()) is not None]
         found = [task for task in known if not task.done()]
         self._tasks = list(map(weakref.ref, found))
@@ -141,8 +144,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return found
 
     def untaken(self) -> list[str]:
-        """What tasks of those that live have raised, and nobody has taken for a while: most are in
-        a circle with their own frames, and nobody collects them while a world lasts."""
+        """What tasks of living processes have raised and nobody has taken for a while. Most of
+        these tasks are in a circle with their own frames, which nobody collects while a
+        world lasts."""
         self.tasks()
         late = [task for task, at_s in self._raised.items() if self.now_s - at_s > TAKEN_WITHIN_S]
         living = [it for it in late if it.process is None or not it.process.is_dead]
@@ -171,7 +175,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        """`when`: by the clock of whoever asks; what comes of it says when by the world's."""
+        """`when` is by the caller's clock. The timer that is returned says when by the world's."""
         process = PROCESS.get()
         if process is not None and process.behind_ns:
             when += process.behind_ns / 1e9
@@ -203,14 +207,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return turn
 
     def set_aside(self, process: Process) -> list[Later]:
-        """What is to come of one process."""
+        """Takes the timers of one process out of the loop, and returns them."""
         mine = [it for it in self._later if it[2].process is process]
         self._later[:] = [it for it in self._later if it[2].process is not process]
         heapq.heapify(self._later)
         return mine
 
     def put_back(self, later: list[Later], duration_ns: int) -> None:
-        """It comes after all, so much later, in the order in which it was asked for."""
+        """Sets these timers again, each so much later and in the old order."""
         for when_s, number, turn in later:
             heapq.heappush(self._later, (when_s + duration_ns / 1e9, number, turn))
 
@@ -223,12 +227,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.call_soon(callback, *args, context=context)
 
     def again(self, turn: LoopTurn) -> None:
-        """A turn that was missed."""
+        """Does a turn that its process has missed."""
         self._ready.append(turn)
 
     def _run_once(self) -> None:
-        """In place of asyncio's, which runs it again and again: until the loop is to stop. No file
-        is looked at, and nothing sleeps."""
+        """Replaces asyncio's, which is called again and again: this runs until the loop is to stop.
+        It polls no file and never sleeps."""
         ready, later = self._ready, self._later
         while True:
             if not ready and not self._stopping:  # type: ignore[attr-defined]
@@ -272,7 +276,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, function: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """One job at a time in each executor; as many as there are where none is named."""
+        """Each executor does one job at a time. Where none is named, jobs run side by side."""
         job = _Job(self.create_future(), function, args)
         if executor is None:
             self._do(job, None)
@@ -291,7 +295,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.job_ns, self.in_job = JOB_NS, True
         try:
             job.outcome = job.function(*job.args)
-        except Exception as error:  # noqa: BLE001 - for whoever waits for the job
+        except Exception as error:  # noqa: BLE001 - whoever waits for the job gets it
             job.failure = error
         took_ns, self.job_ns, self.in_job = self.job_ns, 0, False
         process = PROCESS.get()
@@ -342,14 +346,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def tasks_here() -> list[VirtualTask]:
-    """Of the loop that runs."""
+    """The tasks of the running loop."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     return loop.tasks()
 
 
 def _who_goes_on(ready: collections.deque[LoopTurn]) -> str:
-    """Names nobody where what is ready is over already."""
+    """Who keeps the loop busy. It names nobody where all that is ready was cancelled."""
     for turn in ready:
         if not turn._cancelled:
             owner = getattr(turn._callback, "__self__", None)
@@ -364,8 +368,9 @@ def _failure(turn: LoopTurn, error: Exception) -> dict[str, Any]:
 
 
 def _note_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Whose future it is counts, not who runs as it is collected: of a killed one's nobody takes
-    the outcome, and nobody needs to."""
+    """Charges a failure to the process that owns the future, not to the one that runs while the
+    future is collected. A dead owner's failure is dropped: nobody takes the outcome of a killed
+    process."""
     owner = getattr(context.get("future"), "process", None)
     process = owner or PROCESS.get()
     if owner is not None and owner.is_dead:

@@ -24,7 +24,7 @@ HOME_OF_THE_LIVING = frozenset({"daemon.lock", "daemon.sock"})
 
 @dataclass(frozen=True)
 class Ending:
-    """What has ended a daemon, and how far that had come."""
+    """What ended a daemon, and how far the daemon had come."""
 
     error: BaseException
     has_run: bool
@@ -42,24 +42,25 @@ class Peer:
     flops_per_s: int
     disk: VirtualDisk
     wall_ahead_ns: int = 0
-    """Its machine's clock, of the world's."""
+    """How far its machine's clock is ahead of the world's."""
     is_outside_hours: bool = False
-    """Of those in which its owner lets it take part, where it stays resident."""
+    """Its owner's hours are over. A resident stays then, and takes no part."""
     process: Process | None = None
     started_s: float = 0.0
-    """When that began."""
+    """When its present process began."""
     daemon: Daemon | None = None
     host: VirtualHost | None = None
     has_dumb_p2pd: bool = False
-    """Also one that is started now."""
+    """Its p2pd does not answer what its daemon asks of it. A host that is started later is so,
+    too."""
     resident: Resident | None = None
-    """What stays while its owner has paused it, where it was started so."""
+    """What stays while the owner has paused the daemon, where it was started as a resident."""
     ended: asyncio.Task[int] | None = None
     is_told_to_leave: bool = False
-    """Since it was started, and to end: a resident that is told to pause stays."""
+    """Since its start it was told to end. A resident that is told only to pause is not meant."""
     past: list[Process] = field(default_factory=list)
     past_endings: list[Ending] = field(default_factory=list)
-    """Of daemons before this one."""
+    """Endings of earlier daemons in this home."""
     _events: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -72,31 +73,32 @@ class Peer:
 
     @property
     def awake_since_s(self) -> float:
-        """Since when it runs and its machine does not sleep: for ever not, if one of them does."""
+        """Since when it has run on a machine that is awake; infinite, if it does not run or
+        sleeps."""
         if not self.is_running or self.process is None or self.process.is_asleep:
             return math.inf
         return max(self.started_s, self.process.woke_ns / 1e9)
 
     @property
     def has_run(self) -> bool:
-        """It takes part in a run, and answers others who ask for it."""
+        """It knows its run, and answers others who ask for that run."""
         return self.daemon is not None and bool(self.daemon.run_digest)
 
     @property
     def is_in_a_view(self) -> bool:
-        """Of a run, as it sees it."""
+        """It sees itself in a view of its run."""
         return self.view_id is not None
 
     @property
     def view_id(self) -> ViewId | None:
-        """Of the view that it is in, as it sees it."""
+        """The view that it sees itself in."""
         agreement = self._agreement()
         view = agreement.view if agreement is not None else None
         return view.id if view is not None else None
 
     @property
     def is_let_in(self) -> bool:
-        """Agreed on for a view to come, for which it may have to fetch much."""
+        """Members have agreed on a next view with it, for which it may have to fetch much."""
         agreement = self._agreement()
         return agreement is not None and agreement.next_view is not None
 
@@ -106,7 +108,7 @@ class Peer:
         return participant.membership.agreement if participant is not None else None
 
     def was_in_a_view(self) -> bool:
-        """Since it was started."""
+        """Whether it was in a view since it was started."""
         views = (event for event in self.events() if event["event"] == "view")
         return any(event["at_s"] >= self.started_s for event in views)
 
@@ -120,12 +122,12 @@ class Peer:
 
     @property
     def is_away(self) -> bool:
-        """Paused by its owner; `Swarm.come_back` ends that."""
+        """Its owner has paused it; `Swarm.come_back` ends that."""
         return self.is_running and self.resident is not None and self.resident.decide is not None
 
     @property
     def is_leaving_for_a_pause(self) -> bool:
-        """Told to pause, and not away yet."""
+        """It is told to pause, and not away yet."""
         is_here = self.is_running and self.resident is not None and not self.is_away
         return is_here and self.daemon is not None and self.daemon.pause_reason is not None
 
@@ -133,31 +135,31 @@ class Peer:
         return self.process is not None and not self.process.is_dead
 
     def step(self) -> int:
-        """The last one that it has seen committed."""
+        """The last step that it has seen committed."""
         return max(self.losses(), default=-1)
 
     @property
     def takes_part(self) -> bool:
-        """In a run, and does not only hear at its door that it is complete."""
+        """It takes part in a run, and does not only hear at its door that the run is complete."""
         api = self.daemon.status_api if self.daemon is not None else None
         return api is not None and api.participant is not None
 
     def told_step(self) -> int:
-        """As it shows it: how many are committed, or what it heard from the others."""
+        """The step that it shows: how many it knows committed, or what it heard from the others."""
         return self.daemon.observer.step() if self.daemon is not None else 0
 
     def layers(self) -> set[int]:
-        """Whose states are here."""
+        """The layers whose states it has."""
         told = self.daemon.status_json() if self.daemon is not None else {}
         return set(told.get("layers", ()))
 
     def relays(self) -> set[str]:
-        """Peers that pass others on to this one, as it says."""
+        """The peers that, as it says, relay to it."""
         told = self.daemon.status_json() if self.is_running and self.daemon is not None else {}
         return set(told.get("reachability", {}).get("relays", ()))
 
     def events(self) -> list[dict[str, Any]]:
-        """Also of what a disk has refused or lost; `at_s` is the world's time."""
+        """Its history, also lines that the disk refused or lost. `at_s` is the world's time."""
         for at_s, line in self.disk.told[len(self._events) :]:
             self._events.append(json.loads(line) | {"at_s": at_s})
         return self._events
@@ -167,14 +169,14 @@ class Peer:
         return {each["step"]: each["loss"] for each in steps if each["loss"] is not None}
 
     def standing(self) -> str:
-        """What it says of itself."""
+        """What the daemon says of its own state."""
         if not self.is_running or self.daemon is None:
             return "not running"
         status = self.daemon.status_json()
         return f"{status.get('state')}: {status.get('reason')} (step {status.get('step')})"
 
     def waits(self) -> list[str]:
-        """Where each of its tasks is."""
+        """Where each of its tasks waits."""
         mine = Counter(it.waits_at() for it in tasks_here() if it.process is self.process)
         told = [f"    {count} x {place}" for place, count in sorted(mine.items())]
         return told if self.is_running else []
@@ -184,13 +186,13 @@ class Peer:
         return [failure for process in processes for failure in process.failures]
 
     def copy_home(self) -> Path:
-        """As it is, without what shows that somebody lives there."""
+        """A copy of its home, without the files that show that a daemon lives there."""
         copy = self.home.with_name(f"{self.name}-before")
         shutil.copytree(self.home, copy, ignore=_not_of_the_living, dirs_exist_ok=True)
         return copy
 
     def put_home_back(self, copy: Path) -> None:
-        """In the place of what is there; nobody runs in it."""
+        """Puts `copy` in the place of its home, in which nobody runs."""
         shutil.rmtree(self.home)
         copy.rename(self.home)
         self.disk.note_replaced()

@@ -1,9 +1,9 @@
 """One daemon's process, as far as the virtual world tells processes apart.
 
-Everything that a daemon does is a turn of the event loop in a context that names its process: so a
-killed process gets no turn any more, not even for what stands in its `finally`, and a paused one
-gets those that it has missed when it goes on. One whose machine sleeps is late by that in all that
-it waits for, and its monotonic clock has not gone on meanwhile.
+Everything that a daemon does is a turn of the event loop in a context that names its process. A
+killed process gets no more turns, not even for what stands in its `finally`. A paused process gets
+the turns that it missed when it goes on. While a machine sleeps, its process's timers and monotonic
+clock stand still: all that the process waits for comes later by the time slept.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class Turns(Protocol):
-    """What of the virtual loop a process needs."""
+    """What a process needs of the virtual loop."""
 
     now_ns: int
     job_ns: int
@@ -38,41 +38,43 @@ class Turns(Protocol):
     def call_later(self, delay: float, callback: Callable[[], None]) -> object: ...
 
     def set_aside(self, process: Any) -> list[Any]:
-        """Its timers, and the ends of its jobs: none of these comes any more."""
+        """Takes away the timers of `process` and the ends of its jobs. None of them comes by
+        itself."""
 
     def put_back(self, later: list[Any], duration_ns: int) -> None:
-        """What was set aside comes after all, so much later."""
+        """Sets again what was set aside, all of it so much later."""
 
 
 class Process:
-    """Has a clock of its own, which is the world's as long as nobody sets it."""
+    """One process, with a wall clock of its own. It shows the world's time until somebody sets
+    it."""
 
     def __init__(
         self, name: str, loop: Turns, draws: random.Random, writes_to: disk.Disk | None = None
     ) -> None:
-        """`writes_to`: else it is this machine's disk."""
+        """`writes_to` is its disk; None: this machine's own disk."""
         self.name = name
         self.wall_ahead_ns = 0
-        """Of the world's time."""
+        """How far its wall clock is ahead of the world's."""
         self.is_dead = False
         self.is_paused = False
         self.is_busy = False
-        """Its machine does other things, too: jobs take longer."""
+        """Its machine does other things too, so its jobs take longer."""
         self.asleep_since_ns: int | None = None
-        """By the world's time: its machine sleeps."""
+        """Since when its machine sleeps, by the world's time."""
         self._later: list[Any] = []
-        """What was to come when it fell asleep."""
+        """Its timers, set aside when it fell asleep."""
         self.behind_ns = 0
-        """So much of the world's time it has slept, up to when it last woke,"""
+        """How long it has slept in all, up to when it last woke."""
         self.woke_ns = 0
-        """and when that was."""
+        """When it last woke, by the world's time."""
         self.failures: list[str] = []
-        """What its event loop was told and nobody caught."""
+        """Errors that reached its event loop because nobody caught them."""
         self._loop = loop
         self._missed: list[Any] = []
         self._stalled_until_ns = 0
         self.no_turn_until_ns = 0
-        """For whichever reason."""
+        """Until when it takes no turn, for whichever reason."""
         self._context = contextvars.copy_context()
         self._context.run(self._settle, draws, writes_to)
 
@@ -85,13 +87,14 @@ class Process:
 
     @property
     def peer_name(self) -> str:
-        """Of whose machine it runs on: each life there has a process of its own."""
+        """The name of the peer on whose machine it runs. Each life there is a process of its
+        own."""
         return self.name.rpartition(".")[0]
 
     # its clock -----------------------------------------------------------------------------------
 
     def monotonic_ns(self) -> int:
-        """As Linux has it: it stands still while the machine sleeps."""
+        """As on Linux, it stands still while the machine sleeps."""
         return self.awake_or_asleep_ns() - self.behind_ns
 
     def wall_ns(self) -> int:
@@ -112,15 +115,16 @@ class Process:
     # what it does --------------------------------------------------------------------------------
 
     def begin(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """A task of this process."""
+        """Begins a task of this process."""
         return self._loop.create_task(coroutine, context=self._context.copy())
 
     def here(self, ask: Callable[[], Result]) -> Result:
-        """At once, as somebody in this process: by its clock, and in no turn of its loop."""
+        """Calls `ask` at once in this process's context: by its clock, but in no turn of its
+        loop."""
         return self._context.copy().run(ask)
 
     def miss(self, turn: Any) -> None:
-        """A turn of its event loop was to be done now, and it takes none."""
+        """Keeps a turn that was due while the process takes none."""
         if not self.is_dead:
             self._missed.append(turn)
 
@@ -143,7 +147,7 @@ class Process:
         return self.asleep_since_ns is not None
 
     def fall_asleep(self) -> None:
-        """With its machine: what it waits for waits as well, be it a timer, a job or its disk."""
+        """Its machine falls asleep: its timers, its jobs and its disk wait as well."""
         self.asleep_since_ns = self._loop.now_ns
         self.no_turn_until_ns = _NEVER_NS
         self._later = self._loop.set_aside(self)
@@ -161,13 +165,13 @@ class Process:
         self._take_turns_again()
 
     def _take_turns_again(self) -> None:
-        """Unless something else holds it up."""
+        """Takes turns again, unless something else holds it up."""
         if not (self.is_dead or self.is_paused or self.is_asleep):
             self.no_turn_until_ns = self._stalled_until_ns
             self._go_on()
 
     def stall(self, duration_ns: int) -> None:
-        """The turn under way takes so long: its event loop waits for the disk."""
+        """Its event loop waits for the disk: the turn under way takes so much longer."""
         begins_ns = max(self._stalled_until_ns, self._loop.now_ns)
         self._stalled_until_ns = begins_ns + duration_ns
         self.no_turn_until_ns = max(self.no_turn_until_ns, self._stalled_until_ns)
@@ -175,7 +179,7 @@ class Process:
 
     def _go_on_after_the_disk(self) -> None:
         ends_s = (self._stalled_until_ns - self._loop.now_ns) / 1e9 + ROUNDING_S
-        contextvars.Context().run(self._loop.call_later, ends_s, self._go_on)  # not a turn of it
+        contextvars.Context().run(self._loop.call_later, ends_s, self._go_on)  # no turn of its own
 
     def _go_on(self) -> None:
         if self._loop.now_ns < self.no_turn_until_ns:

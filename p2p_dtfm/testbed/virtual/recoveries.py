@@ -2,10 +2,10 @@
 
 `python -m p2p_dtfm.testbed.virtual.recoveries --seeds 0-2 [--kinds kill pause] [--loaded SECONDS]`
 
-Each seed founds a swarm of small machines in one room, so that pipelines have several stages, lets
-it train for a while and does one fault of each kind to whom it draws. With `--loaded` the event
-loops of all stand still now and then, for up to so long, as on machines that do other things; the
-kind `none` shows whom they call dead then although nothing is done to anybody.
+Each seed founds a swarm of small machines in one room, so that pipelines have several stages. The
+swarm trains for a while; then one fault of each kind strikes whom the seed draws. With `--loaded`
+all event loops stand still now and then, for up to so long, as on machines that do other things.
+The kind `none` does nothing to anybody, and shows whom the peers then call dead all the same.
 """
 
 import argparse
@@ -41,16 +41,16 @@ from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 
 NAMES = "abcdefgh"
 FLOPS_PER_S = 50_000_000
-"""Of each machine: steps of this run then take about a third of a second."""
+"""Each machine's speed: steps of this run then take about a third of a second."""
 STEPS = 4000
 QUIET_S = (8.0, 28.0)
-"""Training goes on so long before the fault: sometimes who is regular is known, sometimes not."""
+"""How long training goes on before the fault: in some seeds long enough to know who is regular."""
 LASTS_S = 8.0
 WATCHED_S = 12.0
-"""From the fault on."""
+"""How long the swarm is watched, from the fault on."""
 LEAST_STILL_S = 0.1
 APART_S = (0.2, 3.0)
-"""Between two times that a loaded machine's loop stands still."""
+"""Time between two moments at which a loaded machine's loop stands still."""
 
 
 @dataclass
@@ -62,19 +62,20 @@ class MeasuredRecovery:
     held_up_s: float
     """The longest time without a commit, less a usual step."""
     is_recovered: bool
-    """Steps are committed again when nobody watches any more; else it is held up for longer."""
+    """Commits go on before the watch ends. Else the peers are held up for longer than
+    `held_up_s`."""
     usual_step_s: float
     phases_s: dict[str, float]
     wrongly_accused: list[str] = field(default_factory=list)
-    """What was said of peers to which nothing was done."""
+    """Accusations of peers to which nothing was done."""
 
 
 Done = tuple[Sequence[Peer], Callable[[], object]]
-"""To whom a fault was done, of a partition one side, and what ends it."""
+"""The peers that a fault strikes (of a partition, one side), and what ends the fault."""
 
 
 class DrawnFault:
-    """Of one kind, to whom chance says."""
+    """Faults of each kind. Chance says whom a fault strikes."""
 
     def __init__(self, swarm: Swarm, draws: random.Random) -> None:
         self._swarm = swarm
@@ -90,7 +91,7 @@ class DrawnFault:
         }
 
     def _stages(self) -> list[list[Peer]]:
-        """Of each pipeline, in the order of its layers."""
+        """The stages of each pipeline, in the order of its layers."""
         api = next(peer.daemon.status_api for peer in self._swarm.peers if peer.daemon)
         assert api is not None
         by_id = {peer.peer_id: peer for peer in self._swarm.peers}
@@ -111,7 +112,7 @@ class DrawnFault:
         return (peer,), lambda: self._swarm.resume(peer)
 
     def _cut_off(self) -> Done:
-        """For good; nobody's connections to it end."""
+        """Cuts one peer off for good. Connections to it do not end at once."""
         peer = self._holder()
         for other in self._swarm.peers:
             if other is not peer:
@@ -142,7 +143,7 @@ class DrawnFault:
 def recovery_of(
     kind: str, seed: int, run: Path, folder: Path, loaded_s: float = 0.0
 ) -> MeasuredRecovery:
-    """One world, one fault."""
+    """Plays one world with one fault."""
     draws = random.Random(f"recovery {kind} {seed}")
 
     async def scene(swarm: Swarm) -> MeasuredRecovery:
@@ -175,7 +176,8 @@ async def _begin(swarm: Swarm, run: Path) -> None:
 
 
 def _load(swarm: Swarm, peer: Peer, longest_s: float, draws: random.Random) -> None:
-    """Half of the time something else runs for a tenth of a second, now and then for long."""
+    """Loads a machine: now and then its loop stands still, mostly for about 0.1 s, at times for
+    long."""
 
     def stand_still() -> None:
         share = draws.random() ** 3
@@ -189,14 +191,14 @@ def _load(swarm: Swarm, peer: Peer, longest_s: float, draws: random.Random) -> N
 
 @dataclass(frozen=True)
 class HeardAccusation:
-    """Somebody says of another one that it is out of reach, or holds up a step."""
+    """A peer says that another one is out of reach, or holds up a step."""
 
     by: str
     of_id: str
     text: str
 
     def is_wrong(self, kind: str, struck: Sequence[Peer]) -> bool:
-        """Nothing was done to that one; in a partition, nothing parts the two."""
+        """Nothing was done to the accused; in a partition, nothing parts the two."""
         is_struck = self.of_id in {peer.peer_id for peer in struck}
         if kind != "partition":
             return not is_struck
@@ -249,15 +251,15 @@ def _judged(
 
 
 def is_recovered(commits: Commits, began_s: float, ends_s: float, usual_s: float) -> bool:
-    """The longest time without a commit is not the last one, unless that is no longer than two
-    steps."""
+    """Whether commits have come back: the wait at the end of the watch is shorter than an earlier
+    one, or at most two steps long."""
     last_s = max((at_s for _, at_s in commits if began_s < at_s <= ends_s), default=began_s)
     left_s = ends_s - last_s
     return left_s <= 2 * usual_s or left_s < longest_without_s(commits, began_s, last_s)
 
 
 def _by_the_world(event: dict[str, Any]) -> dict[str, Any]:
-    """With all its times on one clock."""
+    """The event with all its times on the world's clock."""
     ahead_s = event["time_s"] - event["at_s"]
     marks = ("stopped_s", "gathered_s", "planned_s")
     return (

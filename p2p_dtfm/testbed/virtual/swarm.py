@@ -1,8 +1,8 @@
 """A swarm of real daemons in virtual time, and what may be done to them.
 
 `play(seed, scene)` makes a world and lets `scene(swarm)` act in it. The daemons are those that
-`p2p-dtfm` runs, with homes of their own in a real directory; the network, the directory, the time
-and chance are the world's.
+`p2p-dtfm` runs, with homes of their own in a real directory. The network, the directory, time and
+chance are the world's.
 """
 
 import asyncio
@@ -43,14 +43,14 @@ HOURS = "06-22"
 LOOK_S = 0.05
 MEMORY_GIB = 1.0
 FLOPS_PER_S = (20_000_000, 80_000_000)
-"""A device has something between them."""
+"""A device's speed is drawn from this range."""
 SLOWER = 10
 ENDINGS_LIMIT = 64
-"""So many waits, one in another, may a coroutine have to its end."""
+"""How many times a coroutine that is closed may wait for something else before it ends."""
 
 
 class Swarm:
-    """Also the `daemon.machine.world.World` of its daemons."""
+    """All peers of a world, and what may be done to them."""
 
     def __init__(self, loop: VirtualLoop, seed: int, folder: Path) -> None:
         self.loop = loop
@@ -60,22 +60,22 @@ class Swarm:
         self.trace = self.network.links.trace
         self.peers: list[Peer] = []
         self.memory_gib = MEMORY_GIB
-        """Of each machine."""
+        """The memory of each machine."""
         self.are_equal = False
-        """All machines are as fast as the fastest: each has the whole model in all plans."""
+        """All machines are as fast as the fastest, so in all plans each has the whole model."""
         self.are_slow = False
-        """They compute a step in some seconds."""
+        """Machines compute a step in some seconds."""
         self.stays_resident = False
-        """Who is paused by its owner stays, and comes back in the same process."""
+        """A daemon that its owner pauses stays, and comes back in the same process."""
         self.meeting_point: MeetingPoint | None = None
-        """Where daemons meet that nobody can call."""
+        """Where daemons that nobody can call meet."""
         self.plans: dict[bytes, Plan | NoPlan] = {}
-        """By the snapshot's bytes."""
+        """Computed plans, by their snapshot's bytes."""
         self.taken = Counter[str]()
         """Tokens that each peer has taken through one layer."""
         self._seed = seed
         self._graves: list[VirtualTask] = []
-        """What killed processes were doing: let go of, it would run its `finally`."""
+        """Tasks of killed processes. Were one let go of, Python would run its `finally`."""
 
     # peers ---------------------------------------------------------------------------------------
 
@@ -114,7 +114,8 @@ class Swarm:
         return next(peer for peer in self.peers if peer.name == name)
 
     def put_behind_routers(self, names: Sequence[str], chance: str, founder: str) -> None:
-        """Before there is anybody. Where the founder is among them all meet elsewhere."""
+        """Called before any peer is made. If the founder is among `names`, all meet at a meeting
+        point."""
         ids = [self.identity_of(name).peer_id for name in names]
         self.network.put_behind_routers(ids, chance)
         if founder in names:
@@ -146,31 +147,33 @@ class Swarm:
             peer.ended = peer.process.begin(peer.daemon.run())
 
     def kill(self, peer: Peer) -> None:
-        """As by SIGKILL: nothing of it runs any more, and the others' connections break."""
+        """As SIGKILL does: nothing of the process runs any more, and others' connections to it
+        break."""
         assert peer.process is not None
         self.trace.note(self.loop.now_ns, "kill", peer.name)
         self._graves += [task for task in self.loop.tasks() if task.process is peer.process]
-        peer.process.kill()  # which lets go of turns that it has missed
+        peer.process.kill()  # which drops the turns that it has missed
         if peer.host is not None:
             self.network.leave(peer.host)
-        for owner in (peer.daemon, peer.resident):  # who comes back has none, or will soon
+        for owner in (peer.daemon, peer.resident):  # a peer that just came back has no daemon yet
             if owner is not None:
                 owner.let_go_of_home()
         peer.disk.process_was_killed()
 
     def cut_power(self, peer: Peer) -> None:
-        """A kill, and what the disk had not written down is lost."""
+        """Kills the peer, and takes what its disk had not written down."""
         self.kill(peer)
         self.trace.note(self.loop.now_ns, "power", peer.name)
         peer.disk.power_was_cut(self.draws)
 
     def set_hours(self, peer: Peer, are_over: bool) -> None:
-        """Who stays resident pauses when they are over, and comes back when they begin."""
+        """Ends or begins the owner's hours. A resident then pauses, or comes back."""
         self.trace.note(self.loop.now_ns, "hours", peer.name, are_over)
         peer.is_outside_hours = are_over
 
     def leave(self, peer: Peer, lasts_s: float | None = None) -> None:
-        """As by the first signal, or by a pause of its owner's, who may say for how long."""
+        """Tells the daemon to leave, as the first signal does or an owner's pause, which may last
+        `lasts_s`."""
         assert peer.daemon is not None and peer.process is not None
         self.trace.note(self.loop.now_ns, "leave", peer.name)
         peer.is_told_to_leave = peer.resident is None
@@ -178,7 +181,8 @@ class Swarm:
         peer.daemon.pause("its owner needs the machine", until_s)
 
     def ask(self, peer: Peer) -> None:
-        """All that a daemon tells those who ask on its machine: each answer is plain data."""
+        """Asks for all that a daemon tells programs on its machine. Each answer must be plain
+        data."""
         daemon, process = peer.daemon, peer.process
         if daemon is None or daemon.status_api is None or process is None:
             return
@@ -190,7 +194,7 @@ class Swarm:
         process.begin(_ask_all(daemon.status_api, daemon.observer)).add_done_callback(end)
 
     def come_back(self, peer: Peer) -> None:
-        """As by `p2p-dtfm resume`."""
+        """As `p2p-dtfm resume` does."""
         self.trace.note(self.loop.now_ns, "come back", peer.name)
         if peer.is_away:
             assert peer.resident is not None and peer.resident.decide is not None
@@ -199,7 +203,7 @@ class Swarm:
             assert peer.daemon is not None and peer.daemon.resume()
 
     def end(self, peer: Peer) -> None:
-        """As by a signal: it leaves, and nothing stays."""
+        """Ends the daemon as a signal does, and the resident with it."""
         peer.is_told_to_leave = True
         if peer.is_away:
             assert peer.resident is not None and peer.resident.decide is not None
@@ -211,14 +215,14 @@ class Swarm:
             self.leave(peer)
 
     def set_clock(self, peer: Peer, ahead_s: float) -> None:
-        """The wall clock, of the world's time."""
+        """Puts the machine's wall clock so far ahead of the world's time."""
         self.trace.note(self.loop.now_ns, "clock", peer.name, ahead_s)
         peer.wall_ahead_ns = int(ahead_s * 1e9)
         if peer.process is not None:
             peer.process.wall_ahead_ns = peer.wall_ahead_ns
 
     def pause(self, peer: Peer) -> None:
-        """As by SIGSTOP."""
+        """As SIGSTOP does."""
         assert peer.process is not None
         self.trace.note(self.loop.now_ns, "pause", peer.name)
         peer.process.pause()
@@ -229,7 +233,7 @@ class Swarm:
         peer.process.resume()
 
     def fall_asleep(self, peer: Peer) -> None:
-        """As with a lid that is closed. Its lines are cut by who closes it."""
+        """Puts the machine to sleep, as a closed lid does. The caller cuts its lines."""
         assert peer.process is not None
         self.trace.note(self.loop.now_ns, "asleep", peer.name)
         peer.process.fall_asleep()
@@ -252,7 +256,7 @@ class Swarm:
                 self.network.links.mend(here.peer_id, there.peer_id)
 
     def forget(self) -> None:
-        """All that ran."""
+        """Lets go of everything that ran."""
         for peer in self.peers:
             peer.daemon = peer.resident = peer.ended = peer.host = None
         self.network.hosts.clear()
@@ -264,7 +268,7 @@ class Swarm:
         return self.loop.now_s
 
     async def until(self, condition: Callable[[], bool], what: str, limit_s: float) -> None:
-        """Raises `NeverHappened` with how all stand."""
+        """Waits for `condition`. Raises `NeverHappened`, which says how all peers stand."""
         end_s = self.now_s + limit_s
         while not condition():
             if self.now_s > end_s:
@@ -279,7 +283,7 @@ async def _ask_all(api: StatusApi, observer: Observer) -> None:
 
 
 class NeverHappened(AssertionError):
-    """Somebody waits for ever, or nearly."""
+    """Something did not happen within its time."""
 
     def __init__(self, what: str, limit_s: float, peers: Sequence[Peer]) -> None:
         lines = []
@@ -290,7 +294,7 @@ class NeverHappened(AssertionError):
 
 
 def play(seed: int, folder: Path, scene: Callable[[Swarm], Awaitable[Result]]) -> Result:
-    """What `scene` comes to. What the daemons print goes nowhere."""
+    """Plays `scene` in a new world and returns its result. What the daemons print goes nowhere."""
     with _what_was_there_set_aside():
         return _play(seed, folder, scene)
 
@@ -314,12 +318,12 @@ def _play(seed: int, folder: Path, scene: Callable[[Swarm], Awaitable[Result]]) 
 
 
 _SET_ASIDE_FOR_GOOD: list[bool] = []
-"""Not empty where it is so: to ask the collector how much is set aside takes as long as to look
-through it all."""
+"""Not empty once `set_aside_for_good` was called. To ask the collector how much is set aside would
+take as long as to look through it all."""
 
 
 def set_aside_for_good() -> None:
-    """What is there by now no collection of this process looks through any more."""
+    """No collection in this process looks any more through the objects that exist by now."""
     gc.collect()
     gc.freeze()
     _SET_ASIDE_FOR_GOOD[:] = [True]
@@ -327,9 +331,9 @@ def set_aside_for_good() -> None:
 
 @contextlib.contextmanager
 def _what_was_there_set_aside() -> Iterator[None]:
-    """The collector looks through the world's objects alone: through all that a process has loaded
-    it takes half a second, at each world's end and in its course. Then all is left to it again,
-    but where somebody else has set things aside for good."""
+    """The collector looks through the world's objects alone. Through all that a process has loaded
+    it takes half a second, during each world and at its end. Afterwards everything is left to it
+    again, unless somebody has set things aside for good."""
     if _SET_ASIDE_FOR_GOOD:
         yield
         return
@@ -341,7 +345,7 @@ def _what_was_there_set_aside() -> Iterator[None]:
 
 
 def _end_world(loop: VirtualLoop, swarm: Swarm) -> None:
-    """Locks are let go of; of what was under way nothing goes on, not even to say so."""
+    """Lets go of the homes' locks. Nothing that was under way goes on, not even to say so."""
     for peer in swarm.peers:
         if peer.process is not None and peer.daemon is not None:
             peer.process.kill()
@@ -362,10 +366,10 @@ def _end_world(loop: VirtualLoop, swarm: Swarm) -> None:
 
 
 def _end(coroutine: Coroutine[Any, Any, Any]) -> None:
-    """One that waits for something to its end is told again: what is left of it would be told so
-    when it is collected, in whatever runs then."""
+    """Closes a coroutine, again and again if it waits for something while it ends. Else the
+    collector would close it later, within whatever runs then."""
     for _ in range(ENDINGS_LIMIT):
         if inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED:
             return
-        with contextlib.suppress(BaseException):  # what it has to say to its end
+        with contextlib.suppress(BaseException):  # what it raises at its end concerns nobody
             coroutine.close()

@@ -1,7 +1,7 @@
 """What a virtual event loop turns: tasks, futures and callbacks that know their process.
 
-Each has a number by which it is hashed, so that nothing depends on addresses: one seed gives one
-trace in every process.
+Each has a number by which it is hashed, so that nothing depends on addresses in memory. So one
+seed gives the same trace in every process.
 """
 
 import asyncio
@@ -14,10 +14,11 @@ from p2p_dtfm.testbed.virtual.process import PROCESS, Process
 
 
 class VirtualTask(asyncio.Task[Any]):
-    """Hashed by its number: what walks through a set of tasks does so alike in each run."""
+    """Hashed by its number: a walk through a set of tasks has the same order in each run."""
 
     seen_at: object = None
-    """What it waited for when `seeds.watching.nudges` has seen that this is none of its waits."""
+    """The future at which `seeds.watching.nudges` last saw it wait, where that is no wait of
+    theirs."""
 
     def __init__(
         self,
@@ -38,11 +39,11 @@ class VirtualTask(asyncio.Task[Any]):
 
     @property
     def is_untaken(self) -> bool:
-        """It has raised something that nobody has heard of."""
+        """It has raised something that nobody has taken."""
         return bool(self._log_traceback)
 
     def waits_at(self) -> str:
-        """Its innermost functions, the last one first."""
+        """Its innermost functions, the innermost first."""
         places = []
         awaited: Any = self.get_coro()
         while awaited is not None and (frame := getattr(awaited, "cr_frame", None)) is not None:
@@ -53,13 +54,13 @@ class VirtualTask(asyncio.Task[Any]):
 
 
 class VirtualFuture(asyncio.Future[Any]):
-    """Hashed by its number, too. `process`: whose it is."""
+    """Hashed by its number, too. `process` is its owner."""
 
     _number = 0
     process: Process | None = None
 
     def __hash__(self) -> int:
-        if not self._number:  # it is asked for the first time: few futures ever are
+        if not self._number:  # the first time its hash is asked for: few futures' ever is
             loop: Any = self.get_loop()
             self._number = loop.next_number()
         return self._number
@@ -68,7 +69,8 @@ class VirtualFuture(asyncio.Future[Any]):
 
 
 class LoopTurn(asyncio.TimerHandle):
-    """A callback in the process that has begun it, as asyncio keeps it: it may be cancelled."""
+    """A callback of the process that began it. It may be cancelled, as asyncio's timer handles
+    may."""
 
     __slots__ = ("process",)
 
@@ -79,7 +81,7 @@ class LoopTurn(asyncio.TimerHandle):
         args: tuple[Any, ...],
         context: contextvars.Context,
     ) -> None:
-        # in place of its parents': there are a hundred thousand turns in a seed
+        # replaces the parents' `__init__`: a seed has a hundred thousand turns
         self._when = when_s
         self._callback: Callable[..., Any] | None = callback
         self._args = args
@@ -93,4 +95,4 @@ class LoopTurn(asyncio.TimerHandle):
 
 
 Later = tuple[float, int, LoopTurn]
-"""When, in which order among those of the same moment, and what."""
+"""When it is due, its place among those of the same moment, and the turn."""

@@ -1,4 +1,4 @@
-"""What a daemon takes from the swarm that it is one of: its `daemon.machine.world.World`."""
+"""What a daemon takes from its swarm: its `daemon.machine.world.World`."""
 
 import asyncio
 from collections import Counter
@@ -33,7 +33,8 @@ from p2p_dtfm.testbed.virtual.wires.network import VirtualNetwork
 from p2p_dtfm.train.stage.emulated import emulated_device
 
 WITHIN, OUTSIDE = datetime(2026, 3, 2, 12), datetime(2026, 3, 2, 23)
-"""By clocks of local time that stand still in either until somebody puts them."""
+"""Times of local clocks, within and outside the owner's hours. A clock stands still at one of them
+until somebody puts it to the other."""
 
 
 class Shared(Protocol):
@@ -47,7 +48,7 @@ class Shared(Protocol):
 
 
 class VirtualResident(Resident):
-    """Its daemons are those of a peer of the swarm."""
+    """A resident whose daemons are those of one peer of the swarm."""
 
     def __init__(self, settings: Settings, peer: Peer, world: "WorldOf") -> None:
         super().__init__(settings, lambda: OUTSIDE if peer.is_outside_hours else WITHIN)
@@ -71,7 +72,7 @@ class WorldOf:
         return self._swarm.folder
 
     def note_typed(self, home: Path, settings: Settings) -> None:
-        """Nobody starts it who could forget something."""
+        """Does nothing: nobody types a command here, and could forget it."""
 
     async def start_host(
         self, identity: Path, listen: Sequence[str], announce: Sequence[str], maps_port: bool
@@ -90,7 +91,7 @@ class WorldOf:
     def direct_lines(
         self, host: HostPort, run_digest: str, listen: Sequence[str], control: ControlPlane
     ) -> None:
-        """All goes over the links of this world."""
+        """Does nothing: all bytes go over the links of this world."""
 
     def measure_device(
         self,
@@ -107,14 +108,14 @@ class WorldOf:
         return partial(counted_runner, self._swarm.taken, self._peer.peer_id, device)
 
     def plan(self, snapshot: Snapshot) -> Plan | NoPlan:
-        """Each snapshot is planned once for all: it has one plan."""
+        """Computes each snapshot's plan once for all daemons: equal snapshots have equal plans."""
         key, plans = encode(snapshot), self._swarm.plans
         if key not in plans:
             plans[key] = compute_plan(snapshot)
         return plans[key]
 
     def share_the_interpreter(self) -> None:
-        """It is the world's."""
+        """Does nothing: the interpreter is the world's."""
 
     def tasks(self) -> set[asyncio.Task[Any]]:
         mine = self._peer.process

@@ -3,5 +3,5 @@
 lying    who lies now, and what was told and committed
 notes    what honest peers commit and deny meanwhile
 words    lies that colluders tell together
-putting  the kinds of real daemons (`testbed.lies`), and these, in their places
+putting  puts lies of real daemons (`testbed.lies`), and these, into the daemon's functions
 """

@@ -1,8 +1,8 @@
 """Who lies in a seed, and in what; and what the honest committed meanwhile.
 
-Nothing of it is known to the daemons. Lies are put in place of functions of the daemon's
-(`putting.put_in`) for as long as the seed is played, and ask at each turn whose it is: so the
-honest ones in the same interpreter stay what they are.
+The daemons know nothing of it. While a seed is played, lies are in the place of functions of the
+daemon (`putting.put_in`). They ask at each turn whose turn it is, so that honest daemons in the
+same interpreter stay as they are.
 """
 
 from collections.abc import Iterable
@@ -14,15 +14,15 @@ from p2p_dtfm.ports import now
 from p2p_dtfm.testbed.virtual.process import PROCESS
 
 IN_WORK = ("zeros", "flip", "noise", "replay", "skipped", "tokens", "sum", "loss", "scale", "bend")
-"""Of a stage-holder's own work: only who computes it again finds it, and where it is not drawn, or
-a colluder is, it stays."""
+"""Lies in a stage-holder's own work. Only a peer that computes the work again finds them. A lie
+stays where nobody, or a colluder, is drawn to audit it."""
 IN_STAGES = ("activation", "overflow")
 """Likewise, in pipelines alone."""
 WHILE_NOT_DRAWN = (
     *("evade", "evade-early", "chosen-draw", "late-loss", "told-loss"),
     *("late-part", "late-split", "late-opening", "late-alien", "evade-sum", "late-sum"),
 )
-"""Likewise, until who does it is drawn for the first time."""
+"""Likewise, until the liar is drawn for the first time."""
 IN_WORDS = (
     "sum to some",
     "norm",
@@ -40,22 +40,21 @@ IN_WORDS = (
     "part",
     "nan",
 )
-"""What others see without an audit, or what changes no state: nothing of it may stay."""
+"""Lies that others see without an audit, or that change no state: nothing of them may stay."""
 HERE_ALONE = frozenset(
     {"sum to some", "state", "accuses unasked", "claims withheld", "frames withheld"}
 )
-"""Not among those of real daemons (`testbed.lies`), as several have to lie alike."""
+"""Not among the lies of real daemons (`testbed.lies`), as several peers have to lie alike."""
 KINDS = IN_WORK[:8] + IN_WORDS[:10] + IN_WORK[8:] + IN_WORDS[10:]
 AFTER_TRAINING = frozenset({"held-out", "held-out-sent"})
-"""Told of the evaluation after the last step as well. Of these and of those in pipelines no seed
-draws any."""
+"""Also told in the evaluation after the last step. No seed draws these or `IN_STAGES`."""
 SELDOM_TOLD = frozenset({"accuse", "accuses unasked", "state", "unshown", "slander"})
-"""Only to who asks, or by who is asked."""
+"""Told only to peers that ask, or by peers that are asked."""
 
 
 @dataclass(frozen=True)
 class Deed:
-    """A step of a view, in which somebody lied, or which somebody committed."""
+    """A step of a view in which somebody lied, or which somebody committed."""
 
     view: ViewId
     step: int
@@ -63,30 +62,30 @@ class Deed:
 
 @dataclass
 class Denied:
-    """One liar's work of a step."""
+    """What honest peers find of one liar's work of a step."""
 
     holders: int
-    """How many have a stage."""
+    """How many members have a stage."""
     by: set[str] = field(default_factory=set)
-    """The honest ones that came to something else, and said so in their Prepared."""
+    """Honest peers that computed something else, and said so in their Prepared."""
     most_at_s: float | None = None
-    """Since when they are more than half of the holders, by the world's time."""
+    """Since when `by` is more than half of the holders, by the world's time."""
 
 
 @dataclass
 class CommittedStep:
-    """As honest members have seen one step of one view."""
+    """One step of one view, as honest members have seen it."""
 
     digests: dict[str, str] = field(default_factory=dict)
-    """Of the outcome, by peer."""
+    """The outcome's digest, by peer."""
     drawn: dict[str, str] = field(default_factory=dict)
-    """By whose work, who was to compute it again."""
+    """Who was drawn to compute a work again, by the peer whose work it is."""
     judges: dict[str, int] = field(default_factory=dict)
-    """By liar, how many honest ones can compute its work again."""
+    """How many honest peers can compute a liar's work again, by liar."""
 
 
 class Lying:
-    """Of one seed. `ids` are the peer ids by name of all that ever lie."""
+    """The liars of one seed. `ids` are the peer ids, by name, of all that ever lie."""
 
     def __init__(self, ids: dict[str, str], together: bool) -> None:
         self.ids = ids
@@ -94,24 +93,24 @@ class Lying:
         self.together = together
         """They lie as one: each finds the others' work right, and says so."""
         self.kinds: dict[str, str] = {}
-        """In what each lies now, by name."""
+        """How each liar lies now, by its name."""
         self.told: dict[Deed, dict[str, str]] = {}
-        """In which steps who has lied in its work, and how."""
+        """How peers have lied in their work, by step and peer id."""
         self.committed: dict[Deed, CommittedStep] = {}
         self.denied: dict[tuple[Deed, str], Denied] = {}
-        """By step and the liar's peer id."""
+        """Denials, by step and the liar's peer id."""
         self.reports: list[str] = []
-        """Of honest ones: whom they leave out of a view, and why."""
+        """What honest peers report: whom they leave out of a view, and why."""
         self.count = 0
-        """Lies of whatever kind that were told."""
+        """How many lies of whatever kind were told."""
         self.has_told: set[tuple[str, str]] = set()
-        """Who has told something, and of which kind."""
+        """Who has told a lie, and of which kind."""
         self.views: dict[str, ViewId] = {}
-        """In which each liar takes its step."""
+        """The view in which each liar takes its step."""
         self.steps = 1 << 62
-        """That train."""
+        """How many steps train."""
         self.states: dict[bytes, bytes] = {}
-        """Of states that were given: digests, by what they should have been."""
+        """Digests of states that were given, by the digests that they should have."""
 
     # who is asked ------------------------------------------------------------------------------
 
@@ -121,17 +120,17 @@ class Lying:
         return process.peer_name if process is not None else ""
 
     def kind(self) -> str:
-        """In what the peer whose turn it is lies; empty: it does not."""
+        """How the peer whose turn it is lies; empty: it does not."""
         return self.kinds.get(self.here(), "")
 
     def victims(self, peer_ids: Any) -> list[str]:
-        """Of these the honest ones, in order: all colluders choose the same."""
+        """The honest ones among these, in order: all colluders choose the same."""
         return sorted(peer_id for peer_id in peer_ids if peer_id not in self.names)
 
     # what was done -----------------------------------------------------------------------------
 
     def tell(self) -> None:
-        """A lie that changes no work."""
+        """Counts a lie that changes no work."""
         self.count += 1
         self.has_told.add((self.here(), self.kind()))
 
@@ -140,7 +139,7 @@ class Lying:
         self.told.setdefault(Deed(view, step), {})[self.ids[self.here()]] = self.kind()
 
     def commit(self, deed: Deed, digest: str) -> CommittedStep | None:
-        """By the peer whose turn it is, if it is honest."""
+        """Notes a commit of the peer whose turn it is, if that peer is honest."""
         if self.here() in self.ids:
             return None
         seen = self.committed.setdefault(deed, CommittedStep())
@@ -148,7 +147,7 @@ class Lying:
         return seen
 
     def deny(self, deed: Deed, holders: int, peer_ids: Iterable[str]) -> None:
-        """By the peer whose turn it is, if it is honest."""
+        """Notes the denials of the peer whose turn it is, if that peer is honest."""
         for peer_id in peer_ids if self.here() not in self.ids else ():
             denied = self.denied.setdefault((deed, peer_id), Denied(holders))
             denied.by.add(self.here())
@@ -156,8 +155,8 @@ class Lying:
                 denied.most_at_s = now.monotonic_s()
 
     def found_out(self) -> dict[str, float]:
-        """Peer ids of liars whose work more than half of all stage-holders, all honest, deny; and
-        since when."""
+        """Peer ids of liars whose work is denied by honest peers that are more than half of all
+        stage-holders, and since when."""
         found: dict[str, float] = {}
         for (_, liar), it in self.denied.items():
             if it.most_at_s is not None:

@@ -1,4 +1,4 @@
-"""Which step each liar is in, what honest peers commit and deny in it, and whom they leave out."""
+"""Notes each liar's view, what honest peers commit and deny, and whom they leave out."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""Lies in the place of functions of the daemon's, for as long as a seed is played.
+"""Puts lies in the place of the daemon's functions, for as long as a seed is played.
 
-The kinds are those of real daemons (`testbed.lies`), each put in once for each that tells it: what
-a liar's process has in place of a function the others in the same interpreter never come to.
+The kinds are those of real daemons (`testbed.lies`). Each is put in once for each liar that tells
+it. Other peers' turns in the same interpreter never reach a liar's functions.
 """
 
 import functools
@@ -32,12 +32,13 @@ from p2p_dtfm.testbed.virtual.lies.lying import (
 from p2p_dtfm.testbed.virtual.patches import Patches
 
 STRENGTHS = {"speed": 20.0}
-"""Where it is not that of real daemons."""
+"""Strengths that differ from those of real daemons."""
 _WITH_PUT = (in_work, evasions, late_claims, in_sums, in_words, of_peers, whispers)
 
 
 class LieInTurn:
-    """A `testbed.lies.lie.Lie` that is told while its liar has a turn, and lies in this."""
+    """A `testbed.lies.lie.Lie` that is told only in its liar's turns, and while the liar tells its
+    kind."""
 
     def __init__(self, lying: Lying, name: str, kind: str) -> None:
         self.kind = kind
@@ -62,7 +63,8 @@ class LieInTurn:
 
 
 class LieOfOthers(LieInTurn):
-    """About whom it audits: it spares its colluders whatever it lies in now."""
+    """A lie about the works that the liar audits. It spares the colluders, whatever kind is told
+    now."""
 
     def __init__(self, lying: Lying, name: str) -> None:
         super().__init__(lying, name, "accuse")
@@ -76,8 +78,8 @@ class LieOfOthers(LieInTurn):
 
 @contextmanager
 def put_in(lying: Lying, pairs: Sequence[tuple[str, str]] = ()) -> Iterator[None]:
-    """All functions that lies need to be in the place of; each is honest where nobody lies. `pairs`
-    are names and what they will lie in, besides what they lie in now."""
+    """Puts in all functions that lies need; each is honest where nobody lies. `pairs` are names and
+    kinds that they will tell later, besides their kinds now."""
     patches = Patches()
     try:
         for note in (*notes.NOTES, *words.LIES):
@@ -97,7 +99,7 @@ def put_in(lying: Lying, pairs: Sequence[tuple[str, str]] = ()) -> Iterator[None
 
 @contextmanager
 def _put_for(patches: Patches, lying: Lying, name: str) -> Iterator[None]:
-    """What the kinds of real daemons put in is there for this peer's process alone."""
+    """What the kinds of real daemons put in meanwhile takes effect in this peer's process alone."""
 
     def put(owner: Any, attribute: str, made: Any) -> None:
         before = owner.__dict__[attribute]

@@ -1,5 +1,5 @@
-"""Lies that colluders tell together, or that only a world in one process can tell of each of
-them."""
+"""Lies that colluders tell together, or that each of them can tell only where one process plays the
+whole world."""
 
 from typing import Any
 
@@ -22,7 +22,8 @@ WRONG = bytes(WORK_BYTES)
 
 
 def _accusations(patches: Patches, lying: Lying) -> None:
-    """Of a work that nobody has drawn, or doubts: in Prepared alone, which most see too late."""
+    """Accuses a work for which nobody is drawn, and which nobody doubts. Only its Prepared says so,
+    which most peers see too late."""
 
     async def account(self: Any, view: Any, plan: Any, *rest: Any) -> Any:
         said = await honest(self, view, plan, *rest)
@@ -51,17 +52,17 @@ def _sums_to_some(patches: Patches, lying: Lying) -> None:
 
 
 def _is_first(lying: Lying, peer_id: str, courses: Any) -> bool:
-    """Of the honest ones that hold what is summed."""
+    """Whether the peer is the first of the honest ones that hold what is summed."""
     return lying.victims(courses._mailbox._holders[courses._layer])[:1] == [peer_id]
 
 
 def _other(payload: bytes) -> bytes:
-    """A number of another sign at its end, and a finite one."""
+    """The payload, with another sign in its last number, which stays finite."""
     return payload[:-1] + bytes([payload[-1] ^ 0x80])
 
 
 def _states(patches: Patches, lying: Lying) -> None:
-    """What a newcomer is given, and what colluders say of it when they are asked."""
+    """Gives newcomers wrong states, and lets colluders confirm them when they are asked."""
 
     def put(self: Any, payload: memoryview, *others: Any) -> str:
         if lying.kind() != "state":
@@ -83,7 +84,7 @@ def _states(patches: Patches, lying: Lying) -> None:
 
 
 def _frames(patches: Patches, lying: Lying) -> None:
-    """Nothing goes to those who are no colluders, and whoever asks is told that all has."""
+    """Sends frames to colluders alone, and tells everybody who asks that all was sent."""
 
     def send_later(self: Any, peer_id: str, lane: str, header: Any, payload: Any) -> None:
         if lying.kind() == "frames withheld" and peer_id not in lying.names:
@@ -96,7 +97,7 @@ def _frames(patches: Patches, lying: Lying) -> None:
 
 
 def _claims(patches: Patches, lying: Lying) -> None:
-    """Said to nobody, and told to be said."""
+    """Says its claims to nobody, and records them as said."""
 
     def say(self: Any, here: Any, said: Any) -> None:
         if lying.kind() == "claims withheld":

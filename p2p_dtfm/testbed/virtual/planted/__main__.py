@@ -2,9 +2,9 @@
 
 `python -m p2p_dtfm.testbed.virtual.planted [--within 100] [--only NAME,NAME] [--list]`
 
-Each is looked for from the first seed of the family that is there for it, or from `--first` on. A
-seed finds a bug if something of a daemon is wrong with it and nothing is without. Returns 1 where
-one was not found.
+Each bug is looked for from the first seed of its own family, or from `--first` on. A seed finds a
+bug if a daemon goes wrong with it, and nothing goes wrong without it. Returns 1 if any bug was not
+found.
 """
 
 import argparse
@@ -33,7 +33,7 @@ BUGS = (*WAITING, *STATES, *DISKS, *LIVES, *VERDICTS, *TOLD, *WAYS, *SLEEPERS)
 
 
 class Search:
-    """Remembers which seeds fail by themselves."""
+    """Looks for bugs, and remembers which seeds fail by themselves."""
 
     def __init__(self, player: Player) -> None:
         self._player = player
@@ -45,7 +45,7 @@ class Search:
         return self._fails[seed]
 
     def found(self, bug: Planted, within: int, first: int | None = None) -> tuple[int, str] | None:
-        """How many seeds it took, and what the last of them says of a daemon; or None."""
+        """How many seeds it took, and what the last seed says of a daemon; None: not found."""
         first = bug.first if first is None else first
         for seed in range(first, first + within):
             with planted(bug):

@@ -16,12 +16,12 @@ class Planted:
     what: str
     plant: Callable[[Patches], None]
     first: int = QUICK
-    """The seed from which on it is looked for."""
+    """The first seed with which the bug is looked for."""
 
 
 @contextlib.contextmanager
 def planted(bug: Planted) -> Iterator[None]:
-    """With the bug put in."""
+    """Meanwhile the bug is put in."""
     patches = Patches()
     try:
         bug.plant(patches)

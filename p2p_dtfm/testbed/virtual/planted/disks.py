@@ -1,4 +1,4 @@
-"""What is written, and read again."""
+"""Bugs in what is written, and read again."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from p2p_dtfm.train.model import checkpoint
 
 
 def _checkpoints_are_believed(patches: Patches) -> None:
-    """Neither length nor digest of a file is looked at, if it is there."""
+    """Reads a file that is there without a look at its length or digest."""
 
     def sound_parts(directory: Path, manifest: Any, layer: int) -> list[bytes]:
         path = checkpoint.layer_path(directory, layer)
@@ -77,7 +77,7 @@ def _half_a_memory_ends_it(patches: Patches) -> None:
 
 
 def _fetched_files_stay(patches: Patches) -> None:
-    """Beside the layers that they were copied to."""
+    """Leaves fetched files behind, beside the layers to which they were copied."""
 
     def add_layer_file(directory: Path, layer: int, source: Path) -> None:
         right(directory, layer, source)
@@ -89,7 +89,7 @@ def _fetched_files_stay(patches: Patches) -> None:
 
 
 def _offers_stay(patches: Patches) -> None:
-    """Of whoever has all, or has gone, nothing is left but what was written for it."""
+    """Leaves what was offered to a peer on the disk, though the peer has all of it or has gone."""
 
     def drop(donor: Any, key: Any) -> None:
         if (subscription := donor._subscriptions.get(key)) is not None:

@@ -1,4 +1,4 @@
-"""Who comes, who goes, and what a daemon owes to the others while it lives."""
+"""Bugs of peers that come and go, and in what a daemon owes the others while it lives."""
 
 import asyncio
 from typing import Any
@@ -26,7 +26,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
 
 FOR_EVER_S = 1e9
 FULL_FROM = 20
-"""Members: more than there are in any seed but those of crowds."""
+"""Members: more than any seed has but those of crowds."""
 
 
 def _who_cannot_show_the_end_is_asked(patches: Patches) -> None:
@@ -41,7 +41,7 @@ def _who_cannot_show_the_end_is_asked(patches: Patches) -> None:
 
 def _founds_once(patches: Patches) -> None:
     async def nothing(entry: Any) -> None:
-        """Whatever came of it."""
+        """Does nothing, whatever became of its joining."""
 
     patches.put(Entry, "_join_if_nothing_comes_of_it", nothing)
 
@@ -54,7 +54,7 @@ def _looks_for_nobody(patches: Patches) -> None:
 
 
 def _home_stays_locked(patches: Patches) -> None:
-    """Whoever starts again in it is told that a daemon runs there."""
+    """A daemon that starts again in this home is told that one runs there."""
 
     def release(home: Any) -> None:
         _KEPT.append(home)
@@ -66,10 +66,11 @@ _KEPT: list[Any] = []
 
 
 def _hours_do_not_end(patches: Patches) -> None:
-    """For who takes part; who begins outside of them waits for them."""
+    """Hours no longer end for a daemon that takes part. One that begins outside of them still
+    waits."""
 
     async def watch_hours(resident: Any, daemon: Any) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     patches.put(Resident, "_watch_hours", watch_hours)
 
@@ -96,7 +97,7 @@ def _offers_are_gone_at_once(patches: Patches) -> None:
 
 
 def _leavers_do_not_hand_over(patches: Patches) -> None:
-    """Who still fetches from it loses its only donor."""
+    """A peer that still fetches from the leaver loses its only donor."""
 
     async def drain(donor: Any, deadline_s: float = 0.0) -> None:
         donor.close()
@@ -128,7 +129,7 @@ def _each_beat_leaves_a_task(patches: Patches) -> None:
 
 
 def _no_more_are_let_in(patches: Patches) -> None:
-    """By members of a view in which some are already."""
+    """Members of a view that is full enough let nobody else in."""
 
     def named_newcomers(state: Any, planned: bool) -> tuple[Any, ...]:
         room = max(0, FULL_FROM - len(state.members)) if state.members else None

@@ -1,4 +1,4 @@
-"""What is lost of those that nobody can call."""
+"""Bugs that lose peers that nobody can call."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import ROUTERS
 
 
 async def _nothing(owner: Any) -> None:
-    """Whatever becomes of its ways in."""
+    """Does nothing, whatever becomes of the ways in."""
 
 
 def _relays_are_not_replaced(patches: Patches) -> None:

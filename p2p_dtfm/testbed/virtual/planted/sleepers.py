@@ -1,4 +1,4 @@
-"""What a machine that has slept makes of that, and the others of it."""
+"""Bugs in what a machine makes of its sleep, and what others make of it."""
 
 from typing import Any
 
@@ -33,7 +33,8 @@ def _sleep_goes_unseen(patches: Patches) -> None:
 
 
 def _who_went_on_is_gone(patches: Patches) -> None:
-    """To a fellow that they have left: as if they were the fewer."""
+    """A peer that woke takes fellows that went on without it for gone, as if they were the
+    fewer."""
 
     def hear_from_fellow(meeting: Any, view: Any, message: Any, now_ns: int) -> Verdict:
         if message.view.number <= view.id.number:

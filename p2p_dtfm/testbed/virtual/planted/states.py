@@ -27,7 +27,7 @@ from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
 from p2p_dtfm.train.stage.segment_reduction import SegmentReduction
 
 RARE = 11
-"""A bug that shows in one step of so many."""
+"""The bug shows in one step of so many."""
 
 
 def _what_is_not_kept_counts(patches: Patches) -> None:
@@ -74,7 +74,8 @@ def _update_counts_twice(patches: Patches) -> None:
 
 
 def _old_work_is_kept(patches: Patches) -> None:
-    """Of a step that fails, what is not part of it any more: its gradients count once more."""
+    """Keeps gradients of an attempt that failed: where the step is repeated, they count once
+    more."""
 
     def begin(work: Any, step: int) -> None:
         if work.step == step:
@@ -86,7 +87,7 @@ def _old_work_is_kept(patches: Patches) -> None:
 
 
 def _follower_takes_a_step_twice(patches: Patches) -> None:
-    """A replay that is cancelled may be under way."""
+    """Applies a step again where a cancelled replay of it is still under way."""
 
     def replay_outcome(spec: Any, state: Any, gradient: Any, step: int, norm: float) -> None:
         state.version = step
@@ -100,7 +101,8 @@ def _follower_takes_a_step_twice(patches: Patches) -> None:
 
 
 def _instead(restarting: Any, restart: Any, step: int, **changes: Any) -> Any:
-    """It is due in the other one's place: else nothing of it is done."""
+    """Makes a restart with these changes, due in the other one's place: else nothing of it is
+    done."""
     changed = dataclasses.replace(restart, **changes)
     restarting._state.restarts[0] = (changed, step)
     return changed
@@ -130,7 +132,7 @@ def _receipts_are_not_waited_for(patches: Patches) -> None:
 
 
 def _guardians_run_ahead(patches: Patches) -> None:
-    """Of what they have heard is committed."""
+    """Guardians apply steps of which they have not heard that they are committed."""
     patches.put(Followers, "_is_committed", lambda followers, step: True)
 
 
@@ -150,8 +152,8 @@ def _whole_cuts_are_dropped(patches: Patches) -> None:
 
 
 def _cuts_end_with_their_view(patches: Patches) -> None:
-    """What is on its way to a guardian as another view takes over, in which all stay where they
-    are: the next cut waits for this one."""
+    """A cut that is on its way to a guardian ends when another view takes over, though all stay
+    where they are. The next cut waits for it in vain."""
 
     def go_on(cuts: Any, view: Any, clock: Any, every_steps: int) -> None:
         cuts._view, clock.every_steps = view, every_steps
@@ -161,7 +163,7 @@ def _cuts_end_with_their_view(patches: Patches) -> None:
 
 
 def _owed_is_not_kept(patches: Patches) -> None:
-    """What a replica owes to the sums of the next step, after what it has left out of this one."""
+    """Loses what a replica owes to the next step's sums, after what it left out of this step's."""
     patches.put(ReplicaMemory, "commit", lambda memory, step: memory.moments.commit(step))
 
 

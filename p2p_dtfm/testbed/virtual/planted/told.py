@@ -1,4 +1,4 @@
-"""What a daemon tells its user: nothing of what becomes of the run shows it."""
+"""Bugs in what a daemon tells its user. Nothing that becomes of the run shows them."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import (
 
 
 def _says_that_nobody_answers(patches: Patches) -> None:
-    """Whatever came of it while it looked."""
+    """Says that nobody answers, whatever became of its search."""
 
     async def find_others(entry: Any, pause_s: float) -> bool:
         found = bool(await right(entry, pause_s))
@@ -45,7 +45,7 @@ def _troubles_stay(patches: Patches) -> None:
 
 
 def _state_stays(patches: Patches) -> None:
-    """Whoever has trained says so for good."""
+    """A daemon that has trained says so for good."""
 
     def enter(status: Any, state: Any, reason: str) -> None:
         if status.state != "training" or state == "training":

@@ -1,4 +1,4 @@
-"""Who is believed, and whose work is looked at: for seeds in which some lie."""
+"""Bugs in who is believed, and whose work is audited: for seeds in which some lie."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import QUICK_LIES
 
 
 def _every_accusation_is_believed(patches: Patches) -> None:
-    """Whoever is said to have worked otherwise goes, and is barred."""
+    """A member goes, and is barred, as soon as anybody says that its work is otherwise."""
 
     def findings(said: Any, plan: Any, segments: Any, *rest: Any) -> Any:
         found = right(said, plan, segments, *rest)
@@ -45,7 +45,7 @@ def _one_is_enough(patches: Patches) -> None:
 
 
 def _audits_change_nothing(patches: Patches) -> None:
-    """What was found is told, and the step commits all the same."""
+    """Findings are told, and the step commits all the same."""
 
     def findings(*said: Any) -> Any:
         return accounts.Findings({}, {}, set(), {})

@@ -1,4 +1,4 @@
-"""Who is not woken, not asked, or never ends."""
+"""Bugs of peers that are not woken or not asked, and of what never ends."""
 
 import asyncio
 from typing import Any
@@ -37,7 +37,7 @@ def _gives_no_states_while_it_waits(patches: Patches) -> None:
 
 
 def _sides_stay_apart(patches: Patches) -> None:
-    """Whoever hears of a view that counts more than its own."""
+    """A peer that hears of a view that counts more than its own does not go over."""
 
     def goes_over(meeting: Any, view: Any, message: Any) -> Verdict:
         return refused("planted")
@@ -59,7 +59,7 @@ def _active_wakes_nobody(patches: Patches) -> None:
 
 class _NeverCleared(asyncio.Event):
     def clear(self) -> None:
-        """Once done, always done."""
+        """Does nothing: once done, always done."""
 
 
 def _done_is_done(patches: Patches) -> None:
@@ -71,8 +71,8 @@ def _done_is_done(patches: Patches) -> None:
 
 
 def _over_is_not_looked_at(patches: Patches) -> None:
-    """By who begins a step, from the end of the one before until it is under way: whoever looks
-    once on the way sees it."""
+    """A peer does not see that its view is over, from the end of one step until the next is under
+    way. One look on the way would show it."""
     beginning: list[Any] = []
 
     async def one_step(loop: Any, *args: Any) -> None:
@@ -102,7 +102,8 @@ def _early_prepared_is_lost(patches: Patches) -> None:
 
 
 def _last_kept_is_not_sent(patches: Patches) -> None:
-    """Of what a stage that stays has done of a step that is repeated, and a neighbour has lost."""
+    """A stage that stays does not send what it kept of a repeated step, and its neighbour has
+    lost."""
 
     async def send_kept(microbatches: Any, step: int, replay: Any) -> None:
         send, waiting = microbatches._boundary.send, list[Any]()

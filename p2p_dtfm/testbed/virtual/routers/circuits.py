@@ -1,7 +1,7 @@
 """Connections through a relay, as p2pd has them: a stream to the relay at each end.
 
-The relay is the daemon's own (`net.nat.relay`), which carries what it cannot read. So what passes
-here are so many bytes of nothing, and what they stand for arrives with the last of them.
+The relay is a daemon's own (`net.nat.relay`), and cannot read what it carries. So the streams carry
+only so many bytes of nothing. What these stand for arrives with the last of them.
 """
 
 import asyncio
@@ -15,20 +15,20 @@ from p2p_dtfm.testbed.virtual.wires.streams import VirtualWriter
 
 FRAME_BYTES = 64
 KEEPS_ALIVE_S = 30.0
-"""Each end of a connection asks the other one so often whether it is there,"""
+"""How often each end of a connection asks the other end whether it is still there."""
 ANSWERS_WITHIN_S = 10.0
-"""and gives it up without an answer, as libp2p's multiplexer does."""
+"""How long an end waits for the answer until it gives up, as libp2p's multiplexer does."""
 
 Break = Callable[[VirtualHost, str, str], Callable[[], None]]
 Note = Callable[[str, str, str, int], None]
 
 
 class CircuitEnd(VirtualWriter):
-    """A stream to a relay, at whichever end; once a circuit goes over it, its bytes are counted."""
+    """One end's stream to a relay. Once a circuit goes over it, its bytes are counted."""
 
     circuit: "Circuit | None" = None
     here = ""
-    """Whose end it is."""
+    """The id of the peer whose end it is."""
 
     def begin_to_count(self, circuit: "Circuit", here: str) -> None:
         early_bytes = self.unread_bytes
@@ -56,13 +56,13 @@ class CircuitEnd(VirtualWriter):
 
 
 class Circuit:
-    """One connection. `caller` has asked the relay for `called`."""
+    """One connection through a relay. `caller` has asked the relay for `called`."""
 
     def __init__(
         self, number: int, relay: str, caller: str, called: str, break_off: Break, note: Note
     ) -> None:
-        """`break_off(host, other, name)()` ends what goes over it there; `note` tells the
-        trace."""
+        """`break_off(host, other, name)()` ends at `host` what goes over the circuit. `note` tells
+        the trace of what arrived."""
         self.number = number
         self.name = f"circuit {number}"
         self.relay = relay
@@ -76,24 +76,25 @@ class Circuit:
             caller: deque(),
             called: deque(),
         }
-        """By who is to get it: after how many bytes, what it is, and what it does."""
+        """What is under way, by the end that it goes to: after how many bytes it is there, what it
+        is, and what it does."""
         self._sent_bytes = {caller: 0, called: 0}
         self._came_bytes = {caller: 0, called: 0}
 
     def begin_at(self, host: VirtualHost, end: CircuitEnd) -> None:
-        """`end`: that host's stream to the relay, on which all is said that the relay is told."""
+        """`end` is the host's stream to the relay, which is done with its talk to the relay."""
         self._hosts[host.peer_id], self._ends[host.peer_id] = host, end
         end.begin_to_count(self, host.peer_id)
 
     def link(self, here: str) -> None:
-        """The other one has shown who it is."""
+        """The other end has shown who it is: from now on `here` has this connection."""
         if here in self._ends:
             self._hosts[here].circuits.setdefault(self._other(here), []).append(self)
             self._later(KEEPS_ALIVE_S, self._keep_alive, here)
 
     @property
     def is_live(self) -> bool:
-        """At both ends."""
+        """It is there at both ends."""
         return len(self._ends) == 2 and not any(host.is_gone for host in self._hosts.values())
 
     @property
@@ -107,7 +108,7 @@ class Circuit:
         return self.called if here == self.caller else self.caller
 
     def carry(self, origin: str, what: str, size_bytes: int, arrive: Callable[[], None]) -> None:
-        """Bytes to the other end, if there still is a way."""
+        """Sends bytes to the other end, if there still is a way."""
         end, goal = self._ends.get(origin), self._other(origin)
         if end is None or end.is_over:
             return
@@ -126,7 +127,7 @@ class Circuit:
     # its end -------------------------------------------------------------------------------------
 
     def broke(self, here: str) -> None:
-        """The relay is gone from there, or has ended it: what went over it breaks."""
+        """The stream to the relay has ended at `here`: what went over it breaks."""
         if self._ends.pop(here, None) is None:
             return
         if not self.stands.done():
@@ -138,7 +139,7 @@ class Circuit:
         self._break_off(host, other, self.name)()
 
     def close(self, here: str) -> None:
-        """One end has had enough of it."""
+        """Closes the connection from the end `here`."""
         end = self._ends.get(here)
         self.broke(here)
         if end is not None:
@@ -162,6 +163,6 @@ class Circuit:
             self.close(here)
 
     def _later(self, delay_s: float, what: Callable[..., None], *args: Any) -> None:
-        """p2pd does it, which is nobody's process here."""
+        """Calls `what` later, in no process of this world: p2pd does so."""
         loop = asyncio.get_running_loop()
         loop.call_later(delay_s, what, *args, context=contextvars.Context())

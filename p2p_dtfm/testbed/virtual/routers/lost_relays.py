@@ -1,4 +1,4 @@
-"""Who relays for the most, and how it comes to do so no more."""
+"""The peer that relays for the most others, and how they lose it."""
 
 from collections import Counter
 from dataclasses import replace
@@ -12,8 +12,8 @@ NO_MEETING_POINT = "no meeting point"
 
 
 def busiest_relay(swarm: Swarm) -> str | None:
-    """By name; None: nobody passes on anything. What is under way counts, and then who could come
-    that way."""
+    """The name of the peer that relays the most connections now, and then the most that are
+    possible; None: nobody relays any."""
     if swarm.network.ways_in is None:
         return None
     names = {peer.peer_id: peer.name for peer in swarm.peers if peer.is_running}
@@ -27,7 +27,7 @@ def busiest_relay(swarm: Swarm) -> str | None:
 
 
 def loss_of_relay(swarm: Swarm, fault: Fault) -> Fault | None:
-    """What is done to the one that relays for the most now."""
+    """The fault that is done to the busiest relay now."""
     name = busiest_relay(swarm)
     if name is None:
         return None
@@ -44,6 +44,6 @@ def lose_meeting_point(swarm: Swarm) -> bool:
 
 
 def bring_back_meeting_point(swarm: Swarm) -> None:
-    """At the address that it had."""
+    """Starts the meeting point again, at its old address."""
     if swarm.meeting_point is not None and not swarm.meeting_point.is_there:
         swarm.meeting_point.start()

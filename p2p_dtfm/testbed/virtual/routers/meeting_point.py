@@ -1,5 +1,6 @@
-"""A node that anybody can call, and that trains nothing: what `p2p-dtfm bootstrap` is to a swarm
-whose founder is behind a router (`daemon.peers.bootstrap_node`). Its parts are that one's."""
+"""A node that anybody can call, and that trains nothing. A swarm whose founder is behind a router
+has it in the place of `p2p-dtfm bootstrap`; its parts are those of
+`daemon.peers.bootstrap_node`."""
 
 import asyncio
 import random
@@ -19,7 +20,7 @@ NAME = "meeting point"
 
 
 class MeetingPoint:
-    """One, which may die and come back at the same address."""
+    """A meeting point, which may die and come back at the same address."""
 
     def __init__(self, network: VirtualNetwork, loop: VirtualLoop, identity: Identity) -> None:
         self.peer_id = identity.peer_id
@@ -54,4 +55,4 @@ async def _live(host: VirtualHost) -> None:
     GateKeeper.of(host)
     await ControlPlane(host, _refuse).ready()
     await ReachabilityService(host).ready()
-    await asyncio.get_running_loop().create_future()  # to its end
+    await asyncio.get_running_loop().create_future()  # until it is killed

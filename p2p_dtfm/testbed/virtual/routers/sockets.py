@@ -1,8 +1,8 @@
-"""Sockets that daemons open by themselves: to see whether somebody can be called, and for one end
+"""Sockets that daemons open by themselves: to see whether a peer can be called, and for their end
 of a connection that both ends open.
 
-What goes over such a connection passes the daemon that has opened it, on its way to the p2pd beside
-it. Here it goes from host to host, and the daemon's two sockets only last as long as it does.
+Bytes over such a connection really pass the daemon on their way to the p2pd beside it. Here they go
+from host to host, and the daemon's two sockets only last as long as the connection.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ GREETING = b"\x13/multistream/1.0.0\n"
 """What every libp2p listener says first."""
 LOOKS_EVERY_S = 1.0
 SAYS_SOMETHING_EVERY_S = 30.0
-"""libp2p's connections do."""
+"""libp2p's connections say something so often."""
 HERE = "127.0.0.1"
 
 MakeProtocol = Callable[[], asyncio.Protocol]
 
 
 class Joined(Protocol):
-    """A connection that both of its ends have opened."""
+    """A connection that both its ends have opened."""
 
     @property
     def is_live(self) -> bool: ...
@@ -34,27 +34,29 @@ class Joined(Protocol):
 
 
 class Doors(Protocol):
-    """Where others are reached."""
+    """Where peers are reached."""
 
     async def reach(self, host: str, port: int) -> None:
-        """Somebody's p2pd. Raises `OSError` where none answers, if anybody says so."""
+        """Calls the p2pd at that address. Raises `OSError` if it refuses, or if nothing answers in
+        time."""
 
     async def open_both(self, host: str, port: int) -> Joined:
-        """With the one behind that router, as soon as it does the same: or never."""
+        """Opens a connection with the peer behind that router, as soon as that peer does the same,
+        or never."""
         ...
 
 
 class VirtualSocket:
-    """What `net.nat.punching` opens its end with."""
+    """The socket with which `net.nat.punching` opens its end."""
 
     joined: Joined | None = None
 
     def close(self) -> None:
-        """Nothing is under way that its caller does not end."""
+        """Does nothing: the caller ends all that is under way."""
 
 
 class Answering(asyncio.Transport):
-    """A connection to a p2pd. What is written to it goes another way here."""
+    """A connection to a p2pd. Bytes that are written to it go another way in this world."""
 
     def __init__(self, protocol: asyncio.Protocol, joined: Joined | None) -> None:
         super().__init__()
@@ -66,14 +68,14 @@ class Answering(asyncio.Transport):
 
     @property
     def greets(self) -> bool:
-        """Nobody's connection goes over it."""
+        """No connection of two hosts goes over it."""
         return self._joined is None
 
     def is_closing(self) -> bool:
         return self._is_closing
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """It is there already."""
+        """Does nothing: the bytes are there already."""
 
     def close(self) -> None:
         if self._is_closing:
@@ -87,7 +89,8 @@ class Answering(asyncio.Transport):
         self.close()
 
     def _look(self, left_s: float) -> None:
-        """Whether the connection of which this is a part lasts, and says something."""
+        """Looks now and then whether the joined connection still lasts, and lets it say
+        something."""
         if self._is_closing or self._joined is None:
             return
         if not self._joined.is_live:
@@ -100,7 +103,7 @@ class Answering(asyncio.Transport):
 
 
 class Sockets:
-    """What the loop asks for."""
+    """Answers the loop where a daemon calls a host and a port."""
 
     def __init__(self, doors: Doors) -> None:
         self._doors = doors
@@ -128,7 +131,7 @@ class Sockets:
 
 
 class JoinedHosts:
-    """`Joined` of two hosts, as they see it."""
+    """A `Joined` connection of two hosts."""
 
     def __init__(self, is_live: Callable[[], bool], part: Callable[[], None]) -> None:
         self._is_live = is_live
@@ -145,7 +148,7 @@ class JoinedHosts:
 
 @contextlib.contextmanager
 def no_sockets_of_this_machine() -> Iterator[None]:
-    """Where some are behind routers a daemon's end of what both open is one of this world."""
+    """With routers, a daemon's end of a connection that both ends open is a `VirtualSocket`."""
     patches = Patches()
     try:
         patches.put(punching, "_socket_at", lambda port: VirtualSocket())

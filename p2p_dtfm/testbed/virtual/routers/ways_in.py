@@ -1,7 +1,7 @@
 """Who is behind a router, and how anybody is called.
 
-A router lets answers in, and nothing else: who is behind one is reached over the connections that
-it has made itself, and through relays. The world sees it at its router's address.
+A router lets in only answers. So a peer behind one is reached over connections that it has made
+itself, and through relays. The world sees that peer at its router's address.
 """
 
 import asyncio
@@ -38,13 +38,13 @@ from p2p_dtfm.testbed.virtual.wires.streams import VirtualWriter
 Result = TypeVar("Result")
 
 DIAL_S = 5.0
-"""p2pd gives up a call after that."""
+"""p2pd gives up a call after so long."""
 NO_ROUTE_S = 3.0
-"""Until a machine has found out that nobody has a private address in its own network."""
+"""How long a machine takes to find out that its own network has nobody at a private address."""
 RELAYS_LATER_S = 0.5
 """p2pd tries relays so much later, where there are other ways."""
 MET = 0.6
-"""Of so many pairs behind routers both can open one connection at once."""
+"""The share of pairs behind routers that can both open one connection at once."""
 ROUND_TRIP_S = 0.02
 REFUSED, DROPPED, NO_ROUTE = "connection refused", "i/o timeout", "no route to host"
 FIRST_PORT, FIRST_OUTER_PORT = 20_000, 40_000
@@ -52,7 +52,7 @@ GONE = (TimeoutError, ConnectionError, EOFError, Unreachable, PeerFault)
 
 
 class Wiring(Protocol):
-    """What of the virtual network is needed here."""
+    """What the ways in need of the virtual network."""
 
     links: Links
     hosts: dict[str, VirtualHost]
@@ -71,7 +71,7 @@ class Wiring(Protocol):
 
 
 class WaysIn:
-    """Of one world. `behind`: the ids of those that have a router."""
+    """All ways in of one world. `behind` are the ids of the peers that have a router."""
 
     def __init__(
         self, network: Wiring, behind: Collection[str], break_off: Break, chance: str
@@ -79,7 +79,8 @@ class WaysIn:
         self.circuits: dict[int, Circuit] = {}
         self._chance = chance
         self._opened: dict[tuple[str, str], asyncio.Future[None]] = {}
-        """By whom from within and to whom, both behind routers: it lasts until they have met."""
+        """Connections that one end opens, by its own id and the other end's, both behind routers.
+        Each lasts until the two have met."""
         self._network = network
         self._behind = frozenset(behind)
         self._break_off = break_off
@@ -91,32 +92,32 @@ class WaysIn:
         return peer_id in self._behind
 
     def own_address(self, peer_id: str) -> str:
-        """As its machine has it."""
+        """The peer's address, as its own machine has it."""
         port = self._network.port_of(peer_id)
         place = port - FIRST_PORT + 1
         kind = f"192.168.{place}.2" if self.is_behind(peer_id) else f"9.9.0.{place}"
         return f"/ip4/{kind}/tcp/{port}"
 
     def seen_address(self, peer_id: str) -> str:
-        """As others see where its connections come from."""
+        """The address from which others see the peer's connections come."""
         if not self.is_behind(peer_id):
             return self.own_address(peer_id)
         place = self._network.port_of(peer_id) - FIRST_PORT
         return f"/ip4/9.9.0.{place + 1}/tcp/{FIRST_OUTER_PORT + place}"
 
     def end_of(self, circuit_relay: str) -> str:
-        """The far end of a connection through a relay."""
+        """The address at the far end of a connection through this relay."""
         return f"{self.seen_address(circuit_relay)}/p2p/{circuit_relay}/p2p-circuit"
 
     def circuits_by_relay(self) -> Counter[str]:
-        """So many pass each one now."""
+        """How many live connections each relay carries now."""
         return Counter(circuit.relay for circuit in self.circuits.values() if circuit.is_live)
 
     # calls ---------------------------------------------------------------------------------------
 
     def dial(self, host: VirtualHost, peer_id: str, ways: Sequence[str]) -> asyncio.Task[str]:
-        """Why it came to nothing, each way in turn; empty: there is a connection. p2pd does it,
-        though its daemon stand still."""
+        """Returns why each way in turn came to nothing; empty: there is a connection. p2pd does the
+        calls, though its daemon stand still."""
         return _of_nobody(self._dial(host, peer_id, ways))
 
     async def _dial(self, host: VirtualHost, peer_id: str, ways: Sequence[str]) -> str:
@@ -153,13 +154,13 @@ class WaysIn:
         return ""
 
     def _meet(self, one: str, other: str) -> bool:
-        """Whether their routers let in what looks like an answer: some take another port for each
-        that is called."""
+        """Whether both routers let in what looks like an answer. Some routers take another port for
+        each peer that is called."""
         pair = " ".join(sorted((one, other)))
         return random.Random(f"{self._chance} {pair}").random() < MET
 
     async def _dial_relays(self, host: VirtualHost, peer_id: str, ways: Sequence[str]) -> list[str]:
-        """All at once, until one of them has led there: why the others have not."""
+        """Tries all relays at once until one leads there. Returns why the others did not."""
         causes = list[str]()
         calls = {_of_nobody(self._dial_relayed(host, peer_id, way)): way for way in ways}
         waiting = set(calls)
@@ -194,7 +195,7 @@ class WaysIn:
             asked = RelayMessage(HopKind.CONNECT, peer=base58.b58decode(peer_id))
             end.write(encode_hop(asked))
             status = (await read_hop(end.reader)).status
-            if end.is_over:  # what was read came just before its end
+            if end.is_over:  # its answer was read, and came just before its end
                 raise ConnectionResetError("the stream was reset")
             if status is not RelayStatus.OK:
                 end.close()
@@ -217,7 +218,7 @@ class WaysIn:
         return "" if is_there else "error opening relay circuit: stream reset"
 
     def take(self, host: VirtualHost, end: CircuitEnd) -> None:
-        """A relay passes somebody on to `host`."""
+        """Takes a connection to `host` that a relay passes on."""
         _of_nobody(self._take(host, end))
 
     async def _take(self, host: VirtualHost, end: CircuitEnd) -> None:
@@ -246,7 +247,7 @@ class WaysIn:
     # sockets -------------------------------------------------------------------------------------
 
     async def open_both(self, host: str, port: int) -> JoinedHosts:
-        """Of whoever runs now, with the one at that end of a router."""
+        """Opens a connection of the running process's host with the peer behind that router."""
         origin, end = self._caller(), (host, port)
         ends = {far_end(self.seen_address(peer_id)): peer_id for peer_id in sorted(self._behind)}
         goal = ends.get(end)
@@ -269,7 +270,7 @@ class WaysIn:
         return next((it for it in self._hosts() if it.process is process), None)
 
     async def reach(self, host: str, port: int) -> None:
-        """Of whoever runs now: where it calls somebody's p2pd by a socket of its own."""
+        """Calls the p2pd at this address with a socket of the running process."""
         caller = self._caller()
         origin = caller.peer_id if caller is not None else ""
         await asyncio.sleep(ROUND_TRIP_S)
@@ -292,12 +293,12 @@ class WaysIn:
         return is_open and far_end(self.own_address(peer_id)) == (host, port)
 
     def _is_a_router(self, host: str) -> bool:
-        """Which drops what it has not asked for."""
+        """Whether a router is there, which drops what it has not asked for."""
         ends = [far_end(self.seen_address(peer_id)) for peer_id in sorted(self._behind)]
         return any(end is not None and end[0] == host for end in ends)
 
 
 def _of_nobody(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-    """p2pd's, which is no process of this world."""
+    """Begins a task of p2pd, which is no process of this world."""
     loop = asyncio.get_running_loop()
     return loop.create_task(work, context=contextvars.Context())

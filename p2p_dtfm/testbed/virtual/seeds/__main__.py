@@ -2,33 +2,40 @@
 
 `python -m p2p_dtfm.testbed.virtual.seeds --seeds 0-99 [--jobs 2] [--shrink] [--story] [--coverage]`
 
-What is done to whom the seed draws (`seeds.schedules`). From seed 100000 on they are storms: eight
-machines, and nothing but kills, one upon the other; from 200000 on a quarter of the members lies
-(`lies`), in a run with audits, and `seeds.verdict` says what must hold for the others; from 300000
-on the run is trained otherwise (`run.RECIPES`): by Muon, by local steps in fp32, sparse or in
-signs, or in eight bits. Of most of these a single process says nothing: members are compared with
-one another, bit for bit, and what they learn with the beginning. From 400000 on one of six or seven
-lies, none of which has room for the whole model. From 500000 on the faults of the first seeds come
-sooner one after the other, most of them with steps, in short runs: of these there can be thousands,
-and from 600000 on of those from 200000 on. From 700000 on a few machines crash in short runs, and
-after the last step as well, and lanes have no order among each other. From 800000 on faults begin
-when something is said, from 900000 on a word is late while somebody dies, from 930000 on daemons
-go the rarer of two ways again and again (`surroundings.rarer`), from 935000 on beside liars, from
-940000 on some machines are behind routers, and those that relay for them go away, and from 950000
-on somebody is away for long on slow machines. From 960000 on dozens join at once (from 969000 on
-two hundred), and a part of all goes at once. From 970000 on are those from 500000 on, with p2pd
-that do not answer, from 980000 on a swarm is divided in the middle of a long run, and from 990000
-on machines sleep.
+The seed draws what is done to whom (`seeds.schedules`). Each family of seeds begins at a number:
 
-Then all is mended, and these must hold: all that run are in one view within a bound, if the run
-lasts so long; each daemon comes to the end of the run within a bound; loss, gradient norm and
-held-out loss of each step are those of a single process on the same data, at all that have seen it,
-and the same at all of one view; so are the layers that are saved of the last step; each step was
-seen; what a peer tells to be safe nobody computes again, where nobody was out of reach and at most
-one was killed; nobody has failed, or ended by itself before the last step, nobody honest is blamed,
-nobody that has just woken has those out who stayed, and nothing was raised that nobody caught;
-nobody has more tasks or unread bytes than it may; whoever is asked to leaves then, and neither task
-nor file stays behind.
+100000: storms. There are eight machines, and nothing but kills, one upon the other.
+200000: a quarter of the members lies (`lies`), in a run with audits. `seeds.verdict` says what must
+        hold for the others.
+300000: the run is trained otherwise (`run.RECIPES`): by Muon, by local steps in fp32, sparse or in
+        signs, or in eight bits. A single process says nothing of most of these runs. So members are
+        compared with one another, bit for bit, and what they learn with the beginning.
+400000: one of six or seven members lies, and no machine has room for the whole model.
+500000: the faults of the first seeds come sooner one after the other, most of them with steps, in
+        short runs. Of these seeds there can be thousands.
+600000: the same of the seeds from 200000 on.
+700000: a few machines crash in short runs, and after the last step as well. Lanes have no order
+        among each other.
+800000: faults begin when something is said.
+900000: a word is late while somebody dies.
+930000: daemons go the rarer of two ways again and again (`surroundings.rarer`).
+935000: the same beside liars.
+940000: some machines are behind routers, and those that relay for them go away.
+950000: somebody is away for long, on slow machines.
+960000: dozens join at once, and later a part of all goes at once; from 969000 on two hundred join.
+970000: the seeds from 500000 on, with p2pd that do not answer.
+980000: a swarm is divided in the middle of a long run.
+990000: machines sleep.
+
+Then all is mended, and the following must hold. If the run lasts so long, all running daemons are
+in one view within a bound. Each daemon comes to the end of the run within a bound. Each step's
+loss, gradient norm and held-out loss are those of a single process on the same data, at all that
+saw the step, and the same at all members of one view. So are the layers that are saved of the last
+step. Each step was seen. Nobody computes again what a peer told to be safe, where nobody was out of
+reach and at most one was killed. No daemon has failed, or ended by itself before the last step. No
+honest one is blamed. No daemon that has just woken puts out those that stayed. Nothing was raised
+that nobody caught. No daemon has more tasks or unread bytes than it may. Each daemon leaves when it
+is asked to, and leaves neither task nor file behind.
 """
 
 import argparse
@@ -63,12 +70,12 @@ from p2p_dtfm.testbed.virtual.seeds.watching.words import Story
 
 MANY_FAULTS = 10
 WORLD_BEGAN_S = 1000.0
-"""By the virtual clock."""
+"""When a world begins, by the virtual clock."""
 
 
 @contextlib.contextmanager
 def _telling() -> Iterator[None]:
-    """What the daemons log."""
+    """Shows what the daemons log, meanwhile."""
     log = logging.getLogger("p2p_dtfm")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Story())
@@ -98,7 +105,7 @@ def _shrink(player: Player, seed: int, schedule: Schedule, problem: str) -> None
 
 
 def _named(places: Sequence[int]) -> str:
-    """As `_places_of` reads them."""
+    """The places as `_places_of` reads them."""
     return ",".join(map(str, places)) or "none"
 
 
@@ -125,7 +132,7 @@ def _outcomes(players: "_Players", options: argparse.Namespace) -> Iterator[Seed
 
 
 class _Players:
-    """The one of this process is made when something is to be played here."""
+    """Makes this process's own player only when something is to be played here."""
 
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
@@ -185,7 +192,7 @@ def _play_all(players: _Players, options: argparse.Namespace) -> int:
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Ends the process where they do not go together, or name what there is not."""
+    """Ends the process where arguments do not go together, or name what does not exist."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--seeds", default="0-9", type=_all_of, help="A-B or one, or several of these: 0-9,500000"

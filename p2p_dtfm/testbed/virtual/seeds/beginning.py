@@ -1,4 +1,4 @@
-"""How a seed begins: machines and lines as it has them, who founds, and who comes then."""
+"""How a seed begins: its machines and lines, who founds, and who comes then."""
 
 from pathlib import Path
 
@@ -9,15 +9,15 @@ from p2p_dtfm.testbed.virtual.seeds.surroundings.invited import by_invitation, l
 from p2p_dtfm.testbed.virtual.swarm import HOURS, MEMORY_GIB, Swarm
 
 SMALL_GIB = 0.7 / 1024
-"""Half of what a peer alone needs for the whole model."""
+"""Half of the memory that a peer alone needs for the whole model."""
 FOUNDED_WITHIN_S = 60.0
 
 Stays = dict[str, object]
-"""Settings of all daemons: they stay for those that come back after the last step."""
+"""Settings of all daemons. Those that come back after the last step stay, too."""
 
 
 async def begin(swarm: Swarm, schedule: Schedule, run: Path) -> None:
-    """All that begin the run are started; who joins later has a home."""
+    """Starts all that begin the run. Peers that join later get a home."""
     stays: Stays = {"exit_when_done": False, "samples": schedule.writes_samples}
     if schedule.stays_resident:
         stays["hours"] = HOURS
@@ -74,16 +74,16 @@ async def _founded(swarm: Swarm, schedule: Schedule, run: Path, stays: Stays) ->
     )
     swarm.start(founder)
     await swarm.until(lambda: founder.has_run, "the run is founded", FOUNDED_WITHIN_S)
-    if schedule.is_slow:  # who starts it again expects nobody
+    if schedule.is_slow:  # when started again, it expects nobody
         founder.settings = founder.settings.model_copy(update={"expect_peers": 1})
     return founder
 
 
 def _met(swarm: Swarm) -> list[str]:
-    """Where founders are called that nobody can call."""
+    """The meeting point's address, if there is one: then nobody can call the founder."""
     return [] if swarm.meeting_point is None else [swarm.meeting_point.address]
 
 
 def _room_of(name: str, schedule: Schedule) -> dict[str, float]:
-    """Of its memory, where that is not as of most."""
+    """A peer's memory, where it has more than most."""
     return {"memory_gib": MEMORY_GIB} if name in schedule.roomy else {}

@@ -28,43 +28,43 @@ LOSS = 0.2
 DOUBLED = 0.3
 DAMAGED = 0.1
 BY_HOURS, FOR_A_WHILE = 0.25, 0.5
-"""Below the first draw a resident's hours end, and begin again after a while; from the second on
-its owner says for how long. In both it comes back by itself."""
+"""Below the first draw a resident's hours end, and begin again after a while. From the second draw
+on its owner says for how long. Both times it comes back by itself."""
 OF_SIDES = frozenset({"partition", "swizzle"})
 OF_MACHINES = frozenset({"lying disk", "full disk", "slow disk", "clock", "damaged bytes", "lie"})
-"""These are done to machines and lines whether or not daemons run there, and show nothing then."""
+"""Done to machines and lines whether or not daemons run there, and not felt where none does."""
 
 log = logging.getLogger("p2p_dtfm")
 
 
 class Deeds:
-    """`begin` says whether a fault was possible; `done` is what was, for whoever reads a story."""
+    """`begin` does a fault, if it is possible now; `done` tells a reader what was done."""
 
     def __init__(self, swarm: Swarm, lying: Lying | None = None) -> None:
-        """`lying`: where some lie, who does."""
+        """`lying`: the liars, where some lie."""
         self.lies = LiesOnTime(lying)
         self.done: list[str] = []
         self.begun_count = 0
-        """Of those that were done to somebody who runs."""
+        """How many faults were done to somebody who runs."""
         self.crashes_s: list[float] = []
         """When somebody lost what it had in memory."""
         self.disturbed_s = math.inf
-        """When the first fault began that is no lie, and nobody's coming."""
+        """When the first fault began that is no lie and no join."""
         self.gone_home_s: dict[str, float] = {}
-        """Who was told to go for good, and when."""
+        """When peers were told to go for good, by name."""
         self._swarm = swarm
         self._copies: dict[str, Path] = {}
-        """Of homes, from which an old disk comes back."""
+        """Copies of homes, from which an old disk comes back."""
         self._lost: dict[Fault, tuple[Peer, ...]] = {}
-        """Who had the layer."""
+        """The peers that had a lost layer."""
         self._relays: dict[Fault, Fault] = {}
-        """What was done to the one that relayed by then."""
+        """What was done to the busiest relay of that time."""
         self._holding: dict[tuple[str, str], set[Fault]] = {}
-        """What keeps each way cut, from one to another one by name: it opens with the last."""
+        """Faults that keep each way cut, by its ends' names. It opens with the last of them."""
         self._closed: dict[str, Fault] = {}
-        """Lids, by whose they are."""
+        """The fault that closed a lid, by the name of its peer."""
         self.parted_s: dict[str, float] = {}
-        """Until when by something else than a lid somebody was last out of reach of others."""
+        """When each peer was last out of others' reach for another reason than a lid."""
         self._begin: dict[str, Callable[[Fault], bool]] = {
             "kill": lambda fault: self._kill(fault, swarm.kill),
             "power cut": lambda fault: self._kill(fault, swarm.cut_power),
@@ -131,7 +131,7 @@ class Deeds:
         }
 
     def begin(self, fault: Fault) -> bool:
-        """What is impossible now is left out."""
+        """Does a fault; False if it is impossible now."""
         if not self._begin[fault.kind](fault):
             return False
         self.begun_count += self._is_felt(fault)
@@ -141,7 +141,7 @@ class Deeds:
         return True
 
     def _is_felt(self, fault: Fault) -> bool:
-        """As it begins: whom it is done to runs, of a line both ends, of sides somebody on each."""
+        """Whether it is felt: its peer runs, or both ends of a line, or somebody on each side."""
         whom = [peer.is_running for peer in self._swarm.peers if peer.name in fault.whom]
         if fault.kind in OF_LINKS:
             return all(whom)
@@ -151,12 +151,12 @@ class Deeds:
         return any(whom) or fault.kind not in OF_MACHINES
 
     def end(self, fault: Fault) -> None:
-        """Of one that was begun."""
+        """Ends a fault that was begun."""
         self._end[fault.kind](fault)
         self._tell(f"end of {fault}")
 
     def mend_all(self) -> None:
-        """Whatever has lost its end to another fault."""
+        """Ends what another fault has kept from ending."""
         for peer in self._swarm.peers:
             if peer.process is not None and peer.process.is_paused:
                 self._swarm.resume(peer)
@@ -170,11 +170,11 @@ class Deeds:
                 self._swarm.start(peer)
 
     def has_gone_home(self, peer: Peer) -> bool:
-        """Or is on its way: nobody starts it again."""
+        """It was told to go for good, perhaps is still on its way: nobody starts it again."""
         return peer.name in self.gone_home_s
 
     def call_back(self) -> None:
-        """Whose leave took longer than all faults."""
+        """Starts peers whose leave took longer than all faults."""
         for peer in self._swarm.peers:
             if self._has_left(peer):
                 self._swarm.start(peer)
@@ -189,7 +189,7 @@ class Deeds:
         return self._swarm.named(fault.whom[0])
 
     def _may_go(self, peer: Peer) -> bool:
-        """Somebody else stays."""
+        """It runs, and somebody else stays."""
         living = [item for item in self._swarm.peers if item.is_running]
         return peer.is_running and not peer.is_away and len(living) > 1
 
@@ -201,7 +201,7 @@ class Deeds:
         return may
 
     def _live_again(self, fault: Fault, ahead_s: float) -> bool:
-        """It begins another life at once, by a clock that is so far ahead."""
+        """It begins another life at once, with its clock so far ahead."""
         peer = self._one(fault)
         self._swarm.set_clock(peer, ahead_s)
         if may := self._kill(fault, self._swarm.kill):
@@ -209,7 +209,7 @@ class Deeds:
         return may
 
     def _lose_memory(self, fault: Fault) -> bool:
-        """Whoever else is there remembers it."""
+        """Kills the peer and deletes its memory of the run. All others still remember it."""
         peer = self._one(fault)
         may = peer.has_run and self._kill(fault, self._swarm.kill)
         if may:
@@ -218,7 +218,7 @@ class Deeds:
         return may
 
     def _lose_relay(self, fault: Fault) -> bool:
-        """Who relays for the most, in one of several ways."""
+        """Does one of several faults to the busiest relay."""
         done = loss_of_relay(self._swarm, fault)
         if done is None or not self._begin[done.kind](done):
             return False
@@ -227,7 +227,7 @@ class Deeds:
         return True
 
     def _lose_layer(self, fault: Fault) -> bool:
-        """All that have one of the layers that somebody else has not."""
+        """Cuts the power of all that have one layer, which not everybody has."""
         living = self._living()
         having = {peer.name: peer.layers() for peer in living}
         all_layers = set[int]().union(*having.values())
@@ -240,8 +240,8 @@ class Deeds:
         return True
 
     def _bring_back(self, fault: Fault) -> None:
-        """A founder that has gone by itself, as the run was complete, is started again: the others,
-        who were told of it, wait for it (decision 38)."""
+        """Starts them again, and a founder that ended by itself as the run was complete: the
+        others, who were told so, wait for it (decision 38)."""
         for peer in self._lost.pop(fault):
             self._start(peer)
         founder = self._swarm.peers[0]
@@ -249,7 +249,7 @@ class Deeds:
             self._start(founder)
 
     def _cut_all_power(self, fault: Fault) -> bool:
-        """Nobody stays; what is not on a disk is gone."""
+        """Cuts everybody's power: what is not on a disk is gone."""
         living = self._living()
         may = any(item.has_run for item in living)
         self._cut_power_of(living if may else ())
@@ -264,7 +264,7 @@ class Deeds:
             self._swarm.cut_power(peer)
 
     def _come_back_first(self, fault: Fault) -> None:
-        """The others follow when all is mended, or when faults of their own end."""
+        """The others come back when all is mended, or when faults of their own end."""
         for name in fault.whom:
             self._start(self._swarm.named(name))
 
@@ -295,7 +295,7 @@ class Deeds:
         peer, process = self._one(fault), self._one(fault).process
         may = peer.is_running and process is not None and not process.is_asleep
         if may:
-            self.crashes_s.append(self._swarm.now_s)  # what it has is out of reach as if it had
+            self.crashes_s.append(self._swarm.now_s)  # its states are out of reach
             for other in self._others(peer):
                 self._hold(fault, peer, other)
             self._closed[peer.name] = fault
@@ -303,7 +303,7 @@ class Deeds:
         return may
 
     def _open_lid(self, fault: Fault) -> None:
-        """Unless it has died in its sleep, and was started again since: that has opened it."""
+        """Wakes the machine, unless it died asleep and was started again, which opened the lid."""
         peer, links = self._one(fault), self._swarm.network.links
         if self._closed.get(peer.name) is not fault:
             return
@@ -329,7 +329,7 @@ class Deeds:
         return may
 
     def _go_home(self, fault: Fault) -> bool:
-        """For good, and also before it is let in."""
+        """Tells it to go for good, perhaps before it is let in."""
         peer = self._one(fault)
         may = self._may_go(peer) and peer.daemon is not None
         if may:
@@ -338,7 +338,7 @@ class Deeds:
         return may
 
     def _has_left(self, peer: Peer) -> bool:
-        """It was paused by its owner, who wants it to come back."""
+        """Its owner has paused it, and wants it to come back."""
         is_over = peer.ended is not None and peer.ended.done() and not peer.was_killed
         has_left = is_over and peer.daemon is not None and peer.daemon.pause_reason is not None
         return has_left and not self.has_gone_home(peer)
@@ -367,8 +367,8 @@ class Deeds:
         self._swarm.cut(one, other, both_ways=both_ways)
 
     def _mend(self, fault: Fault) -> None:
-        """What nothing else keeps cut: of those that are cut off in turns, not the way to others
-        who still are."""
+        """Opens ways that no other fault keeps cut. Of peers that are cut off in turns, the one
+        that is back does not reach those that are still out."""
         if fault.kind != "lid":
             self.parted_s |= dict.fromkeys(fault.whom, self._swarm.now_s)
         for way, faults in self._holding.items():
@@ -386,7 +386,7 @@ class Deeds:
         return True
 
     def _damage(self, fault: Fault, share: float) -> bool:
-        """Of what it sends to anybody."""
+        """Changes bytes in this share of what the peer sends to anybody."""
         here, links = self._one(fault), self._swarm.network.links
         for peer in self._others(here):
             links.of(here.peer_id, peer.peer_id).damaged = share
@@ -422,7 +422,7 @@ class Deeds:
         return True
 
     def _end_of_lies(self, fault: Fault) -> None:
-        """Whoever believed them loses power."""
+        """The machine loses power: whoever believed its disk loses what was promised."""
         peer = self._one(fault)
         if self._may_go(peer):
             self._swarm.cut_power(peer)

@@ -17,11 +17,12 @@ from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Swarm
 
 TOLERANCE = 1e-4
 STATE_TOLERANCE = 2e-3
-"""Of a parameter after the last step: sums are made in other orders, and small moments divide."""
+"""How far a parameter may be off after the last step: sums are made in other orders, and small
+moments divide."""
 TASKS_LIMIT = 600
-"""Of one daemon; of fifty in one view each has some hundred."""
+"""The most tasks of one daemon. In a view of fifty each has some hundred."""
 UNNOTICED_S = 2.0
-"""Whose word of a step comes so late may have died before the step is told of."""
+"""For so long after a crash, what others tell may still count on the dead peer."""
 LEAVES_WITHIN_S = 60.0
 LEFTOVERS = ("*.partial*", ".tmp-*", ".fetched-*")
 OFFERS = "runs/*/offers/*"
@@ -33,29 +34,29 @@ class Broken(AssertionError):
 
 @dataclass(frozen=True)
 class Reference:
-    """A run by one process alone."""
+    """What a single process makes of the run."""
 
     losses: list[float]
     norms: list[float]
-    """Of the gradients of each step."""
+    """Gradient norms, by step."""
     held_out: dict[int, float]
-    """Of each step before which the model is evaluated."""
+    """Held-out losses, by the step before which the model is evaluated."""
     home: Path
-    """With what it has saved after the last step."""
+    """The home with what that process saved after the last step."""
     is_like_one: bool = True
-    """Whether a swarm comes to the same; else its members are compared with one another."""
+    """Whether a swarm comes to the same. Otherwise members are compared with one another."""
 
 
 def failed(peer: Peer) -> BaseException | None:
-    """What ended a daemon that had no reason to."""
+    """The error that ended a daemon that nobody killed; None if none did."""
     if peer.ended is None or not peer.ended.done() or peer.was_killed or peer.ended.cancelled():
         return None
     return peer.ended.exception()
 
 
 def starts_again(peer: Peer) -> bool:
-    """It has ended, and said that it reaches nobody, or that its disk is full: its owner starts it
-    again, after a look at what it says."""
+    """The daemon ended, and said that it reaches nobody, or that its disk is full. Its owner reads
+    that, and starts it again."""
     error = failed(peer)
     return error is not None and _is_for_its_owner(peer, _ending_of(peer, error))
 
@@ -65,8 +66,8 @@ def _ending_of(peer: Peer, error: BaseException) -> Ending:
 
 
 def _is_for_its_owner(peer: Peer, ending: Ending) -> bool:
-    """A full disk, or that nobody can be reached, is a reason not to begin; it ends nobody who
-    takes part."""
+    """A full disk, or that nobody can be reached, is a reason not to begin. It may not end a daemon
+    that takes part."""
     error = ending.error
     if isinstance(error, OSError):
         return is_full(error) and not ending.has_run and peer.disk.refused > 0
@@ -76,7 +77,7 @@ def _is_for_its_owner(peer: Peer, ending: Ending) -> bool:
 
 
 def require_bounds(swarm: Swarm, liars: Collection[str] = ()) -> None:
-    """Of queues and tasks of those that do not lie, at any time. Raises `Broken`."""
+    """Checks bounds of queues and tasks of those that do not lie, at any time. Raises `Broken`."""
     counts: dict[str, int] = {}
     for task in swarm.loop.tasks():
         if task.process is not None and task.process.peer_name not in liars:
@@ -96,27 +97,28 @@ def require_bounds(swarm: Swarm, liars: Collection[str] = ()) -> None:
 
 @dataclass(frozen=True)
 class _Commit:
-    """As a peer has told of it."""
+    """A commit, as a peer told of it."""
 
     peer: Peer
     event: dict[str, Any]
     at_s: float
     step: int
     safe: int
-    """So many steps were safe by then."""
+    """How many steps were safe by then."""
     view: str
-    """By its snapshot: who founds anew numbers from one on."""
+    """The view's snapshot: a founder that founds anew numbers its views from one on."""
     entered_s: float
-    """When this peer had come to that view."""
+    """When this peer came to that view."""
     is_alone: bool
 
 
 def require_safe_steps_stay(peers: Sequence[Peer], crashes_s: Sequence[float] = ()) -> None:
-    """What anybody has told to be safe, which is from the crash of any one peer, is computed again
-    by nobody, unless there were two of `crashes_s` since it was told; none are given where there
-    was one in all. What a peer hears of before it is in a view others have computed, and it may
-    tell of several steps at once. Alone in its view it tells of its disk; those that are let in
-    after that, and go on when it crashes, have not got that (seed 800096). Raises `Broken`."""
+    """Nobody computes a step again that a peer has told to be safe. Safe means from the crash of
+    any one peer, so only two of `crashes_s` since it was told excuse a repeat. Only the teller can
+    break this, or a peer that entered another view since. What a peer hears of before that, others
+    have computed, and it may tell of several steps at once. A peer alone in its view tells of its
+    disk. Peers that are let in after that, and go on when it crashes, have not got that (seed
+    800096). Raises `Broken`."""
     commits = [commit for peer in peers for commit in _commits_of(peer)]
     told = [commit for commit in commits if not commit.is_alone]
     for commit in commits:
@@ -134,7 +136,7 @@ def require_safe_steps_stay(peers: Sequence[Peer], crashes_s: Sequence[float] = 
 
 
 def _commits_of(peer: Peer) -> Iterator[_Commit]:
-    """In views, in their order."""
+    """The peer's commits in views, in their order."""
     views: dict[int, dict[str, Any]] = {}
     for event in peer.events():
         if event["event"] == "view":
@@ -161,8 +163,9 @@ def check(
     own_steps: int,
     liars: Sequence[Peer] = (),
 ) -> None:
-    """`own_steps`: so many are like those of one process; what came after a lie that was committed
-    is not. `liars` are judged elsewhere: some steps they may have seen alone. Raises `Broken`."""
+    """`own_steps` is how many steps are like those of a single process. Steps after a committed lie
+    are not. `liars` are judged elsewhere, but they alone may have seen some steps. Raises
+    `Broken`."""
     seen = {e["step"] for peer in liars for e in peer.events() if e["event"] == "step"}
     if has_only_crashes:
         require_safe_steps_stay(peers, crashes_s)
@@ -176,13 +179,13 @@ def check(
 
 
 def _require_evaluations(peers: Sequence[Peer], reference: Reference) -> None:
-    """Of the steps before which the model is evaluated somebody has told what came of it."""
+    """Somebody has told the held-out loss of each step before which the model is evaluated."""
     if missing := set(reference.held_out) - _evaluated(peers):
         raise Broken(f"nobody has told of a held-out loss of the steps {sorted(missing)}")
 
 
 def has_last_evaluation(peers: Sequence[Peer], steps: int) -> bool:
-    """Somebody has told what the model comes to after the last step."""
+    """Whether somebody has told the held-out loss after the last step."""
     return steps in _evaluated(peers)
 
 
@@ -192,7 +195,7 @@ def _evaluated(peers: Sequence[Peer]) -> set[int]:
 
 
 def require_ends_elsewhere(peer: Peer, layer_count: int) -> None:
-    """Who is not named in a private run has neither end of the model. Raises `Broken`."""
+    """A peer that a private run does not name has neither end of the model. Raises `Broken`."""
     if ends := {0, layer_count - 1} & peer.layers():
         raise Broken(f"{peer.name} is not named, and has the layers {sorted(ends)}")
 
@@ -210,7 +213,8 @@ def _require_no_failure(peer: Peer) -> None:
 
 
 def _require_outcomes(peer: Peer, reference: Reference, own_steps: int) -> set[int]:
-    """Each one that it has told, also of steps that were computed again; which steps."""
+    """Compares each outcome that the peer told, also of steps computed again. Returns which
+    steps."""
     seen = set()
     for event in peer.events():
         if event["event"] != "step":
@@ -244,7 +248,7 @@ def _require_numbers(peer: Peer, event: dict[str, Any], is_trained: bool) -> Non
 
 
 def require_told_alike(peers: Sequence[Peer]) -> None:
-    """Members of one view have the same of each step, bit for bit. Raises `Broken`."""
+    """Members of one view tell the same of each step, bit for bit. Raises `Broken`."""
     told: dict[tuple[str, int, str], tuple[float, str]] = {}
     for peer in peers:
         for commit in _commits_of(peer):
@@ -261,8 +265,8 @@ def require_told_alike(peers: Sequence[Peer]) -> None:
 
 
 def require_states(peers: Sequence[Peer], reference: Reference) -> None:
-    """What is saved of the last step is what a process alone has saved; or, where a process alone
-    comes to something else, the same at all, bit for bit. Raises `Broken`."""
+    """The saved last step is what a single process saved. If a single process comes to something
+    else, it is the same at all peers, bit for bit. Raises `Broken`."""
     steps = len(reference.losses)
     if not reference.is_like_one:
         _require_alike(peers, steps)
@@ -311,9 +315,10 @@ def _require_alike(peers: Sequence[Peer], steps: int) -> None:
 
 
 async def require_clean_ends(swarm: Swarm, peers: Sequence[Peer]) -> None:
-    """Whoever is asked to leaves, and neither task nor file stays behind. Raises `Broken`."""
+    """Peers leave when they are asked to, and neither task nor file stays behind. Raises
+    `Broken`."""
     for peer in swarm.peers:
-        failed(peer)  # taken, also of those that are not judged by it, as liars
+        failed(peer)  # takes its error, also a liar's, which is not judged here
     if untaken := swarm.loop.untaken():
         raise Broken(f"raised, and nobody was told: {untaken[0]}")
     for peer in peers:
@@ -337,8 +342,9 @@ async def require_clean_ends(swarm: Swarm, peers: Sequence[Peer]) -> None:
 
 
 def _files_left(peer: Peer) -> list[Path]:
-    """By who was not killed. States that were offered also by who was before: whoever takes part
-    again removes them first."""
+    """Files that the peer should have removed: leftovers, if it was never killed. Offered states it
+    should have removed even if an earlier life was killed: a daemon that takes part again removes
+    them first."""
     kinds = () if peer.was_ever_killed else LEFTOVERS
     files = [path for kind in kinds for path in peer.home.rglob(kind)]
     took_part = peer.takes_part and not peer.was_killed

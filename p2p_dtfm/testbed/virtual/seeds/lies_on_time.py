@@ -5,12 +5,12 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault
 
 
 class LiesOnTime:
-    """Whoever is to lie does until it has."""
+    """Keeps each liar lying until its lie was told."""
 
     def __init__(self, lying: Lying | None) -> None:
         self._lying = lying
         self._ending: list[Fault] = []
-        """Lies that are to end once they were told."""
+        """Lies that end once they were told."""
 
     def begin(self, fault: Fault) -> bool:
         assert self._lying is not None, "only who is drawn to lies"
@@ -18,12 +18,13 @@ class LiesOnTime:
         return True
 
     def end(self, fault: Fault) -> None:
-        """Once it has lied; unless another lie has begun."""
+        """Ends the lie once it was told, unless the liar tells another one by then."""
         self._ending.append(fault)
         self.end_those_that_were_told()
 
     def end_those_that_were_told(self) -> None:
-        """Of those that should be over by now. While a swarm stands still nobody lies."""
+        """Ends those of `_ending` that were told by now, or are seldom told. While a swarm stands
+        still nobody lies."""
         lying, waiting = self._lying, list[Fault]()
         for fault in self._ending if lying is not None else ():
             assert lying is not None

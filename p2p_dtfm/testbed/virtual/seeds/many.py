@@ -26,7 +26,7 @@ class SeedOutcome:
     played: Played
     said: dict[str, list[str]]
     took_s: float
-    """Of processor time."""
+    """Processor time."""
 
 
 class NoSuchFault(ValueError):
@@ -34,7 +34,7 @@ class NoSuchFault(ValueError):
 
 
 def schedule_of(seed: int, places: Sequence[int] | None) -> Schedule:
-    """`places`: of the faults that stay; None: of all. Raises `NoSuchFault`."""
+    """`places` are those of the faults that stay; None: all. Raises `NoSuchFault`."""
     schedule = draw(seed)
     if places is None:
         return schedule
@@ -50,7 +50,7 @@ def one_by_one(
     ends_at_s: float,
     around: Callable[[], contextlib.AbstractContextManager[object]],
 ) -> Iterator[SeedOutcome]:
-    """`ends_at_s`: by the wall's clock; from then on no seed begins."""
+    """Begins no seed after `ends_at_s`, by the wall's clock."""
     for seed in seeds:
         if time.time() > ends_at_s:
             return
@@ -62,7 +62,8 @@ def one_by_one(
 def several_at_a_time(
     jobs: int, scratch: Path, seeds: Sequence[int], places: Sequence[int] | None, ends_at_s: float
 ) -> Iterator[SeedOutcome]:
-    """In the order of the seeds. Raises `BrokenProcessPool` where a process ends by itself."""
+    """Yields outcomes in the order of the seeds. Raises `BrokenProcessPool` where a process ends by
+    itself."""
     fresh = multiprocessing.get_context("spawn")
     play = partial(_play_in_process, places=places, ends_at_s=ends_at_s)
     pool = ProcessPoolExecutor(min(jobs, len(seeds)), fresh, _begin_process, (str(scratch),))
@@ -83,7 +84,7 @@ def _played(player: Player, seed: int, places: Sequence[int] | None) -> SeedOutc
 
 
 _PLAYERS: list[Player] = []
-"""Of a process that plays for another one: its own."""
+"""The player of a process that plays for another process."""
 
 
 def _begin_process(scratch: str) -> None:

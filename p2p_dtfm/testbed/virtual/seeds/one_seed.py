@@ -32,28 +32,29 @@ class Played:
     faults: int = 0
     ended_s: float = 0.0
     settled_s: float = 0.0
-    """After the last fault had ended."""
+    """How long after the last fault had ended."""
     digest: str = ""
     steps: int = 0
-    """That all peers together have told of."""
+    """How many steps all peers together have told of."""
     lies: int = 0
-    """That were told."""
+    """How many lies were told."""
     stayed: int = 0
-    """Steps with a lie that were committed, since nobody honest was drawn for them."""
+    """Committed steps with a lie, for which no honest peer was drawn."""
     problem: str = ""
-    """Empty where all invariants hold."""
+    """Empty if all invariants hold."""
     is_of_the_world: bool = False
-    """What is wrong was raised by the world, or by who judges: it says nothing of a daemon."""
+    """The world or the judge has raised the error: it says nothing of a daemon."""
     reports: list[str] = field(default_factory=list)
-    """Of honest ones: whom they have left out of a view, and why."""
+    """What honest peers report: whom they left out of a view, and why."""
     rarer: Counter[str] = field(default_factory=Counter)
-    """How often all daemons together went each of the rarer ways."""
+    """How often all daemons together went each rarer way."""
 
 
 def play_seed(
     seed: int, schedule: Schedule, run: Path, folder: Path, reference: Reference | None
 ) -> Played:
-    """What came of it; `problem` says what does not hold. Without a reference nobody judges."""
+    """Plays a seed. `problem` of the result says what does not hold. Without a reference nobody
+    judges."""
     played = Played(schedule)
 
     blames = Blames()
@@ -102,7 +103,7 @@ def play_seed(
                 stack.enter_context(small_probes())
             if schedule.behind:
                 stack.enter_context(no_sockets_of_this_machine())
-            if schedule.goes_rarer_ways:  # whom a daemon does not hear it may well suspect
+            if schedule.goes_rarer_ways:  # a daemon may suspect a peer that it does not hear
                 never = OF_DISKS_THAT_LOSE if schedule.has_only_crashes else ()
                 one.rarer = RarerWays(seed, never)
                 rarely.live_by(one.rarer)
@@ -117,7 +118,7 @@ def play_seed(
     with blames.heard():
         try:
             play(seed, folder, whole_scene)
-        except Exception as error:  # noqa: BLE001 - of whatever kind, other seeds go on
+        except Exception as error:  # noqa: BLE001 - whatever it is, other seeds go on
             played.problem, played.is_of_the_world = problem_of(error), True
     return played
 

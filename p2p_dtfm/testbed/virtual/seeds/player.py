@@ -1,4 +1,4 @@
-"""Plays seeds one after the other, of one run."""
+"""Plays seeds one after the other."""
 
 import gc
 import tempfile
@@ -22,23 +22,23 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import CALM_STEPS, QUICK_
 from p2p_dtfm.testbed.virtual.swarm import set_aside_for_good
 
 COLLECTED_AFTER = 50_000
-"""New objects."""
+"""How many new objects there are before the collector looks."""
 SHORT_STEPS = 24
-"""Where some lie audits are half of a seed, and of a crowd each second costs: such runs are short,
-and a crowd's long enough for it to be let in, and for a part of it to go."""
+"""Audits are half of a seed with liars, and each second of a crowd costs much: such runs are short.
+A crowd's run is long enough for the crowd to be let in, and for a part of it to go."""
 FOLLOW_STEPS = 5
-"""Where some lie: so that who comes gets states, and a stage, within the run."""
+"""In a run with liars a newcomer so gets states and a stage before the end."""
 
 
 class Player:
-    """Plays seeds of a few runs, each in a folder of its own that goes afterwards."""
+    """Plays seeds of a few runs, each in a folder of its own, which is deleted afterwards."""
 
     def __init__(self, scratch: Path, steps: int = STEPS) -> None:
         self._scratch = scratch
         self._steps = steps
         self._runs: dict[tuple[str, int], tuple[Path, Reference]] = {}
-        """By the model that is trained and the steps, once a seed does so: with what one process
-        makes of it."""
+        """Runs by model and steps, made when a seed first needs one, with what a single process
+        makes of each."""
         self._run_of("", steps)
 
     def play(self, seed: int, schedule: Schedule | None = None) -> Played:
@@ -75,12 +75,12 @@ class Player:
 
 
 def leave_alone_what_is_loaded() -> None:
-    """The hundred thousands of objects that imports leave are looked through in no collection; and
-    a seed's own, which are gone when its world ends, seldom before."""
+    """No collection looks through the hundred thousands of objects that imports leave. A seed's own
+    objects are seldom looked through before they go with its world."""
     set_aside_for_good()
     gc.set_threshold(COLLECTED_AFTER, 20, 10)
 
 
 def memory_disk() -> str | None:
-    """Where homes cost no waiting for a disk, if there is such a place."""
+    """Where homes cost no waiting for a disk; None: nowhere."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -1,4 +1,4 @@
-"""One seed: daemons begin, faults are done, all is mended, and what came of it is judged."""
+"""One seed: daemons begin, faults are done, all is mended, and the outcome is judged."""
 
 import asyncio
 import math
@@ -36,19 +36,19 @@ from p2p_dtfm.testbed.virtual.seeds.watching.wakers import Wakers
 from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 PATIENCE_S = 300.0
-"""Of virtual time, once all is mended: then nobody waits any more."""
+"""Virtual time after all is mended: nobody waits for longer."""
 LONG_PATIENCE_S = 600.0
-"""Of slow machines that have slept from their first step on: three may take seven seconds for each
-of forty."""
+"""The same for slow machines that have slept from their first step on. Three may take seven seconds
+for each of forty steps."""
 STARTS_AGAIN_S = 2.0
 SAVES_WITHIN_S = 10.0
-"""After the last step somebody has the whole model."""
+"""Somebody has saved the whole model so soon after the last step."""
 FIRST_STEP_WITHIN_S = 20.0
-"""Of whoever is given time for it before its faults begin."""
+"""Where faults wait for a first step, they begin at the latest after this time."""
 CALM_S = 100.0
-"""A step comes within that where nothing is done to anybody."""
+"""A step commits within this time if nothing is done to anybody."""
 IN_PAIRS = 0.3
-"""Of so many of a calm seed's faults the next one begins with it."""
+"""The share of a calm seed's faults with which the next fault begins."""
 LOOKS_EVERY_S = 1.0
 
 
@@ -66,23 +66,23 @@ class Play:
         self._steps = steps_of(run)
         self._schedule = schedule
         self._due: list[tuple[float, int, Fault]] = []
-        """When, the number of the fault or, for its end, one less than none."""
+        """When, the fault's number (-1 minus that at its end), and the fault."""
         self._in_turn: list[tuple[int, Fault]] = []
-        """Those that wait for the one before, with their numbers,"""
+        """Faults that wait for the one before, with their numbers."""
         self._turn_at = 0
-        """and for so many steps."""
+        """How many steps the next one waits for."""
         self._begun: set[Fault] = set()
         self._moments = Moments(swarm, self._begin_in_its_moment)
         self._hastened_for = 0
-        """So many steps."""
+        """For how many steps faults were brought forward."""
         self._starts_s: dict[str, float] = {}
         self._told_of_end = set[str]()
         self._looks_s = 0.0
         self._stood: tuple[object, ...] = ()
-        """What was done by then, and how far all were,"""
+        """How much was done, and how far all were, when either last changed."""
         self._stands_since_s = 0.0
         self.mended_s = 0.0
-        """At the latest, until it is known."""
+        """When all was mended. Until that is known, the latest time that it can be."""
         self._was_mended = False
         self.rarer: RarerWays | None = None
         self._nudges = Nudges(swarm.loop, self.honest)
@@ -92,7 +92,7 @@ class Play:
         outside_s = ALONE_S if schedule.has_sleepers else OUTSIDE_S
         together, kept_out = Together(self._staying), KeptOut(self._staying, outside_s)
         self._gathered = (kept_out, together) if schedule.is_slow else (together,)
-        """What must be once all is mended."""
+        """Watches of what must hold once all is mended."""
         self.told = Comparison(swarm, self._steps, schedule.liars)
         self.wakers = Wakers(swarm, self.deeds.parted_s)
         of_deeds = self.deeds.gone_home_s.keys(), self.deeds.crashes_s
@@ -101,7 +101,7 @@ class Play:
         self.suspicions = Suspicions(swarm)
 
     def honest(self) -> list[Peer]:
-        """Those of whom anything is asked."""
+        """The peers of which anything is asked."""
         return [peer for peer in self._swarm.peers if peer.name not in self.lying.ids]
 
     def _staying(self) -> list[Peer]:
@@ -116,7 +116,7 @@ class Play:
         await swarm.until(self._is_over, "all have come to the end of the run", limit_s)
 
     def begin_at(self, began_s: float) -> None:
-        """When all that begin the run were started."""
+        """Sets the times of all faults, when all that begin the run were started."""
         if self._schedule.is_calm:
             self._in_turn = list(enumerate(self._schedule.faults))
             self.mended_s = began_s + CALM_S * len(self._in_turn)
@@ -131,14 +131,15 @@ class Play:
             self.mended_s = max(self.mended_s, began_s + fault.at_s + later_s + lasts_s)
 
     def _put(self, at_s: float, number: int, fault: Fault) -> None:
-        """With its end, unless it is for a message to say when it begins."""
+        """Puts in a fault and its end, unless a message says when it begins."""
         self._due.append((at_s, number, fault))
         if math.isfinite(fault.lasts_s) and not fault.at_message:
             self._due.append((at_s + fault.lasts_s, -1 - number, fault))
         self._due.sort(key=lambda due: due[:2])
 
     def _take_turns(self) -> None:
-        """The next one of a calm seed. After the last step only those that are meant for it."""
+        """Puts in a calm seed's next fault. After the last step only those for that time are
+        left."""
         if self._is_complete():
             last = self._steps
             self._in_turn = [it for it in self._in_turn if (it[1].at_step or 0) >= last]
@@ -176,7 +177,7 @@ class Play:
         return self._is_mended() and all(self._is_done(peer) for peer in self.honest())
 
     def _look(self) -> None:
-        """Now and then: what must hold at any time. Raises `Broken`."""
+        """Checks now and then what must hold at any time. Raises `Broken`."""
         judge.require_bounds(self._swarm, self._schedule.liars)
         self._told_of_end = {
             it.name for it in self.honest() if not it.has_run and SHOWS_END in it.standing()
@@ -194,7 +195,7 @@ class Play:
         self._require_nobody_apart()
 
     def _seen_by_watches(self) -> Iterator[str]:
-        """What each of those that look now has seen, one after the other."""
+        """What each watch that looks now has seen, one after the other."""
         now_s = self._swarm.now_s
         for watch in self._watches:
             yield watch.look(now_s)
@@ -206,8 +207,8 @@ class Play:
             yield self._crowd.look(now_s)
 
     def _hasten(self) -> None:
-        """What waits for a step that is committed by now, and its end, come so much sooner; and
-        all, where the first one was waited for."""
+        """Brings forward faults that wait for a step, and their ends, once that step is committed.
+        With the first step all faults come forward, if they waited for it."""
         step, now_s = self._most_steps(), self._swarm.now_s
         if step <= self._hastened_for or not self._due:
             return
@@ -249,8 +250,8 @@ class Play:
             self.deeds.call_back()
 
     def _note_mended(self) -> None:
-        """When the last fault is over, or is left out: also of those whose word nobody has said, or
-        that were in turn as the last step was committed."""
+        """Notes when the last fault is over or left out. Some are left out as nobody said their
+        word, or as the last step came before their turn."""
         was_mended, self._was_mended = self._was_mended, self._is_mended()
         if self._was_mended and not was_mended:
             self.mended_s = self._swarm.now_s
@@ -258,7 +259,7 @@ class Play:
             self.rarer.is_over = self._was_mended
 
     def _require_steps(self) -> None:
-        """Nothing is done to anybody, and nobody gets on: raises `Broken`."""
+        """Raises `Broken` if nobody gets on though nothing is done to anybody."""
         told = [peer.told_step() for peer in self._swarm.peers if peer.is_running]
         stands = (len(self.deeds.done), *told)
         if stands != self._stood or self._is_complete():
@@ -267,8 +268,8 @@ class Play:
             raise Broken(f"no step for {CALM_S:.0f} s, though nothing was done to anybody")
 
     def _require_nobody_apart(self) -> None:
-        """Once all is mended, and before the last step. Who lies to the end may have an honest one
-        out for a while, again and again."""
+        """Nobody stays apart once all is mended and before the last step. It is not asked where
+        some lie: a liar may have an honest member out for a while, again and again."""
         is_asked = self._is_mended() and not self._is_complete() and not self._schedule.liars
         for watch in self._gathered:
             if not is_asked:
@@ -281,7 +282,7 @@ class Play:
         return not self._due and not self._in_turn and self._moments.is_idle
 
     def _begin_in_its_moment(self, number: int, fault: Fault) -> None:
-        """Its end is a fault's like any other's."""
+        """Begins the fault, and puts in its end like any other fault's."""
         self._due.append((self._swarm.now_s + fault.lasts_s, -1 - number, fault))
         self._due.sort(key=lambda due: due[:2])
         self._do(fault, is_end=False)
@@ -292,7 +293,7 @@ class Play:
                 self._swarm.ask(peer)
 
     def _do(self, fault: Fault, is_end: bool) -> None:
-        """In most seeds none begins after the last step."""
+        """Begins or ends a fault. In most seeds none begins after the last step."""
         if is_end:
             if fault in self._begun:
                 self.deeds.end(fault)
@@ -305,8 +306,9 @@ class Play:
         return self._most_steps() == self._steps
 
     async def all_is_saved(self) -> None:
-        """Nothing is said of what is saved later; in a quick seed what all have by now suffices,
-        unless somebody was asked something just now, and has yet to answer."""
+        """Waits for saves of the last step; later ones are not judged. In a quick seed it waits
+        only until all have saved. Where somebody asks daemons all they tell, an answer may be due:
+        then it waits to the end."""
         ends_s = self._swarm.now_s + SAVES_WITHIN_S
         looks = self._schedule.is_quick and not self._schedule.is_watched
         while (left_s := ends_s - self._swarm.now_s) > 0:
@@ -318,8 +320,9 @@ class Play:
                 return
 
     def _is_done(self, peer: Peer) -> bool:
-        """It has all steps, or was told that there are none to come, if only by one that it never
-        met, or has failed: `check` sees; or was never to begin, since its joining was left out."""
+        """It has all steps, or was told that none are to come, perhaps by a peer that it never met.
+        Or it has failed, which `check` sees. Or it was never to begin, as its joining was left
+        out."""
         if peer.process is None or (not peer.is_running and self.deeds.has_gone_home(peer)):
             return True
         if peer.was_killed or judge.starts_again(peer) or peer.ended is None:

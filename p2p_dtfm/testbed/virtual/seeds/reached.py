@@ -1,8 +1,8 @@
-"""Which statements of the daemon a run of seeds has come to, and which never.
+"""Which of the daemon's statements a run of seeds has reached, and which never.
 
-Counts what stands in functions: what a module does when it is imported shows nothing. While it
-watches, the functions of the rooms have other code, which notes each statement before it is done:
-that costs a seed nearly nothing, where a trace of lines takes several times as long as the seed.
+Only statements in functions count: what a module does when it is imported shows nothing. Meanwhile
+functions of `ROOMS` have other code, which notes each statement before it runs. That costs a seed
+nearly nothing; a trace of lines takes several times as long as the seed.
 """
 
 import ast
@@ -18,9 +18,9 @@ import p2p_dtfm.daemon
 
 ROOMS = ("trainer", "step", "state_transfer", "node")
 NOTES = "_REACHED"
-"""What a module calls the notes of its statements."""
+"""The name in each module of the notes of its statements."""
 _Key = tuple[str, str, int]
-"""Of a function: its file, its name with those around it, and its first line."""
+"""A function's file, its qualified name, and its first line."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Room:
     all: int = 0
     reached: int = 0
     missed: dict[str, list[int]] | None = None
-    """First lines, by file."""
+    """Statements that were never reached, by file: their first lines."""
 
     def __str__(self) -> str:
         return f"{self.name:16} {100 * self.reached / self.all:5.1f}% of {self.all} statements"
@@ -43,14 +43,14 @@ class _Module:
 
     module: ModuleType
     lines: list[int]
-    """Of each statement the first."""
+    """Each statement's first line."""
     reached: bytearray
-    """1 where the statement of that place was come to."""
+    """1 where the statement at that place was reached."""
     codes: dict[_Key, CodeType]
 
 
 class LinesReached:
-    """That were run, by file."""
+    """The lines that were run, by file."""
 
     def __init__(self) -> None:
         self._rooms = {room: [_noting(name) for name in _modules(room)] for room in ROOMS}
@@ -89,7 +89,7 @@ class LinesReached:
 
 
 def _functions() -> list[FunctionType]:
-    """All that there are: those as well that somebody has set aside for good (`gc.freeze`)."""
+    """All functions, also those that somebody has set aside for good (`gc.freeze`)."""
     is_frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
     found = [it for it in gc.get_objects() if type(it) is FunctionType]
@@ -99,7 +99,7 @@ def _functions() -> list[FunctionType]:
 
 
 def _modules(room: str) -> list[str]:
-    """Those in its inner rooms as well."""
+    """The room's modules, also those in its inner rooms."""
     folder = _daemon_folder()
     files = sorted(folder.joinpath(room).rglob("*.py"))
     names = [file.relative_to(folder).with_suffix("").parts for file in files]
@@ -127,7 +127,7 @@ def _noting(name: str) -> _Module:
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
-    """Without lambdas, which have no statements, and of which a line may have two."""
+    """All code within, without lambdas: these have no statements, and one line may have two."""
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             if inner.co_name != "<lambda>":
@@ -140,7 +140,7 @@ def _key(code: CodeType) -> _Key:
 
 
 class _AddNotes(ast.NodeVisitor):
-    """Before each statement in functions, and functions within them, one that notes it."""
+    """Puts a note before each statement in functions, and in functions within functions."""
 
     def __init__(self) -> None:
         self.lines: list[int] = []
@@ -177,13 +177,13 @@ class _AddNotes(ast.NodeVisitor):
 
 
 def _is_silent(statement: ast.stmt) -> bool:
-    """Docstrings, `...`, `pass` and names from outside, of which nothing is run."""
+    """Docstrings, `...`, `pass` and names from outside run nothing."""
     is_constant = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
     return is_constant or isinstance(statement, ast.Pass | ast.Nonlocal | ast.Global)
 
 
 def told(lines: LinesReached) -> str:
-    """For a terminal."""
+    """A report for a terminal."""
     rooms = lines.rooms()
     reached, count = sum(room.reached for room in rooms), sum(room.all for room in rooms)
     text = [f"daemon/{room}" for room in rooms]

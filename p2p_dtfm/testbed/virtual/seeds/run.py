@@ -1,4 +1,4 @@
-"""The small run that seeds train, and what a process alone makes of it."""
+"""The small run that seeds train, and what a single process makes of it."""
 
 import functools
 import math
@@ -22,7 +22,7 @@ Tensor = Any
 STEPS = 40
 WITHIN_S = 600.0
 OTHER_SEED = 8
-"""Of weights that are given: a run's own beginning is another one."""
+"""The seed of given weights: a run's own beginning differs from it."""
 _WORDS = [
     "the",
     "of",
@@ -80,7 +80,7 @@ def make_run(folder: Path, steps: int = STEPS, saves_every_steps: int = 10) -> P
 
 
 def with_audits(run: Path, rate: float = 0.5, follow_steps: int = 50, undo_steps: int = 0) -> Path:
-    """The same run, of which others compute a part of all works again; its steps are the same."""
+    """The same run with audits of a part of all works. Its steps are the same."""
     spec = RunSpec.model_validate_json(run.read_text())
     audit = {"rate": rate, "follow_steps": follow_steps, "undo_steps": undo_steps}
     audited = RunSpec.model_validate({**spec.model_dump(), "audit": audit})
@@ -93,7 +93,7 @@ MODELS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     "given": {"model": {"tied_head": True}},
     "adapters": {"lora": {"rank": 4}},
 }
-"""What is other in runs that start from given weights, by section of the run spec."""
+"""What differs in runs that start from given weights, by section of the run spec."""
 
 
 def with_given_weights(run: Path, name: str) -> Path:
@@ -118,7 +118,7 @@ _LOCAL: Mapping[str, Mapping[str, object]] = {
     "sync": {"mode": "local", "inner_steps": 4},
     "batch": {"global_batch": 32},
 }
-"""A microbatch for each inner step of four replicas."""
+"""The batch has a microbatch for each inner step of four replicas."""
 RECIPES: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     "muon": {"optimizer": {"kind": "muon"}},
     "local": _LOCAL,
@@ -130,9 +130,9 @@ RECIPES: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     },
     "int8": {"codecs": {"activations": ["int8"], "gradients": ["int8"], "reduction": "int8"}},
 }
-"""What is other in runs that are trained otherwise."""
+"""What differs in runs that are trained otherwise."""
 LIKE_ONE = ("muon",)
-"""Recipes with which a process alone comes to the same, however a swarm is cut."""
+"""Recipes with which a single process comes to the same, however a swarm is cut."""
 
 
 def with_recipe(run: Path, name: str) -> Path:
@@ -145,7 +145,8 @@ def with_recipe(run: Path, name: str) -> Path:
 
 
 def with_named_ends(run: Path, named: Sequence[str], folder: Path) -> Path:
-    """The same run, which leaves ends and data to these peer ids; its steps are the same."""
+    """The same run, which leaves both ends and the data to these peer ids. Its steps are the
+    same."""
     spec = RunSpec.model_validate_json(run.read_text())
     private = RunSpec.model_validate({**spec.model_dump(), "privacy": {"ends": named}})
     folder.mkdir(parents=True, exist_ok=True)
@@ -164,8 +165,8 @@ def layer_count_of(run: Path) -> int:
 
 
 def unlike_one(run: Path) -> Reference:
-    """Of a run of which a single process says nothing: its steps depend on who computes what. But
-    when the model is evaluated is known."""
+    """The reference of a run of which a single process says nothing: its steps depend on who
+    computes what. Only when the model is evaluated is known."""
     spec = RunSpec.model_validate_json(run.read_text())
     steps, every = spec.total_steps, spec.evaluation.every_steps
     held_out = dict.fromkeys([*range(0, steps, every), steps], math.nan)
@@ -173,7 +174,7 @@ def unlike_one(run: Path) -> Reference:
 
 
 def reference_of(run: Path, folder: Path) -> Reference:
-    """What a single daemon says of its steps; its losses are those of plain PyTorch."""
+    """The steps as a single daemon tells them. Its losses are those of plain PyTorch."""
 
     async def scene(swarm: Swarm) -> Peer:
         peer = swarm.peer("a", run=str(run))

@@ -1,5 +1,5 @@
-"""What a peer has saved, looked at as whoever judges it does: with nothing of the daemon's own that
-a planted bug may stand in the place of."""
+"""What a peer has saved, as a judge reads it: without the daemon's own functions, which a planted
+bug may replace."""
 
 import functools
 from pathlib import Path
@@ -12,7 +12,7 @@ from p2p_dtfm.train.model.layer_state import LayerState
 
 
 def saved_at(peer: Peer, step: int) -> list[Checkpoint]:
-    """What it has saved of its states before that step."""
+    """What the peer has saved of its states before that step."""
     return [it for root in checkpoint_roots(peer.home) for it in list_at(root, step)]
 
 
@@ -25,12 +25,12 @@ def list_at(root: Path, step: int) -> list[Checkpoint]:
 
 
 def has_saved_all(peer: Peer, step: int) -> bool:
-    """The whole model, as it is before that step."""
+    """Whether it has saved the whole model before that step."""
     return any(map(is_whole, saved_at(peer, step)))
 
 
 def is_whole(checkpoint: Checkpoint) -> bool:
-    """Each layer's file is the one that was written."""
+    """Whether each layer's file is the one that was written."""
     layers = range(layer_count(checkpoint.manifest.spec()))
     return all(payload_of(checkpoint, layer) is not None for layer in layers)
 
@@ -47,7 +47,7 @@ def payload_of(checkpoint: Checkpoint, layer: int) -> bytes | None:
 
 
 def layer_of(checkpoint: Checkpoint, layer: int) -> LayerState | None:
-    """Of a file that is sound."""
+    """A layer's state; None if its file is not sound."""
     if (payload := payload_of(checkpoint, layer)) is None:
         return None
     where = str(layer_path(checkpoint.directory, layer))
@@ -56,6 +56,6 @@ def layer_of(checkpoint: Checkpoint, layer: int) -> LayerState | None:
 
 @functools.lru_cache(maxsize=64)
 def layer_of_one(home: Path, step: int, layer: int) -> LayerState | None:
-    """Of a run by one: all seeds of a run are compared with the same."""
+    """The layer of a run by one process, which all seeds of that run are compared with."""
     (saved,) = (it for root in checkpoint_roots(home) for it in list_at(root, step))
     return layer_of(saved, layer)

@@ -1,4 +1,4 @@
-"""Of a seed that fails, the fewest faults with which it still does."""
+"""The fewest faults with which a failing seed still fails."""
 
 import re
 from collections.abc import Callable
@@ -9,10 +9,12 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 def shrunk(
     schedule: Schedule, problem: str, play: Callable[[Schedule], str], plays_limit: int = 60
 ) -> tuple[list[int], int]:
-    """The faults that stay, by their place, and how many plays it took.
+    """The faults that stay, by their place, and how many plays that took.
 
-    Leaves out runs of faults, first long and then short ones, as long as `play` says `problem`, or
-    one that differs in its numbers alone: else the end might be at another bug.
+    Leaves out runs of faults, first long and then short ones, as long as `play` still says
+    `problem`. A
+    problem that differs only in numbers counts as the same, and any other as another bug.
+
     """
     sought = kind_of(problem)
     kept = list(range(len(schedule.faults)))
@@ -32,5 +34,5 @@ def shrunk(
 
 
 def kind_of(problem: str) -> str:
-    """What it says first, whichever steps and seconds it says it of."""
+    """Its first line, without its numbers: steps and seconds do not matter."""
     return re.sub(r"\d+(\.\d+)?", "#", problem.partition("\n")[0])

@@ -1,9 +1,9 @@
-"""What must hold for those who do not lie, whatever the others say (decision 72).
+"""What must hold for honest peers, whatever the others say (decision 72).
 
-Promised is, where a stage has three that can compute its work again and less than half lie: what is
-drawn and given to an honest auditor does not commit if it is wrong, its maker is barred, nobody
-honest is, and all honest ones have the same. What was not drawn, or given to a colluder, stays: in
-these runs nothing is undone.
+The promise needs a stage with three that can compute its work again, fewer than half of which lie.
+Then wrong work that is drawn and given to an honest auditor does not commit, and its maker is
+barred. No honest peer is barred, and all honest peers have the same. Work that was not drawn, or
+was given to a colluder, stays: in these runs nothing is undone.
 """
 
 import math
@@ -18,23 +18,23 @@ from p2p_dtfm.testbed.virtual.seeds.saved import saved_at
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 
 MISSED_LIMIT = 16
-"""At half of all steps so many in a row are drawn for nobody once in 65,536 times."""
+"""Audits of half of all steps draw nobody for so many steps in a row once in 65,536 times."""
 SETTLES_S = 1.0
-"""Before whoever bars somebody has lost power it is on its disk."""
+"""Time until a bar is on the disk of the peer that bars, before it may lose power."""
 Views = dict[tuple[int, str], tuple[float, list[str]]]
 NAMED = re.compile(r"leaves out (?!one of )(\w+): ")
 
 
 def own_steps(lying: Lying, steps: int) -> int:
-    """How many of the first steps are like those of an honest run: no lie about a work was
-    committed in any of them."""
+    """How many of the first steps are like an honest run's: none of them committed a lie about
+    work."""
     return min(lying.stayed(), default=steps)
 
 
 def require(
     peers: Sequence[Peer], lying: Lying, steps: int, schedule: Schedule, disturbed_s: float
 ) -> None:
-    """`disturbed_s`: when the first fault began that is more than a lie. Raises `Broken`."""
+    """`disturbed_s` is when the first fault began that is more than a lie. Raises `Broken`."""
     _require_nothing_found_commits(lying, schedule.audit_rate)
     _require_one_lineage(lying)
     _require_one_end(peers, steps)
@@ -43,7 +43,7 @@ def require(
 
 
 def _require_nothing_found_commits(lying: Lying, rate: float) -> None:
-    """Where an honest one can compute a liar's work again at all."""
+    """Asked only where an honest peer can compute a liar's work again at all."""
     missed = Counter[str]()
     for deed, committed in lying.committed.items():
         for liar, kind in lying.told.get(deed, {}).items():
@@ -80,7 +80,7 @@ def _require_one_end(peers: Sequence[Peer], steps: int) -> None:
 
 
 def _require_no_honest_blame(lying: Lying) -> None:
-    """That somebody is one of two in doubt may be said of honest ones, too."""
+    """Nobody calls an honest peer a liar. A report of two in doubt may name honest peers, too."""
     for report in lying.reports:
         named = NAMED.match(report)
         if named is not None and named[1] not in lying.names:
@@ -88,8 +88,8 @@ def _require_no_honest_blame(lying: Lying) -> None:
 
 
 def _require_bars(peers: Sequence[Peer], lying: Lying, disturbed_s: float) -> None:
-    """Each liar that was found out before anything else happened is barred by all who were in a
-    view that went on without it then, and stays so, whoever is killed later. Who was left out
+    """A liar that was found out before anything else happened is barred by all members of a view
+    that then went on without it. It stays barred, whoever is killed later. A peer that was left out
     before has not heard of that."""
     found = lying.found_out()
     until_s = disturbed_s - SETTLES_S
@@ -111,12 +111,12 @@ def _require_bars(peers: Sequence[Peer], lying: Lying, disturbed_s: float) -> No
 
 
 def _views_of(peer: Peer, until_s: float) -> Views:
-    """When it went on in each, with whom."""
+    """The views that it came to: when, and with which members."""
     told = (it for it in peer.events() if it["event"] == "view" and it["at_s"] <= until_s)
     return {(it["view"], it["snapshot"]): (it["at_s"], it["members"]) for it in told}
 
 
 def _went_on_without(liar: str, found_s: float, views: Iterable[Views]) -> set[tuple[int, str]]:
-    """Since it was found out; empty where it was left out of none."""
+    """Views without the liar since it was found out; empty where no view left it out."""
     told = (item for each in views for item in each.items())
     return {view for view, (at_s, members) in told if at_s >= found_s and liar not in members}

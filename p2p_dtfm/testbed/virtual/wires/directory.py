@@ -1,4 +1,4 @@
-"""The directory of a virtual network: one shelf that everybody reaches who has a connection."""
+"""The directory of a virtual network: one shelf, which every peer with a connection reaches."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ class VirtualDirectory:
         self._presences = network.shelf.setdefault("presences", {})
 
     def call_again_at(self, addresses: Sequence[str]) -> None:
-        """The shelf forgets nobody."""
+        """Does nothing: the shelf forgets nobody."""
 
     def seal(self, run_digest: str, key: bytes) -> None:
-        """Nobody else reads this shelf."""
+        """Does nothing: nobody else reads this shelf."""
 
     async def publish_presence(
         self, presence: Presence, expires_in_s: float = PRESENCE_TTL_S
@@ -83,9 +83,9 @@ class VirtualDirectory:
         await self._reach()
 
     async def close(self) -> None:
-        """The shelf stays."""
+        """Does nothing: the shelf stays."""
 
     async def _reach(self) -> bool:
-        """Whether there is anybody to ask."""
+        """Whether this host has anybody to ask."""
         await asyncio.sleep(ROUND_TRIP_S)
         return bool(self._host.linked_peers)

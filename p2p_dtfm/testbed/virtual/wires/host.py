@@ -40,7 +40,7 @@ class RelayedWay(Protocol):
 
 
 class Routed(Protocol):
-    """Where machines are, some of them behind routers."""
+    """Knows where machines are, some of them behind routers."""
 
     def own_address(self, peer_id: str) -> str: ...
 
@@ -52,7 +52,7 @@ class Routed(Protocol):
 
 
 class Wires(Protocol):
-    """What of the virtual network a host needs."""
+    """What a host needs of the virtual network."""
 
     @property
     def ways_in(self) -> Routed | None: ...
@@ -81,11 +81,12 @@ class Wires(Protocol):
 
 ASKS_EVERY_S = 0.25
 P2PD_TAKES_S = 0.001
-"""To do what it is asked: an answer that was given before has left by then."""
+"""The time that p2pd takes for what it is asked. Answers that were given before have left by
+then."""
 
 
 class VirtualHost:
-    """Of one process. Made and connected by `VirtualNetwork`."""
+    """The host of one process. `VirtualNetwork` makes and connects it."""
 
     def __init__(self, network: Wires, process: Process, identity: Identity) -> None:
         self.identity = identity
@@ -100,21 +101,22 @@ class VirtualHost:
         self.is_dumb = False
         """What is asked of p2pd itself is not answered, as on a machine that swaps."""
         self.linked: dict[str, None] = {}
-        """To whom there is a direct connection."""
+        """The peers to which it has a direct connection."""
         self.given_up: set[str] = set()
-        """Those of these whose end of the connection is gone, as this machine slept too long."""
+        """Peers of `linked` whose end of the connection is gone, because this machine slept too
+        long."""
         self.circuits: dict[str, list[RelayedWay]] = {}
-        """Those through relays, by whose other end they are."""
+        """Connections through relays, by the peer at the other end."""
         self.calls: dict[str, UnaryHandler] = {}
         self.streams: dict[str, tuple[StreamHandler, str]] = {}
         self.open: dict[str, list[VirtualWriter]] = {}
         """Ends of streams here, by the other end's peer, or by the circuit they go over."""
         self.asked: dict[str, dict[int, asyncio.Future[bytes | None]]] = {}
-        """Calls under way, by who is to answer, or by circuit."""
+        """Calls under way, by the peer that is to answer, or by circuit."""
         self._network = network
         self._address_book: dict[str, tuple[str, ...]] = {}
         self._dials: dict[str, asyncio.Task[str]] = {}
-        """Under way: p2pd calls a peer once, whoever asks for it."""
+        """Dials under way. p2pd calls a peer once, whoever asks for it."""
 
     @property
     def is_only_local(self) -> bool:
@@ -129,7 +131,7 @@ class VirtualHost:
         return self.is_closed or self.process.is_dead
 
     async def _ask(self) -> None:
-        """Something of p2pd itself. Raises `Unreachable`."""
+        """Waits while p2pd does not answer. Raises `Unreachable` when that takes too long."""
         waited_s = 0.0
         while self.is_dumb:
             if waited_s >= CLOSE_DEADLINE_S:
@@ -201,7 +203,8 @@ class VirtualHost:
         return {peer: self._ends_at(peer) for peer in self.linked_peers}
 
     def _ends_at(self, peer_id: str) -> tuple[str, ...]:
-        """As p2pd says it, the direct one first."""
+        """Addresses at the far ends of connections to the peer, as p2pd says them: the direct one
+        first."""
         ways_in = self._network.ways_in
         if ways_in is None:
             return (self._network.address_of(peer_id),)
@@ -264,7 +267,7 @@ class VirtualHost:
         return writer.reader, writer
 
     async def serve(self, sender: str, name: str, writer: VirtualWriter) -> None:
-        """A stream that `sender` has opened."""
+        """Serves a stream that `sender` has opened."""
         handler, kind = self.streams[name]
         leave = self.door.enter(sender, kind, 0)
         if isinstance(leave, str):
@@ -284,6 +287,6 @@ class VirtualHost:
 
 
 def _answer_nothing(reply: asyncio.Future[bytes | None]) -> None:
-    """Its time is over."""
+    """The time for the answer is over."""
     if not reply.done():
         reply.set_result(None)

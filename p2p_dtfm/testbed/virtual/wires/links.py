@@ -1,9 +1,9 @@
 """Bytes between hosts: each pair has a link in each direction, with delay, rate and accidents.
 
-What is sent over one link arrives in its order, as over the one connection that libp2p has; where
-lanes are apart each stream and each call has an order of its own, as over direct lines, and any of
-them may be held up while the others go on. Lost packets come late, as TCP makes of them; what is
-sent into a cut link arrives when the link is mended, if that is soon, and never otherwise.
+What is sent over one link arrives in its order, as over libp2p's one connection. Where lanes are
+apart, each stream and each call has an order of its own, as over direct lines. Any of them may be
+held up while the others go on. Lost packets come late, as with TCP. What is sent into a cut link
+arrives when the link is mended, if that is soon, and never otherwise.
 """
 
 import asyncio
@@ -24,39 +24,40 @@ NEARER = 20
 NARROWER = 50
 BYTES_PER_S = (10_000_000, 120_000_000)
 SOON_MEASURED_BYTES_PER_S = (10_000_000, 20_000_000)
-"""With these the first probe of a line takes long enough to be the last one: what probes send is
-else nearly half of all that happens."""
+"""At these rates the first probe of a line takes long enough to be the last. Otherwise probes are
+nearly half of all that happens."""
 THIN_BYTES_PER_S = (600_000, 1_250_000)
-"""With these a probe of two reports is long enough."""
+"""At these rates a probe of two reports is long enough."""
 LINES_AT_ONCE = 256
 HELD_UP = 0.02
 HELD_UP_NS = (50 * MILLISECOND_NS, 1500 * MILLISECOND_NS)
-"""Where lanes are apart, one of so many pieces is so much later, and what follows on its lane."""
+"""Where lanes are apart, this share of pieces comes so much later, and so does what follows on
+their lanes."""
 ALL_LANES = 0
-"""What is about the connection itself: it comes after all that was sent before."""
+"""The lane of what concerns the connection itself: it comes after all that was sent before."""
 CALL = "call "
-"""How what is traced of a call begins."""
+"""The beginning of a call's name in the trace."""
 PATIENCE_S = 30.0
-"""A connection whose link is cut for longer is given up by both ends."""
+"""Both ends give up a connection whose link is cut for longer."""
 
 
 @dataclass
 class VirtualLink:
-    """One direction."""
+    """A link in one direction."""
 
     latency_ns: int
     bytes_per_s: int
     loss: float = 0.0
     doubled: float = 0.0
-    """So many of the calls come twice: who asked had no answer, and asked once more."""
+    """The share of calls that come twice: the asker had no answer, and asked once more."""
     damaged: float = 0.0
-    """Of so many pieces of streams some bytes are changed, as by faulty memory."""
+    """The share of streams' pieces in which some bytes are changed, as by faulty memory."""
     is_slow: bool = False
     is_cut: bool = False
     free_ns: int = 0
     last_ns: int = 0
     lanes_ns: dict[int, int] = field(default_factory=dict)
-    """When the last piece of each comes, where they are apart."""
+    """When each lane's last piece comes, where lanes are apart."""
     held: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -66,11 +67,11 @@ class Trace:
     def __init__(self) -> None:
         self._digest = hashlib.blake2b(digest_size=16)
         self._lines: list[str] = []
-        """That are not in the digest yet."""
+        """Lines that are not in the digest yet."""
         self.count = 0
 
     def note(self, *facts: object) -> None:
-        """Facts whose `str` is alike in each run."""
+        """Notes facts whose `str` is alike in each run."""
         self.count += 1
         self._lines.append("\x1f".join(map(str, facts)))
         if len(self._lines) >= LINES_AT_ONCE:
@@ -94,29 +95,30 @@ class Links:
         self.trace = Trace()
         self._loop = loop
         self._nobody = contextvars.Context()
-        """What is under way arrives though its sender has ended since, or stands still."""
+        """The context of arrivals: what is under way arrives though its sender has ended or stands
+        still."""
         self._now_ns = now_ns
         self._draws = draws
         self.are_near = False
         """All machines are in one room."""
         self.are_narrow = False
-        """Models are large for them."""
+        """Lines carry little, as if models were large for them."""
         self.are_soon_measured = False
-        """None is so fast that its probes would have to be large, in one room neither."""
+        """No line is so fast that its probes would have to be large, not even in one room."""
         self.are_thin = False
-        """As lines of homes are, up."""
+        """Lines are as thin as homes' uplinks."""
         self.are_apart = False
-        """Lanes, and calls, have no order among each other."""
+        """Lanes and calls have no order among each other."""
         self._links: dict[tuple[str, str], VirtualLink] = {}
         self.arrived_s: dict[tuple[str, str], float] = {}
-        """When anything came from one to another one last,"""
+        """When anything last came, by sender and receiver."""
         self.called_s: dict[tuple[str, str], float] = {}
-        """and when a call did: what is said to a daemon, not to its p2pd."""
+        """When a call last came, by sender and receiver: it is for a daemon, not for its p2pd."""
         self.carried_bytes = Counter[str]()
-        """That came, by who has sent them."""
+        """Bytes that arrived, by the peer that sent them."""
 
     def of(self, origin: str, goal: str) -> VirtualLink:
-        """Drawn when it is first asked for."""
+        """The link from `origin` to `goal`. It is drawn when it is first asked for."""
         link = self._links.get((origin, goal))
         if link is None:
             latency_ns = self._draws.randrange(MILLISECOND_NS // 5, 10 * MILLISECOND_NS)
@@ -140,7 +142,7 @@ class Links:
         arrive: Callable[[], None],
         lane: int = ALL_LANES,
     ) -> None:
-        """`arrive` is called when it is there, in nobody's process."""
+        """`arrive` is called, in nobody's process, when the bytes are there."""
         link = self.of(origin, goal)
         if link.is_cut:
             link.held.append(partial(self.carry, origin, goal, what, size_bytes, arrive, lane))
@@ -177,8 +179,8 @@ class Links:
         size_bytes: int,
         arrive: Callable[[], None],
     ) -> None:
-        """No function of its own for each that comes: one that names itself is left to the
-        collector, with all that it holds."""
+        """Delivers a piece. It is no closure of `carry`: a function that names itself is left to
+        the collector, with all that it holds."""
         if link.is_cut:  # it was under way when the link broke
             comes = (link, origin, goal, what, size_bytes, arrive)
             link.held.append(partial(self._there, *comes))
@@ -188,29 +190,29 @@ class Links:
         arrive()
 
     def note_arrival(self, origin: str, goal: str, what: str, size_bytes: int) -> None:
-        """By whichever way."""
+        """Notes that bytes have arrived, by whichever way."""
         self.trace.note(self._now_ns(), origin, goal, what, size_bytes)
         self.arrived_s[origin, goal] = self._now_ns() / 1e9
         if what.startswith(CALL):
             self.called_s[origin, goal] = self._now_ns() / 1e9
 
     def is_doubled(self, origin: str, goal: str) -> bool:
-        """Of a call that arrives now."""
+        """Whether a call that arrives now comes twice."""
         link = self.of(origin, goal)
         return link.doubled > 0 and self._draws.random() < link.doubled
 
     def is_damaged(self, origin: str, goal: str) -> bool:
-        """A piece of a stream that is sent now."""
+        """Whether a piece of a stream that is sent now is damaged."""
         link = self.of(origin, goal)
         return link.damaged > 0 and self._draws.random() < link.damaged
 
     def cut(self, origin: str, goal: str) -> None:
-        """In this direction."""
+        """Cuts the link in this direction."""
         self.trace.note(self._now_ns(), "cut", origin, goal)
         self.of(origin, goal).is_cut = True
 
     def mend(self, origin: str, goal: str) -> None:
-        """What was sent meanwhile goes on, in its order."""
+        """Mends the link. What was sent meanwhile goes on, in its order."""
         self.trace.note(self._now_ns(), "mend", origin, goal)
         link = self.of(origin, goal)
         link.is_cut = False
@@ -219,5 +221,5 @@ class Links:
             go_on()
 
     def forget(self, origin: str, goal: str) -> None:
-        """The connection is given up: what is held for it is lost."""
+        """Drops what is held for the connection, which both ends have given up."""
         self.of(origin, goal).held.clear()

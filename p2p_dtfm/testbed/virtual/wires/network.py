@@ -27,7 +27,7 @@ NOT_SERVED = "protocols not supported"
 
 
 class VirtualNetwork:
-    """Hosts by peer id."""
+    """All hosts of a world, by peer id, and what passes between them."""
 
     def __init__(self, loop: VirtualLoop, draws: random.Random) -> None:
         self.links = Links(loop, lambda: loop.now_ns, draws)
@@ -35,10 +35,10 @@ class VirtualNetwork:
         self.shelf: dict[str, dict[str, object]] = {}
         """What the directory holds."""
         self.on_said: Callable[[str, str, bytes], float | None] | None = None
-        """Is told of each call, from whom to whom, before it leaves, and says how many seconds
-        later it does, or None: never."""
+        """Is called with sender, receiver and body of each call before it leaves. It returns how
+        many seconds later the call leaves, or None: never."""
         self.ways_in: WaysIn | None = None
-        """Where some are behind routers."""
+        """How peers are called, where some are behind routers."""
         self._loop = loop
         self._numbers = itertools.count()
         self._lanes = itertools.count(1)
@@ -57,13 +57,13 @@ class VirtualNetwork:
         return self._ports.setdefault(peer_id, FIRST_PORT + len(self._ports))
 
     def put_behind_routers(self, behind: Collection[str], chance: str) -> None:
-        """These peers; and nobody's address is loopback any more. Before anybody joins. `chance`:
-        of what routers are."""
+        """Puts these peers behind routers, before any host joins. Nobody's address is loopback from
+        then on. `chance` seeds how the routers behave."""
         self.ways_in = WaysIn(self, behind, _breaking, chance)
         self._loop.sockets = Sockets(self.ways_in)
 
     def note(self, origin: str, goal: str, what: str, size_bytes: int) -> None:
-        """Something has arrived through a relay."""
+        """Notes that something has arrived through a relay."""
         self.links.note_arrival(origin, goal, what, size_bytes)
 
     def join(self, process: Process, identity: Identity) -> VirtualHost:
@@ -72,7 +72,7 @@ class VirtualNetwork:
         return host
 
     def leave(self, host: VirtualHost) -> None:
-        """In order, or because its process was killed: its connections end."""
+        """Ends the host's connections, be it that it leaves or that its process was killed."""
         if host.is_closed:
             return
         host.is_closed = True
@@ -112,7 +112,8 @@ class VirtualNetwork:
             )
 
     def part(self, one: str, other: str) -> None:
-        """Whoever still lives at either end finds out at once, or when the link lets it."""
+        """Ends a connection. Whoever still lives at an end finds out at once, or when the link lets
+        it."""
         for here, there in ((one, other), (other, one)):
             host = self.hosts.get(here)
             if host is None or host.is_gone:
@@ -122,7 +123,8 @@ class VirtualNetwork:
             self.links.carry(there, here, "reset", 0, _breaking(host, there))
 
     def give_up_if_still_cut(self, one: str, other: str) -> None:
-        """A while after a cut. Who sleeps then finds out when its lines are back."""
+        """A while after a cut, both ends give up. One that sleeps finds out when its lines are
+        back."""
 
         def give_up() -> None:
             if not (self.links.of(one, other).is_cut or self.links.of(other, one).is_cut):
@@ -139,7 +141,8 @@ class VirtualNetwork:
         self._loop.call_later(PATIENCE_S, give_up)
 
     def find_out_what_was_given_up(self, one: str, other: str) -> None:
-        """By whoever was awake: what either sends over a line that is back is answered so."""
+        """Tells a peer that slept that the other end has given up, when its line is back: whatever
+        is sent over it is answered so."""
         for here, there in ((one, other), (other, one)):
             host = self.hosts.get(here)
             if host is not None and there in host.given_up:
@@ -155,8 +158,8 @@ class VirtualNetwork:
         body: bytes,
         reply: asyncio.Future[bytes | None],
     ) -> Callable[[bool], None]:
-        """`reply` is answered, or fails; what is returned forgets the call, and calls it back
-        unless it is over."""
+        """Sends a call, and sets `reply` or fails it. The function that is returned forgets the
+        call. It also cancels the call at the other end, unless the call is over."""
         number, lane = next(self._numbers), next(self._lanes)
         way = _way_of(host, peer_id)
         asked = host.asked.setdefault(_key(peer_id, way), {})
@@ -182,9 +185,9 @@ class VirtualNetwork:
         def arrive() -> None:
             other = self.hosts.get(peer_id)
             if other is None or other.is_gone or not other.is_linked(host.peer_id):
-                return  # whoever asks hears of the connection's end
+                return  # the asker hears of the connection's end
             if name not in other.calls:
-                if self.ways_in is not None:  # who trains nothing answers few questions
+                if self.ways_in is not None:  # a peer that trains nothing answers few questions
                     back("not served", HEAD_BYTES, refuse)
                 return
             serving.append(other.process.begin(serve(other)))
@@ -192,7 +195,7 @@ class VirtualNetwork:
                 serving.append(other.process.begin(serve(other)))
 
         held: list[asyncio.TimerHandle] = []
-        """Of a call that has not left yet."""
+        """The timer of a call that has not left yet."""
 
         def forget(is_over: bool) -> None:
             asked.pop(number, None)
@@ -207,7 +210,7 @@ class VirtualNetwork:
 
         held_s = 0.0 if self.on_said is None else self.on_said(host.peer_id, peer_id, body)
         if held_s is None:
-            return lambda is_over: None  # nobody is there any more to ask
+            return lambda is_over: None  # the asker is gone
         what = f"{CALL}{name} {digest_bytes(body)[:16]}"
         size = HEAD_BYTES + len(body)
         leave = partial(there, what, size, arrive)
@@ -255,7 +258,8 @@ class VirtualNetwork:
         return mine
 
     def _is_served(self, host: VirtualHost, name: str) -> bool:
-        """p2pd itself is told by relays of who calls."""
+        """Whether the host takes such a stream. p2pd itself takes those in which a relay says who
+        calls."""
         return name in host.streams or (self.ways_in is not None and name == STOP_PROTOCOL)
 
     def _serve(self, host: VirtualHost, sender: str, name: str, end: VirtualWriter) -> None:
@@ -281,7 +285,7 @@ class VirtualNetwork:
 
 
 def _way_of(host: VirtualHost, peer_id: str) -> RelayedWay | None:
-    """A circuit, where there is no direct connection."""
+    """The circuit to the peer, where there is no direct connection."""
     if peer_id in host.linked or peer_id not in host.circuits:
         return None
     return host.circuits[peer_id][0]
@@ -292,7 +296,7 @@ def _key(peer_id: str, way: RelayedWay | None) -> str:
 
 
 def _breaking(host: VirtualHost, there: str, way: str = "") -> Callable[[], None]:
-    """`way`: a circuit's name; else it is the direct connection."""
+    """`way` is a circuit's name; without one, the direct connection breaks."""
     key = way or there
 
     def break_off() -> None:

@@ -7,36 +7,37 @@ from collections.abc import Callable
 from p2p_dtfm.net.streams.probing import LARGEST_PROBE_BYTES, PROBE_PROTOCOL
 
 BUFFER_BYTES = 1 << 18
-"""What may be under way before a writer has to wait."""
+"""How many bytes may be under way before a writer has to wait."""
 UNREAD_BYTES = 4 << 20
-"""What a reader may leave lying before it must be reset: all who send have bounds below it, but for
-a probe of a line, of which the largest may lie at who is paused in the middle of it."""
+"""How many unread bytes a reader may have before its stream must be reset. All senders' bounds lie
+below. Only a probe of a line may exceed it, where the reader is paused in the middle of one."""
 
 TRACED_BYTES = 4096
-"""Of a piece, at each end: with its length as much as a trace tells apart."""
+"""How many bytes of a piece the trace covers at each end: with the length, enough to tell pieces
+apart."""
 
 Carry = Callable[[str, int, Callable[[], None]], None]
 
 
 class Transport:
-    """As much of one as the lanes ask for."""
+    """As much of a transport as the lanes ask for."""
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """The bound is the stream's own."""
+        """Does nothing: the bound is the stream's own."""
 
 
 class VirtualWriter:
-    """What `asyncio.StreamWriter` is to our streams. `carry` brings bytes to the far end, and
-    `is_damaged()` says whether some bytes of what is written now are others there."""
+    """What `asyncio.StreamWriter` is to our streams. `carry` brings bytes to the far end.
+    `is_damaged()` says whether some bytes of what is written now arrive changed."""
 
     def __init__(
         self, number: int, name: str, carry: Carry, is_damaged: Callable[[], bool]
     ) -> None:
         self.transport = Transport()
         self.reader = asyncio.StreamReader()
-        """Of this same end."""
+        """Reads what arrives at this same end."""
         self.peer: VirtualWriter | None = None
-        """The other end."""
+        """The other end of the stream."""
         self._number = number
         self._name = name
         self._is_probe = name.endswith(PROBE_PROTOCOL)
@@ -67,7 +68,7 @@ class VirtualWriter:
 
     @property
     def unread_bytes(self) -> int:
-        """That came, and lie here."""
+        """Bytes that came to this end, and that nobody has read."""
         return len(self.reader._buffer)  # type: ignore[attr-defined]
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -93,7 +94,7 @@ class VirtualWriter:
             raise ConnectionResetError("the stream was reset")
 
     def close(self) -> None:
-        """What was written still arrives."""
+        """Closes this end. What was written still arrives."""
         if self._closing:
             return
         self._closing = True
@@ -108,7 +109,7 @@ class VirtualWriter:
             self._carry(f"{self._name} end", 0, arrive)
 
     async def wait_closed(self) -> None:
-        """What is closed is closed."""
+        """Does nothing: what is closed is closed."""
 
     def receive(self, data: bytes) -> None:
         if not self._closing and not self._broken:
@@ -120,7 +121,7 @@ class VirtualWriter:
         self._end_reader()
 
     def reset(self) -> None:
-        """The connection is gone."""
+        """Breaks this end: the connection is gone."""
         if self._broken or self._closing:
             return
         self._broken = True
@@ -134,7 +135,7 @@ class VirtualWriter:
 
 
 def _with_a_word_changed(data: bytes | bytearray | memoryview) -> bytes:
-    """Of four bytes: of a number that is not its last digits alone."""
+    """Changes four bytes in the middle: of a number, more than its last digits."""
     changed, middle = bytearray(data), len(data) // 2
     for place in range(middle, min(middle + 4, len(changed))):
         changed[place] ^= 0xFF

@@ -1,7 +1,7 @@
 """What is done to whom in a seed. Begin with `draw`.
 
-schedule        what one is: who begins, who joins, and each fault
-first_seeds     from which number on there is what
+schedule        what a schedule is: who begins, who joins, and each fault
+first_seeds     from which number on each family of seeds begins
 ordinary        all kinds of faults, in long and in short runs
 crashes         machines that only crash, one upon the other
 moments         faults that begin when something is said

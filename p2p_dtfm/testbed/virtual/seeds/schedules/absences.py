@@ -1,7 +1,7 @@
 """Somebody is away for long, and the others go on, or come back in another order.
 
-Who begins a run waits for its fellows for a quarter of a minute, and for those that it was told to
-expect for a minute; who has died is let in after some ten seconds. In most seeds a run is over by
+A founder waits for its fellows for a quarter of a minute, and for those that it was told to expect
+for a minute. A peer that died is let in after some ten seconds. In most seeds a run is over by
 then.
 """
 
@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import NAMES, Fault, Schedule
 
 WITHIN_S = (0.5, 4.0)
-"""Of the first step."""
+"""Time after the first step."""
 LEFT_ALONE_S = (30.0, 45.0)
 SOON_S, LATER_S = (0.5, 2.0), (8.0, 14.0)
 OTHERS_DIE_S = (24.0, 36.0)
 AHEAD_FOR_S = (16.0, 24.0)
 SHORT_S = (0.2, 1.2)
 BRIEF = {"pause": 2, "cut": 3, "one-way cut": 2, "slow link": 1}
-"""None of which ends a life."""
+"""Faults that end no life, with their weights."""
 BRIEF_COUNT = (0, 2)
 
 
@@ -36,8 +36,8 @@ def absences(seed: int) -> Schedule:
 
 
 def _a_founder_is_left(draws: random.Random) -> list[Fault]:
-    """It and a fellow die, and one goes on, out of the founder's reach; the fellow is back when the
-    founder waits, asks it, and is let in elsewhere. Then those two die."""
+    """The founder and a fellow die. The third peer goes on, out of the founder's reach. The fellow
+    is back while the founder waits, asks it, and is let in by the third. Then those two die."""
     founder, fellow, alone = NAMES[0], *draws.sample(NAMES[1:3], 2)
     at_s, dies_s = draws.uniform(*WITHIN_S), draws.uniform(*OTHERS_DIE_S)
     return [
@@ -50,7 +50,8 @@ def _a_founder_is_left(draws: random.Random) -> list[Fault]:
 
 
 def _a_life_is_ahead(draws: random.Random) -> list[Fault]:
-    """A member dies, comes back by a clock that is ahead, and, let in, by a right one."""
+    """A member dies, and comes back with a clock that is ahead. Once it is let in, it comes back
+    with a right one."""
     names = NAMES[:3]
     at_s, whom = draws.uniform(*WITHIN_S), draws.choice(names[1:])
     ahead = Fault(at_s, draws.uniform(*AHEAD_FOR_S), "life ahead", (whom,), draws.random())
@@ -65,7 +66,7 @@ def meanwhile(
     count: tuple[int, int],
     lasts_s: tuple[float, float],
 ) -> list[Fault]:
-    """Some that begin while that one lasts."""
+    """Faults that begin while `fault` lasts."""
     return [
         Fault(
             draws.uniform(fault.at_s, fault.at_s + fault.lasts_s),

@@ -18,18 +18,18 @@ STORM_OF = "abcdefgh"
 KILLED_EVERY_S = (0.8, 3.0)
 BACK_AFTER_S = (0.3, 2.0)
 SMALL = 0.7
-"""Of so many the machines: of the others each has room for the whole model."""
+"""The share of storms with small machines. In the others each has room for the whole model."""
 BEGUN_IN_QUICK_STORMS = (3, 6)
 CRASHES_IN_QUICK_STORMS = (12, 16)
 CRASHES_AT_THE_END = (0, 2)
 AFTER_THE_END_S = (0.0, 3.0)
-"""All at once, when the last step may be on nobody's disk yet."""
+"""These crash all at once, when the last step may be on nobody's disk yet."""
 FULL_FROM_STEP = 13
 TIGHT = 0.5
 
 
 def storm(seed: int) -> Schedule:
-    """The places of the dead are taken by replicas and spares, again and again, in mid-step."""
+    """Replicas and spares take the places of the dead, again and again, in mid-step."""
     draws = random.Random(f"storm {seed}")
     faults, at_s = list[Fault](), FIRST_S
     while (at_s := at_s + draws.uniform(*KILLED_EVERY_S)) < LAST_S:
@@ -62,7 +62,7 @@ def quick_storm(seed: int) -> Schedule:
 
 
 def _at_the_end(seed: int, begun: str) -> list[Fault]:
-    """The last step may have to be made once more, by those that are done with it."""
+    """Peers that are done with the last step may have to make it once more."""
     draws = random.Random(f"end of quick storm {seed}")
     crash_count = draws.randint(*CRASHES_AT_THE_END)
     full = draws.sample(begun, draws.randint(0, len(begun)) if crash_count else 0)

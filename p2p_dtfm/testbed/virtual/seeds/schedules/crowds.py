@@ -1,6 +1,6 @@
-"""While a few train many others come, nearly at once, and later a part of them goes at once.
+"""While a few train many others come, nearly at once. Later a part of all goes at once.
 
-The run has room for a few with a stage: most of a crowd are spares, guardians or replicas.
+The run has room for a few with a stage. Most of a crowd are spares, guardians or replicas.
 """
 
 import random
@@ -13,23 +13,23 @@ CROWD, LARGE_CROWD = (24, 56), (200, 200)
 COMES_FROM_STEP = 2
 COMES_WITHIN_S = (1.0, 2.0)
 ROOMY = 0.2
-"""So many of the crowd have room for the whole model; of those that begin each second one."""
+"""The share of a crowd with room for the whole model. Of those that begin, half have it."""
 BACK_WITH_IT = (0, 2)
-"""Of those that begin so many go before, and come back with the crowd: their homes are old."""
+"""So many of those that begin go before, and come back with the crowd: their homes are old."""
 GO_AS_THEY_JOIN = (2, 5)
 JOINS_FOR_S = (0.05, 4.0)
-"""What is done to somebody who joins begins so long after it has started."""
+"""Faults done to a newcomer begin so long after its start."""
 GONE_FOR_S = (0.5, 6.0)
 FAULTS = (3, 6)
 KINDS = {"kill": 3, "power cut": 2, "pause": 2, "cut": 2, "one-way cut": 2, "lost memory": 1}
 FAULTS_FROM_S = (12.0, 24.0)
-"""After the crowd has come."""
+"""Time after the crowd begins to come."""
 LASTS_S = (0.3, 8.0)
 PART_GOES = (0.25, 0.5)
 GOES_AFTER_S = 26.0
 CRASH_AT_ONCE = 0.4
-"""In so many seeds who goes at once is killed and comes back, at once again; in the others all
-are told to leave."""
+"""In this share of seeds those that go are killed, and come back together. In the others they are
+told to leave for good."""
 AT_ONCE_S = 0.3
 AWAY_FOR_S = (2.0, 8.0)
 
@@ -61,7 +61,7 @@ def crowds(seed: int) -> Schedule:
 
 
 def _fault(kind: str, whom: tuple[str, ...], at_s: float, lasts_s: float = 0.0) -> Fault:
-    """So long after the crowd began to come."""
+    """A fault so long after the crowd began to come."""
     return Fault(at_s, lasts_s, kind, whom, 0.0, at_step=COMES_FROM_STEP, after_s=at_s)
 
 
@@ -77,7 +77,7 @@ def _back_with_it(draws: random.Random, begun: str, within_s: float) -> list[Fau
 
 
 def _as_they_join(draws: random.Random, comes_s: dict[str, float]) -> list[Fault]:
-    """Some of them come back, and some have changed their minds."""
+    """Some newcomers go and come back; others have changed their minds, and stay away."""
     whom = draws.sample(sorted(comes_s), draws.randint(*GO_AS_THEY_JOIN))
     kinds = ("kill", "power cut", "leave", "go home")
     return [
@@ -92,14 +92,14 @@ def _as_they_join(draws: random.Random, comes_s: dict[str, float]) -> list[Fault
 
 
 def _any(draws: random.Random, names: list[str]) -> Fault:
-    """Of anybody, once the crowd is in."""
+    """A fault done to anybody, once the crowd is in."""
     kind = draws.choices(list(KINDS), list(KINDS.values()))[0]
     whom = tuple(draws.sample(names, 2 if kind in OF_LINKS else 1))
     return _fault(kind, whom, draws.uniform(*FAULTS_FROM_S), draws.uniform(*LASTS_S))
 
 
 def _a_part_goes(draws: random.Random, begun: str, crowd: tuple[str, ...]) -> list[Fault]:
-    """All within a moment; the founder stays."""
+    """All of them go within a moment. The founder stays."""
     names = [*begun[1:], *crowd]
     whom = draws.sample(names, int(len(names) * draws.uniform(*PART_GOES)))
     dies = draws.random() < CRASH_AT_ONCE

@@ -65,13 +65,13 @@ FAMILIES: tuple[tuple[int, Callable[[int], Schedule]], ...] = (
     (STORMS, storm),
     (0, ordinary),
 )
-"""The last ones first."""
+"""Families, from the one that begins last to the first seeds."""
 COMPARED = 4
-"""In one of so many what is told is compared with what is so; that changes no trace."""
+"""In one seed of so many, what daemons tell is compared with the truth. That changes no trace."""
 
 
 def draw(seed: int) -> Schedule:
-    """The same for the same seed."""
+    """The schedule of a seed, always the same."""
     schedule = next(family(seed) for first, family in FAMILIES if seed >= first)
     is_compared = schedule.is_watched or seed % COMPARED == COMPARED - 1
     return replace(schedule, is_compared=is_compared)

@@ -1,7 +1,8 @@
 """One word is late, all else goes on, and somebody dies meanwhile.
 
-Who has all Prepared of a step is then a step ahead of who lacks one. Links that are slow, or lose
-pieces, hold up all that they carry, or hit that one word once in thousands.
+A member that has all Prepared of a step is then a step ahead of one that lacks one. Links that are
+slow, or lose pieces, do not test that: they hold up all that they carry, or hit that one word once
+in thousands.
 """
 
 import random
@@ -19,29 +20,29 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import NAMES, Fault, Sche
 BEGUN = (3, 6)
 FAULTS = (12, 16)
 LATE_S = (1.2, 2.4)
-"""Longer than who is gone is missed; less than half of what a call may take, and of the patience
-with whoever should have said something."""
+"""Longer than it takes to miss a dead peer. It is less than half of what a call may take, and of
+the patience with a member that should have said something."""
 MEANWHILE_S = (0.05, 0.9)
 IN_PAIRS = 0.2
-"""So many faults are of a guardian whose word is late, and which dies meanwhile; and in what the
-others agree on then a word is late, too."""
+"""The share of faults in which a guardian's word is late, and the guardian dies meanwhile. In what
+the others agree on then, another word is late."""
 OF_PREPARED = 0.6
-"""Of so many others the word is what commits a step."""
+"""The share of other faults in which the word is what commits a step."""
 MESSAGES = ("receipt", "ready", "active", "committed", "follow_done", "synced")
-"""Others for which a peer waits."""
+"""Other words for which a peer waits."""
 ALONE = 0.15
-"""So many words are late, and nothing else happens;"""
+"""The share of faults in which a word is late, and nothing else happens."""
 ON_TIME = 0.15
-"""so many are on time, and who says them dies, or who is told."""
+"""The share in which a word is on time, and its speaker or hearer dies."""
 OF_OTHERS = 0.7
-"""So many of those who die while a word is late neither say it nor are told."""
+"""The share of deaths while a word is late that hit neither its speaker nor its hearer."""
 DEATHS = {"kill": KINDS["kill"], "power cut": KINDS["power cut"]}
 AT_ONCE, LATER = 0.0, 0.99
-"""Draws by which the next fault of a calm seed begins with this one, and not."""
+"""Draws by which the next fault of a calm seed begins together with this one, or does not."""
 
 
 def late_words(seed: int) -> Schedule:
-    """A few small machines in a short run: most layers have one holder, or two."""
+    """A few small machines in a short run: most layers have one or two holders."""
     draws = random.Random(f"late words {seed}")
     begun = NAMES[: draws.randint(*BEGUN)]
     count, faults = draws.randint(*FAULTS), list[Fault]()
@@ -62,7 +63,7 @@ def late_words(seed: int) -> Schedule:
 
 
 def _pair(draws: random.Random, begun: str) -> list[Fault]:
-    """One begins with the other."""
+    """Two faults, which begin together."""
     dies = replace(_death(draws, begun), draw=AT_ONCE, at_message="receipt")
     late = replace(
         dies, kind="late word", draw=LATER, at_message="ready", late_s=draws.uniform(*LATE_S)
@@ -81,7 +82,7 @@ def _fault(draws: random.Random, begun: str) -> Fault:
 
 
 def _death(draws: random.Random, begun: str) -> Fault:
-    """Of who says a word that is late."""
+    """The death of a peer that says a late word."""
     share = draws.random()
     return Fault(
         QUICK_FIRST_S + share * (QUICK_LAST_S - QUICK_FIRST_S),

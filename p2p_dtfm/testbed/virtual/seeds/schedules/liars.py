@@ -17,23 +17,23 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import LASTING_S, NAMES, 
 BEGUN_WITH_LIARS = (4, 4, 5, 6, 8)
 RATES = (1.0, 0.5)
 LIES_LAST_S = (1.0, 3.0, math.inf)
-"""The last one: it never ends."""
+"""The last one never ends."""
 FIRST_LIE_S, LAST_LIE_S, LAST_WITH_LIES_S = 1.0, 4.0, 8.0
-"""Their runs are short."""
+"""Runs with liars are short."""
 BEGUN_IN_STAGES = (6, 7)
 KINDS_IN_STAGES = ("activation", "edge-out", "parameters", "flip", "sum", "loss")
 APART = (2, 5)
-"""Of eight seeds those, with crashes and without, in which lanes have no order among each other."""
+"""Seeds of eight, with and without crashes, in which lanes have no order among each other."""
 OUTAGE = 4
-"""Of eight seeds that one, in which all lose power at once, and those that began come back."""
+"""The seed of eight in which all lose power at once, and those that began come back."""
 OUTAGE_S = (5.0, 8.0)
 BESIDE_LIES = {"kill": 3, "power cut": 1, "pause": 2, "leave": 2, "slow disk": 1, "clock": 1}
 BESIDE_LIES_COUNT = (2, 4)
 
 
 def lies(seed: int) -> Schedule:
-    """Those that begin have the whole model each, and so has who comes: with fewer than three that
-    can compute a work again nothing is promised."""
+    """Each peer that begins or joins has the whole model. With fewer than three that can compute a
+    work again, nothing is promised."""
     draws = random.Random(f"lies {seed}")
     count, joiner_count = draws.choice(BEGUN_WITH_LIARS), draws.randint(0, 2)
     begun, joiners = NAMES[:count], NAMES[count : count + joiner_count]
@@ -77,9 +77,9 @@ def quick_lies(seed: int) -> Schedule:
 
 
 def lies_in_stages(seed: int) -> Schedule:
-    """One of six or seven lies, and none of them has room for the whole model: members of other
-    stages judge as well. Two liars would be most of a stage's three holders, whose norms and states
-    are their word."""
+    """One of six or seven lies. No machine has room for the whole model, so members of other stages
+    judge as well. Two liars would be most of a stage's three holders, whose norms and states are
+    their word."""
     draws = random.Random(f"lies in stages {seed}")
     plain = lies(seed - LIES_IN_STAGES + LIES)
     count = draws.choice(BEGUN_IN_STAGES)
@@ -106,14 +106,14 @@ def lies_in_stages(seed: int) -> Schedule:
 
 
 def rarer_lies(seed: int) -> Schedule:
-    """What is rare on machines happens all the time: words of honest ones are late, or lost."""
+    """Rare ways happen all the time: words of honest members are late, or lost."""
     place, in_stages = divmod(seed - RARER_LIES, 2)
     plain = lies_in_stages(LIES_IN_STAGES + place) if in_stages else quick_lies(QUICK_LIES + place)
     return replace(plain, is_quick=True, goes_rarer_ways=True)
 
 
 def _another_lie(seed: int, whom: tuple[str, ...]) -> Fault:
-    """One that is told in any case; it is the first, and over when it was told."""
+    """A lie that is told in any case. It comes first, and is over once it was told."""
     draws = random.Random(f"another lie {seed} {whom}")
     what = draws.choice([kind for kind in KINDS_OF_LIES if kind not in SELDOM_TOLD])
     return Fault(FIRST_LIE_S / 2, FIRST_LIE_S / 4, "lie", whom, 0.0, what)

@@ -1,8 +1,8 @@
 """Machines sleep, as with a closed lid: one, some at once or all, for seconds or minutes.
 
-Whoever sleeps for a few seconds goes on where it was. After five or so it is held to be dead, and
-the others go on without it; after half a minute its lines are given up by those who are awake. By
-its own clock none of that time has passed.
+A machine that sleeps for a few seconds goes on where it was. After five or so the others hold it
+for dead, and go on without it. After half a minute those that are awake give up their lines to it.
+By its own clock none of that time has passed.
 """
 
 import random
@@ -15,30 +15,31 @@ BEGUN = (3, 6)
 SMALL = 0.4
 ROUNDS = (1, 3)
 MORE_ROUNDS = 2
-"""In four of eight seeds: these have some fourteen faults, and the others six."""
+"""More rounds in four of eight seeds: these have some fourteen faults, the others six."""
 NEXT_AFTER_S = (4.0, 20.0)
-"""A round of sleeps; one of the round before may last still."""
+"""Time to the next round of sleeps. Some of the round before may still sleep."""
 SLEEPS_S = {(2.5, 5.0): 2, (5.0, 12.0): 3, (12.0, 28.0): 3, (32.0, 70.0): 3, (70.0, 180.0): 1}
-"""How often so long."""
+"""Durations, and how often each is drawn."""
 CLOSED_WITHIN_S = 2.0
-"""Those of one round."""
+"""All lids of one round close within this time."""
 ALL, SOME = 0.25, 0.6
-"""In so many rounds all sleep; up to here some do, and else one."""
+"""Below the first draw all sleep, below the second some do, and else one."""
 TOGETHER = 0.5
-"""So many rounds of several last equally long, but for what parts their beginnings."""
+"""The share of rounds in which all sleep equally long, though they do not begin together."""
 STRICT = 0.5
-"""In so many seeds nobody is out of reach but who sleeps or is dead."""
+"""The share of seeds in which only sleepers and the dead are out of reach."""
 CRASHES = {"kill": 4, "power cut": 2, "slow disk": 2, "lost memory": 1}
 BESIDES = {**CRASHES, "pause": 3, "cut": 2, "one-way cut": 1}
 BESIDES_COUNT = (0, 3)
 BESIDES_LAST_S = (0.3, 12.0)
 IS_LATE = 0.4
-"""Of so many who wake the network is back later, where it may be,"""
+"""The share of sleepers that get their network back some time after they wake, where that may
+be."""
 LATE_S = (0.5, 4.0)
-"""as where it has to look for it,"""
+"""How much later, where a machine has to look for its network."""
 FORGETS = 0.3
-"""or so late, in so many of these, that a router between has forgotten its lines: it finds that
-out by itself."""
+"""The share of these for which a router between has forgotten the lines. They find that out by
+themselves."""
 FORGOTTEN_S = (15.0, 32.0)
 
 
@@ -93,12 +94,12 @@ def _drawn_s(draws: random.Random) -> float:
 
 
 def _of_one(fault: Fault) -> Fault:
-    """Two are drawn, for the ends of a line."""
+    """Two peers are drawn, for the ends of a line; other faults take the first."""
     return fault if fault.kind in OF_LINKS else replace(fault, whom=fault.whom[:1])
 
 
 def _without_network(draws: random.Random, sleep: Fault) -> Fault:
-    """It is cut off from all others as it falls asleep, and for a while longer."""
+    """The sleeper is cut off from all others as it falls asleep, and for a while after it wakes."""
     bounds_s = FORGOTTEN_S if draws.random() < FORGETS else LATE_S
     lasts_s = sleep.lasts_s + draws.uniform(*bounds_s)
     return replace(sleep, kind="partition", lasts_s=lasts_s)

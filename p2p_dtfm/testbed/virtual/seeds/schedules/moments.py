@@ -24,18 +24,18 @@ JOINERS = (0, 2)
 FAULTS = (16, 20)
 LASTING_S = (0.3, 0.6, 1.5, 3.0, 6.0)
 JUST_AFTER_S = (0.0, 0.0, 0.001, 0.005, 0.02)
-"""A message is there after 0.2 to 10 ms."""
+"""A message takes 0.2 to 10 ms."""
 BETWEEN_TWO_WORDS = 0.5
-"""So many of those who die as they say something to several have said it to one."""
+"""The share of those that die as they speak to several, and have then spoken to one only."""
 ONLY_CRASHES = 0.4
-"""Of so many seeds."""
+"""The share of seeds with crashes alone."""
 CALM = 0.5
 APART = 0.5
 AUDITED = 0.125
 LET_IN_WITHIN_S = 12.0
 LIVES_AHEAD = 7
-"""Of eight seeds that one, in which somebody lives by a clock that is ahead, and by a right one
-again."""
+"""The seed of eight in which somebody first lives by a clock that is ahead, and then by a right
+one."""
 
 KINDS = {
     "kill": 5,
@@ -61,7 +61,7 @@ OF_STEPS = "prepared"
 MESSAGES = tuple(f"{OF_VIEWS} {OF_STATES} {OF_STEPS}".split())
 """What few daemons tell one another in calls."""
 AT_STEPS = 0.25
-"""So many, besides, wait for what commits a step."""
+"""The share of faults that wait, besides, for what commits a step."""
 
 
 def moments(seed: int) -> Schedule:
@@ -112,7 +112,7 @@ def _fault(draws: random.Random, kinds: dict[str, int], names: str) -> Fault:
 
 
 def _at_the_end(draws: random.Random, begun: str, step: int) -> Fault:
-    """What is lost then, who is done has to make once more."""
+    """Peers that are done with the run have to make once more what is lost then."""
     after_s = draws.uniform(*AFTER_THE_END_S)
     return Fault(
         QUICK_LAST_S + after_s,

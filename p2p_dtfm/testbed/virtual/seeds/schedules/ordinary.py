@@ -26,59 +26,59 @@ BEGUN = (3, 5)
 JOINERS = (0, 3)
 FAULTS = (12, 16)
 AUDITS = 3
-"""Of eight seeds that one, in which work is computed again before a step commits."""
+"""The seed of eight in which work is computed again before a step commits."""
 RESIDENTS = 6
-"""Of eight seeds that one, in which who is paused by its owner stays in the same process."""
+"""The seed of eight in which a daemon that its owner pauses stays in the same process."""
 OUTAGES = 4
-"""Of eight seeds that one, in which all lose power at once, and some come back first."""
+"""The seed of eight in which all lose power at once, and some come back first."""
 INVITED = 0
-"""Of sixteen seeds that one, in which the run lets in only who shows an invitation."""
+"""The seed of sixteen in which the run lets in only peers that show an invitation."""
 PRIVATE = 9
-"""Of sixteen seeds that one, in which small machines leave both ends, and the data, to some."""
+"""The seed of sixteen in which small machines leave both ends, and the data, to some."""
 FORGETFUL = 7
-"""Of sixteen seeds that one, in which the founder's home loses whom it has met in the run."""
+"""The seed of sixteen in which the founder's home loses whom it has met in the run."""
 SWIZZLED = 10
-"""Of sixteen seeds that one, in which some are cut off from all others one after the other, and
-come back in another order."""
+"""The seed of sixteen in which some are cut off from all others, one after the other, and come back
+in another order."""
 DAMAGED = (5, 12)
-"""Of sixteen seeds those, with small machines and with large ones, in which some machines change a
-word of some of what they send over streams."""
+"""The seeds of sixteen, with small and with large machines, in which some machines change a word of
+some of what they send over streams."""
 DAMAGED_TIMES = 3
 BUSY = (1, 14)
-"""Of sixteen seeds those, with small machines and with large ones, in which some do other things
-besides, and all that they compute takes many times as long."""
+"""The seeds of sixteen, with small and with large machines, in which some do other things besides:
+all that they compute takes many times as long."""
 BUSY_TIMES = 2
 APART = (2, 11)
-"""Of sixteen seeds those, in one of which machines only crash, in which the lanes and calls between
-two have no order among each other, and any of them may be held up while the others go on."""
+"""The seeds of sixteen in which the lanes and calls between two peers have no order among each
+other. Any may be held up while the others go on. In one of the two, machines only crash."""
 NARROW = 15
-"""Of sixteen seeds that one, in which states and gradients take long on all links."""
+"""The seed of sixteen in which states and gradients take long on all links."""
 GIVEN, ADAPTERS = 5, 13
-"""Of sixteen seeds those of small machines, in which the model starts from given weights: with a
+"""The seeds of sixteen, with small machines, in which the model starts from given weights: with a
 head that is its embedding, and frozen under adapters."""
 RECIPE_NAMES = ("muon", "local", "signs", "sparse", "int8")
-"""`run.RECIPES` has them."""
+"""Names in `run.RECIPES`."""
 
 QUICK_FIRST_S, QUICK_LAST_S = 2.0, 14.0
 QUICK_LAST_STEP = 11
-"""Of 16: what is to be done in a quick seed begins by its time, or with a step where steps come
-faster than that; else the run would be at its end."""
+"""The last of 16 steps with which a quick seed's faults begin. They begin by their time, or by a
+step if steps come sooner: else the run would end before them."""
 QUICK_FOUNDING = 0.25
-"""In so many of the quick seeds faults begin as daemons do, which meet then, and agree on their
-first view; in the others with the first step, or all would be done before one."""
+"""The share of quick seeds in which faults begin as the daemons start, meet, and agree on their
+first view. In the others they begin with the first step: else all would be over before one."""
 QUICK_LASTS = 0.5
-"""So much of the time that it would: a seed costs nearly as much for each second as for a step."""
+"""The share of a fault's usual time: a second of a seed costs nearly as much as a step."""
 BESIDES_QUICK = 4
-"""More faults: of some nothing comes, as whom they are done to is dead, or the run at its end."""
+"""How many more faults there are: some do nothing, as their peer is dead or the run at its end."""
 DUMB_TIMES = 4
 DUMB_FOR_S = (1.0, 12.0)
-"""What is asked of p2pd is given up after five."""
+"""What is asked of p2pd is given up after five seconds."""
 QUICK_SAMPLES_EVERY = 64
-"""What the model writes takes long: not one of eight seeds, but one of so many."""
+"""What the model writes takes long: so it writes in one seed of so many, not of eight."""
 
 
 def ordinary(seed: int) -> Schedule:
-    """Three to eight daemons, of which some join on the way."""
+    """Three to eight daemons, some of which join on the way."""
     draws = random.Random(f"faults {seed}")
     kinds = CRASHES if seed % 4 == 3 else KINDS
     count, joiner_count = draws.randint(*BEGUN), draws.randint(*JOINERS)
@@ -130,7 +130,7 @@ def any_fault(
 
 
 def _some(kind: str, times: int, seed: int, begun: Sequence[str]) -> list[Fault]:
-    """So many faults of a kind, whenever."""
+    """So many faults of a kind, at any time."""
     draws = random.Random(f"{kind.split()[0]} {seed}")
     return [
         Fault(
@@ -145,8 +145,8 @@ def _some(kind: str, times: int, seed: int, begun: Sequence[str]) -> list[Fault]
 
 
 def otherwise(seed: int) -> Schedule:
-    """Differences of local steps take memory, and nobody audits what is rounded: all machines have
-    room for the whole model, and what needs little memory or audits is left to other seeds."""
+    """Differences of local steps take memory, and rounded work is not audited. So all machines have
+    room for the whole model. What needs small machines or audits is left to other seeds."""
     name = RECIPE_NAMES[seed % len(RECIPE_NAMES)]
     return replace(
         ordinary(seed - RECIPES), model=name, is_small=False, is_audited=False, is_private=False
@@ -154,8 +154,8 @@ def otherwise(seed: int) -> Schedule:
 
 
 def quick(seed: int) -> Schedule:
-    """The same faults, each half as long, and some more; and more of them begin before the run
-    ends: of the first seeds one in five comes to fewer than ten."""
+    """The same faults, each half as long, and some more. More of them begin before the run ends:
+    one in five of the first seeds comes to fewer than ten."""
     place = seed - QUICK
     plain, draws = ordinary(place), random.Random(f"quick {seed}")
     kinds = CRASHES if place % 4 == 3 else KINDS
@@ -174,8 +174,8 @@ def quick(seed: int) -> Schedule:
 
 
 def dumb(seed: int) -> Schedule:
-    """p2pd answers nothing for a while, as where a machine swaps or measures with all its cores.
-    Whoever starts again meanwhile finds its own so."""
+    """p2pd answers nothing for a while, as where a machine swaps or measures with all its cores. A
+    daemon that starts meanwhile finds its own p2pd so."""
     draws = random.Random(f"dumb {seed}")
     plain = quick(seed - DUMB + QUICK)
     names = [*plain.begun, *plain.joiners]
@@ -195,12 +195,13 @@ def dumb(seed: int) -> Schedule:
 
 
 def rarer(seed: int) -> Schedule:
-    """What is rare on machines happens all the time, until all is mended."""
+    """Rare ways happen all the time, until all is mended."""
     return replace(quick(seed - RARER + QUICK), goes_rarer_ways=True)
 
 
 def sooner(fault: Fault) -> Fault:
-    """Of those who are cut off in turns none may be back too soon: they begin by their time."""
+    """The fault in a quick seed. Cut-offs in turns begin by their time: nobody may be back too
+    soon."""
     share = (fault.at_s - FIRST_S) / (LAST_S - FIRST_S)
     return replace(
         fault,
@@ -211,8 +212,8 @@ def sooner(fault: Fault) -> Fault:
 
 
 def _outage(seed: int, begun: str) -> Fault:
-    """Who comes back first are some of those that began; the others stay away until all is
-    mended, unless another fault's end brings them back."""
+    """The drawn peers come back first. The others stay away until all is mended, unless another
+    fault's end brings them back."""
     draws = random.Random(f"outage {seed}")
     first = tuple(draws.sample(begun, draws.randint(1, len(begun))))
     lasts_s = draws.choice(LASTING_S) * draws.uniform(0.5, 1.5)
@@ -220,7 +221,7 @@ def _outage(seed: int, begun: str) -> Fault:
 
 
 def _leave(seed: int, begun: str) -> Fault:
-    """Who stays resident shows nothing where nobody is paused."""
+    """A leave: seeds with residents show nothing if nobody is paused."""
     draws = random.Random(f"leave {seed}")
     lasts_s = draws.choice(LASTING_S) * draws.uniform(0.5, 1.5)
     at_s, whom = draws.uniform(FIRST_S, LAST_S), draws.choice(begun)
@@ -228,7 +229,7 @@ def _leave(seed: int, begun: str) -> Fault:
 
 
 def _swizzle(seed: int, begun: str) -> list[Fault]:
-    """One fault for each of those that are cut off. All are before the first comes back."""
+    """One fault for each peer that is cut off. All of them are, before the first comes back."""
     draws = random.Random(f"swizzle {seed}")
     whom = draws.sample(begun, draws.randint(2, len(begun)))
     first_s, apart_s = draws.uniform(FIRST_S, LAST_S), draws.choice(LASTING_S)

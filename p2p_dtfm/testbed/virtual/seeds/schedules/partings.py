@@ -1,7 +1,7 @@
 """A swarm is divided, and its sides meet again in the middle of a long run of slow machines.
 
-In most seeds a run is over soon after the last fault: who has not met by then has trained apart to
-the end. Here so much of it is left that a swarm that stays divided is seen.
+In most seeds a run is over soon after the last fault: sides that have not met by then have trained
+apart to the end. Here so much of the run is left that it shows if a swarm stays divided.
 """
 
 import random
@@ -13,9 +13,9 @@ BEGUN = (3, 6)
 APART_S = (4.0, 20.0)
 PARTINGS = (1, 2)
 AGAIN_AFTER_S = (2.0, 8.0)
-"""The next one; the first may last still."""
+"""Time to the next parting. The one before may still last."""
 ALONE = 0.3
-"""So many are of one that is cut off from all others."""
+"""The share of partings that cut one peer off from all others."""
 BESIDES = {"kill": 3, "pause": 1, "one-way cut": 2, "cut": 2, "lost memory": 1}
 BESIDES_COUNT = (0, 3)
 BESIDES_LAST_S = (0.3, 6.0)

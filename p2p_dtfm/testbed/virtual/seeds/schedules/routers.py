@@ -1,8 +1,7 @@
-"""Some machines are behind routers, and whoever passes them on to others goes away, mostly several
-times in a seed.
+"""Some machines are behind routers, and their relays go away, mostly several times in a seed.
 
-Who is behind a router finds out that its relay is gone within seconds, and takes another one: so
-machines are slow, or the run would be over by then.
+A peer behind a router finds out within seconds that its relay is gone, and takes another one. So
+machines are slow: else the run would be over by then.
 """
 
 import random
@@ -14,12 +13,12 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import LASTING_S, NAMES, 
 BEGUN = (4, 7)
 JOINERS = (0, 1)
 WITHIN_S = (0.5, 30.0)
-"""Of the first step."""
+"""Time after the first step."""
 WITH_FOUNDER = 0.3
-"""In so many the founder is among them, and all meet elsewhere."""
+"""The share of seeds in which the founder is behind a router, so that all meet elsewhere."""
 RELAYS_DIE = (2, 4)
 TOGETHER = 0.5
-"""With so many of the relays somebody else dies, or is cut off."""
+"""The share of dead relays with which somebody else dies, or is cut off."""
 WITH_RELAYS = {"kill": 3, "pause": 1, "partition": 1}
 BESIDES = {
     "kill": 3,
@@ -63,7 +62,7 @@ def routers(seed: int) -> Schedule:
 
 
 def _relay_dies(draws: random.Random, begun: str) -> list[Fault]:
-    """Alone, or at once with somebody that the seed draws."""
+    """A relay dies alone, or at once with somebody that the seed draws."""
     lasts_s = draws.choice(LASTING_S) * draws.uniform(0.5, 1.5)
     dies = _within(draws, Fault(0.0, lasts_s, "dead relay", (), draws.random()))
     if draws.random() >= TOGETHER:

@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 NAMES = "abcdefghijkl"
 FIRST_S, LAST_S = 3.0, 26.0
-"""After the last of those that begin the run was started."""
+"""Time after the last peer that begins the run was started."""
 QUICK_STEPS = 16
 """A step takes a tenth of a second of processor time: where faults begin with steps, fewer do."""
 CALM_STEPS = 32
-"""Each fault takes one or two."""
+"""Each fault takes one or two steps."""
 LASTING_S = (0.3, 1.0, 3.0, 6.0, 12.0)
 BACK_S, AHEAD_S = -7200.0, 86_400.0
 """How far wall clocks jump."""
@@ -43,7 +43,7 @@ KINDS = {
     "lid": 0,
     "go home": 0,
 }
-"""How often each is drawn; each newcomer joins once, and some seeds have the last ten."""
+"""How often each kind is drawn. Each newcomer joins once, and only some seeds have the last ten."""
 CRASHES = {
     "kill": 6,
     "power cut": 3,
@@ -57,41 +57,42 @@ CRASHES = {
     "late word": 0,
     "lid": 0,
 }
-"""In every fourth seed only these: in it what is told to be safe is held to its word."""
+"""The only kinds in every fourth seed, which holds what is told to be safe to its word."""
 UNDISTURBED = frozenset({"lie", "join"})
-"""With these a verdict is about what was done, and about nobody who was away meanwhile."""
+"""Faults beside which a verdict is about lies alone, and not about absent peers."""
 OF_LINKS = frozenset({"cut", "one-way cut", "slow link", "lossy link", "doubled calls"})
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Begins `at_s` after all that begin the run were started, and ends after a while."""
+    """Begins `at_s` after all that begin the run were started, and ends after `lasts_s`."""
 
     at_s: float
     lasts_s: float
     kind: str
     whom: tuple[str, ...]
-    """Those to whom it is done: one, the two ends of a link, one side of a partition, who comes
-    back first, or nobody yet, where it is done to who relays for the most by then."""
+    """The peers to which it is done: one, the two ends of a link, one side of a partition, or those
+    that come back first. Empty, where it is done to the busiest relay of that time."""
     draw: float
-    """Between 0 and 1: how far, where that is asked."""
+    """Between 0 and 1. It decides what the fault's kind leaves to chance."""
     what: str = ""
-    """Of lies: in what."""
+    """The kind of a lie."""
     at_step: int | None = None
-    """It begins sooner if so many steps are committed,"""
+    """The fault begins sooner, if so many steps are committed."""
     after_s: float = 0.0
-    """and so long after that."""
+    """How long after `at_step`, or after its message, it begins."""
     at_message: str = ""
-    """By now it waits for a message of this kind, and is done to one end of its way, or to both:
-    `seeds.watching.moments`."""
+    """From its time on, the fault waits for a message of this kind, and is done to one end of its
+    way, or to both: `seeds.watching.moments`."""
     is_of_goal: bool = False
-    """To whom it is said, or from there."""
+    """It is done to the hearer, or on the way from there, not to the speaker."""
     comes_before: bool = False
-    """Who was to say it to several dies before the word for this one has left."""
+    """The speaker dies after its first word to several, before the word for this hearer leaves."""
     late_s: float = 0.0
-    """The message it waits for, and what follows of its kind on that way, leaves so much later,"""
+    """How much later the message leaves that it waits for, with what follows of its kind on that
+    way."""
     is_of_third: bool = False
-    """and it is done meanwhile to somebody who neither says it nor is told."""
+    """It is done meanwhile to a peer that neither says nor hears the message."""
 
     def __str__(self) -> str:
         what = f" ({self.what})" if self.what else ""
@@ -104,74 +105,74 @@ class Fault:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Of one seed."""
+    """What is to happen in one seed."""
 
     begun: tuple[str, ...]
-    """The founder first."""
+    """Peers that begin the run, the founder first."""
     joiners: tuple[str, ...]
     faults: tuple[Fault, ...]
     is_small: bool = False
-    """The machines are near one another and have little memory: no one of them has room for the
-    whole model, few layers are held twice, and guardians keep up with each step."""
+    """The machines are near one another and have little memory. None has room for the whole model,
+    few layers are held twice, and guardians keep up with each step."""
     is_crowd: bool = False
-    """So many join that all are on lines that are soon measured."""
+    """So many join that all lines are thin: these are soon measured."""
     roomy: tuple[str, ...] = ()
-    """But these have room for all of it."""
+    """Machines that have room for the whole model all the same."""
     is_quick: bool = False
-    """The run is short,"""
+    """The run is short, unless `is_long`."""
     is_long: bool = False
-    """or has as many steps as others, of which some are left long after all is mended."""
+    """The run has as many steps as others, and some are left long after all is mended."""
     waits_for_a_step: bool = False
     """Faults begin after the first step, not after the daemons did."""
     rooms_are_tight: bool = False
-    """What large models fill the small one fills, too: `surroundings.tight_rooms`."""
+    """The small model fills what only large models fill elsewhere: `surroundings.tight_rooms`."""
     goes_rarer_ways: bool = False
-    """What is rare on machines happens all the time: `surroundings.rarer`."""
+    """Daemons go rare ways all the time: `surroundings.rarer`."""
     is_calm: bool = False
-    """Each fault, or two at a time, waits until the one before is over, and a step is committed
-    since: who is stuck is not helped by the next one."""
+    """Each fault, or two at a time, waits until the one before is over and a step has committed
+    since. So no next fault helps a peer that is stuck."""
     is_slow: bool = False
-    """Machines compute so slowly that whoever is away for a minute misses a part of the run alone;
-    and once all is mended nobody stays out of the others' view."""
+    """Machines compute so slowly that a peer that is away for a minute misses only a part of the
+    run. Once all is mended, no peer stays out of the others' view."""
     goes_on_after_the_end: bool = False
     """Faults that are not over with the last step begin all the same."""
     stays_resident: bool = False
-    """Who is paused by its owner comes back in the same process."""
+    """A daemon that its owner pauses comes back in the same process."""
     writes_samples: bool = False
-    """The model writes as it learns."""
+    """The model writes samples as it learns."""
     is_watched: bool = False
     """Somebody asks every daemon all that it tells, again and again."""
     is_compared: bool = False
-    """What daemons tell their users is compared with what is so: `seeds.told`."""
+    """What daemons tell their users is compared with the truth: `seeds.told`."""
     is_audited: bool = False
-    """Work is computed again by others before a step commits."""
+    """Others compute work again before a step commits."""
     is_narrow: bool = False
-    """Links are slow enough for who dies to be in the middle of a transfer."""
+    """Links are so slow that a peer may well die in the middle of a transfer."""
     lanes_are_apart: bool = False
     """What is sent over one lane says nothing of when it comes over another one."""
     model: str = ""
-    """Which one is trained: `run.MODELS`; empty: the plain one."""
+    """The model that is trained: `run.MODELS`; empty: the plain one."""
     is_invited: bool = False
-    """Whoever joins shows a line of the founder's."""
+    """Joiners show a line of the founder's."""
     is_private: bool = False
-    """All that begin but the last one are named as those that alone may have ends and data."""
+    """All that begin but the last one are named: they alone may have ends and data."""
     behind: tuple[str, ...] = ()
-    """Who is behind a router: nobody can call them."""
+    """Peers behind a router: nobody can call them."""
     liars: tuple[str, ...] = ()
-    """Who ever lies: a quarter of those that begin, at most."""
+    """Peers that ever lie: a quarter of those that begin, at most."""
     lie_together: bool = False
-    """Each finds the others' work right, and says so."""
+    """Each liar finds the others' work right, and says so."""
     audit_rate: float = 0.5
-    """Where it is audited."""
+    """The share of works that are audited, where any are."""
 
     @property
     def callable_first(self) -> tuple[str, ...]:
-        """Whose address those are given that begin after them."""
+        """Peers whose addresses are given to those that begin after them."""
         return tuple(name for name in self.begun if name not in self.behind)
 
     @property
     def has_only_crashes(self) -> bool:
-        """Nobody is out of reach but who is dead or asleep."""
+        """Only the dead and sleepers are out of reach."""
         return all(fault.kind in CRASHES for fault in self.faults)
 
     @property
@@ -180,15 +181,15 @@ class Schedule:
 
     @property
     def lies(self) -> list[tuple[str, str]]:
-        """Who lies in what."""
+        """Names of liars, and in what they lie."""
         return [(name, fault.what) for fault in self.faults if fault.what for name in fault.whom]
 
     @property
     def send_damaged(self) -> set[str]:
-        """Whose bytes are changed before they are sent."""
+        """Peers whose bytes are changed before they are sent."""
         return {fault.whom[0] for fault in self.faults if fault.kind == "damaged bytes"}
 
     def only(self, kept: frozenset[int]) -> "Schedule":
-        """With these of its faults, by their place in it."""
+        """The schedule with only these of its faults, by their place."""
         faults = tuple(fault for place, fault in enumerate(self.faults) if place in kept)
         return replace(self, faults=faults)

@@ -14,11 +14,11 @@ from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
 from p2p_dtfm.testbed.virtual.peer import Peer
 
 EXPIRES_S = 4_000_000_000
-"""Whatever is done to clocks."""
+"""Later than any clock that a fault sets."""
 
 
 def by_invitation(run: Path, founder: Identity, folder: Path) -> Path:
-    """The same run, of which `founder` says who may be in it; its steps are the same."""
+    """The same run, in which `founder` says who may be in it. Its steps are the same."""
     spec = RunSpec.model_validate_json(run.read_text())
     key = directory_key(founder).hex()
     admission = {"mode": "invited", "founder": founder.peer_id, "key": key}
@@ -29,7 +29,7 @@ def by_invitation(run: Path, founder: Identity, folder: Path) -> Path:
 
 
 def line_of(founder: Peer, identity: Identity, address: str) -> dict[str, object]:
-    """The settings of whoever has pasted the founder's line; it may invite others in turn."""
+    """The settings of a peer that has pasted the founder's line. It may invite others in turn."""
     assert founder.daemon is not None
     run_digest, key = founder.daemon.run_digest, directory_key(identity)
     seed = bytes.fromhex(digest_bytes(b"line of " + identity.peer_id.encode()))

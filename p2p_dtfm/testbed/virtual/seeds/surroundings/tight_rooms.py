@@ -1,5 +1,6 @@
-"""Bounds of queues and buffers that the small model never comes to, brought down to where it does:
-two steps' gradients, one state at a time, and no state in memory beside another one."""
+"""Bounds of queues and buffers that the small model never reaches, lowered until it does. There is
+room for two steps' gradients, for one state at a time, and for no state in memory beside another
+one."""
 
 import contextlib
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ FIRST_PROBE_BYTES = 1 << 17
 
 @contextlib.contextmanager
 def tight_rooms() -> Iterator[None]:
-    """For all daemons of this process, until it ends."""
+    """Lowers them for all daemons of this process, meanwhile."""
     patches = Patches()
     try:
         patches.put(guardians, "QUEUED_BYTES_LIMIT", 0)
@@ -43,8 +44,8 @@ def tight_rooms() -> Iterator[None]:
 
 @contextlib.contextmanager
 def small_probes() -> Iterator[None]:
-    """Of lines as thin as `links.THIN_BYTES_PER_S`: of dozens that come at once each measures its
-    line to each, and what these send is else most of all that happens."""
+    """For lines as thin as `links.THIN_BYTES_PER_S`. Where dozens come at once, each measures its
+    line to each, and the probes are else most of all that happens."""
     patches = Patches()
     try:
 

@@ -1,8 +1,9 @@
-"""What daemons tell their users is compared with what is so in the world.
+"""Compares what daemons tell their users with the truth about the world.
 
-`told` asks each in turn and knows for how long each falsehood has lasted; `world` is what is so.
-The others each compare one kind of what is told: `states` where a daemon says that it stands,
-`whom` it says that it waits for, `figures`, and what is `wrong`.
+`told` asks each daemon in turn, and knows for how long each falsehood has lasted. `world` is the
+truth. The others each compare one kind of what is told. `states` is about where a daemon says that
+it stands, and `whom` about whom it waits for. `figures` and `wrong` compare figures, and what a
+daemon says is wrong.
 
 All of it looks, and changes nothing: a seed has the same trace with it as without.
 """

@@ -11,19 +11,19 @@ from p2p_dtfm.web.state import ContributionBoard
 
 BOUND_S = 4.0
 GONE_S = 30.0
-"""Whoever has died is a member no longer by then: see `whom`."""
+"""Nobody names a peer as a member any more that has been dead for so long: see `whom`."""
 WINDOW_S, WINDOW_STEPS = 30.0, 20
-"""A rate is over the last while of the present view, whichever of the two is longer, and waiting
-is in it, but for what no more than two usual steps take: as docs/dashboard.md says it."""
+"""A rate covers the last while of the present view, in time or in steps, whichever is longer. It
+includes waits, but a wait without a step only up to two usual steps, as docs/dashboard.md says."""
 SEEN_S = 0.6
-"""So much apart may be when a step commits and when its line is in the history."""
+"""The most time between a step's commit and its line in the history."""
 ROUNDED = 0.02
 HEARD_S = 1.5
-"""What came is dealt with by then."""
+"""The daemon has dealt by then with what came."""
 
 
 def figures(word: Word, world: Truth) -> Iterator[Falsehood]:
-    """Those that are not so."""
+    """Figures that are not so."""
     yield from _steps(word, world)
     yield from _losses(word, world)
     yield from _rate(word, world)
@@ -46,8 +46,8 @@ def _steps(word: Word, world: Truth) -> Iterator[Falsehood]:
 
 
 def _losses(word: Word, world: Truth) -> Iterator[Falsehood]:
-    """The newest loss is that of the step before the one that comes; of who has not seen that
-    commit, of one before."""
+    """The newest loss is that of the step before the coming one. A daemon that has not seen that
+    commit may tell an earlier one."""
     reference, loss = world.reference, word.status.get("loss")
     if reference is None or not reference.is_like_one:
         return
@@ -68,7 +68,7 @@ def _is_of(loss: float, losses: list[float]) -> bool:
 
 
 def marks_s(events: list[dict[str, Any]], number: int) -> list[float]:
-    """When the view of that number took over and each of its steps since was told of."""
+    """When the view of that number took over, and when each of its steps since was told."""
     marks: list[float] = []
     first = 0
     for event in events:
@@ -102,7 +102,7 @@ def _rate(word: Word, world: Truth) -> Iterator[Falsehood]:
         rate = told / spec.tokens_per_step
         waited_s, worked_s = word.now_s - marks[0], marks[-1] - marks[0]
         least = count / (waited_s + SEEN_S)
-        # what no step commits in is left out for up to two usual steps
+        # time without a commit is left out beyond two usual steps
         most = count / max(worked_s - SEEN_S, waited_s * count / (count + 2) - SEEN_S, 1e-9)
         if not least * (1 - ROUNDED) <= rate <= most * (1 + ROUNDED):
             what = f"tells of {rate:.3f} steps/s, and {count} in {waited_s:.1f} s commit"
@@ -130,7 +130,7 @@ def _members(word: Word, world: Truth) -> Iterator[Falsehood]:
 
 
 def _heard(word: Word, world: Truth) -> Iterator[Falsehood]:
-    """How long ago each member was heard of: nobody is heard without that anything came."""
+    """How long ago each member was heard: never later than anything last came from it."""
     awake_s = world.awake_s.get(word.me, word.now_s)
     for told in word.members:
         ago_s, peer_id = told["heard_s_ago"], told["peer_id"]
@@ -149,7 +149,7 @@ def _heard(word: Word, world: Truth) -> Iterator[Falsehood]:
 
 
 def _given(word: Word, world: Truth) -> Iterator[Falsehood]:
-    """What it says to have given in all."""
+    """What the daemon says it has given in all."""
     if word.participant is None:
         return
     board = word.participant.local.observer.contribution()
@@ -170,7 +170,7 @@ def _given(word: Word, world: Truth) -> Iterator[Falsehood]:
 
 
 def _tokens(word: Word, world: Truth, board: ContributionBoard) -> Iterator[Falsehood]:
-    """Through as many layers as the model has: what it has computed, kept or done again."""
+    """Tokens count through as many layers as the model has: computed, kept or done again."""
     assert word.participant is not None
     layers = word.participant.membership.workload.layer_count
     given, taken = board.ever.tokens, world.swarm.taken[word.me] / layers
@@ -185,7 +185,7 @@ def _tokens(word: Word, world: Truth, board: ContributionBoard) -> Iterator[Fals
 
 
 def _counted(word: Word) -> Iterator[Falsehood]:
-    """Steps that this process has seen committed: each is a line of its history."""
+    """Each step that this process has seen committed is a line of its history."""
     lines = [it for it in word.peer.events() if it["event"] == "step"]
     here = sum(it["at_s"] >= word.peer.started_s for it in lines)
     if word.live.committed_here != here:
@@ -194,7 +194,7 @@ def _counted(word: Word) -> Iterator[Falsehood]:
 
 
 def _whole(word: Word) -> Iterator[Falsehood]:
-    """The newest checkpoint of all layers is on its disk, each layer's file as it was written."""
+    """The newest whole checkpoint is on the daemon's disk, each layer's file as it was written."""
     step = word.status["whole_checkpoint_step"]
     if step is not None and not has_saved_all(word.peer, step):
         yield Falsehood("checkpoint", f"tells of a whole checkpoint of step {step}", BOUND_S)

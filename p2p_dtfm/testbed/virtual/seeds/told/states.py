@@ -7,12 +7,12 @@ from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.testbed.virtual.seeds.told.world import Falsehood, Truth, Word
 
 BOUND_S = 4.0
-"""A state is told by whoever comes to it, in its next turn; an update of the states, a file or a
-plan may come before that."""
+"""A daemon tells a new state in its next turn. An update of the states, a file or a plan may come
+before that."""
 
 
 def states(word: Word, world: Truth) -> Iterator[Falsehood]:
-    """What is not so of state and reason."""
+    """What is false in the daemon's state and reason."""
     is_so = _MEANS.get(word.state)
     if is_so is not None and not is_so(word, world):
         yield Falsehood(f"is {word.state}", f"says that it is {_told(word)}", BOUND_S)
@@ -41,7 +41,7 @@ def _training(word: Word) -> Iterator[Falsehood]:
 
 
 def _syncing(word: Word) -> Iterator[Falsehood]:
-    """So many layers are late as it says."""
+    """As many layers are late as the reason says."""
     trainer, told = word.trainer, _LATE.match(word.reason)
     if trainer is None or told is None or word.plan is None:
         return
@@ -73,7 +73,7 @@ def _is_spare(word: Word, world: Truth) -> bool:
 
 
 def _is_outside(word: Word, world: Truth) -> bool:
-    """In no view, nor about to be in one that was agreed on with it."""
+    """It is in no view."""
     return word.view is None
 
 
@@ -131,4 +131,4 @@ _REASONS: dict[str, Callable[[Word], bool]] = {
     "rejoins: ": lambda word: word.view is None,
     "no peer has ": _waits_for_a_plan,
 }
-"""By how a reason begins, when it is so."""
+"""Whether a reason is true, by how it begins."""

@@ -11,21 +11,21 @@ from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 
 class Comparison:
-    """Of one seed; nothing is asked of `liars`."""
+    """Compares all words of one seed. Nothing is asked of `liars`."""
 
     def __init__(self, swarm: Swarm, total_steps: int, liars: tuple[str, ...] = ()) -> None:
         self.world = Truth(swarm, total_steps)
         self._swarm = swarm
         self._liars = liars
         self._since_s: dict[tuple[str, str], float] = {}
-        """Of each falsehood, by process."""
+        """Since when each falsehood lasts, by process and name."""
         self._waits = TrueWaits()
         self._stands_since_s: float | None = None
         self.words = 0
-        """So many were compared."""
+        """How many words were compared."""
 
     def look(self, now_s: float) -> str:
-        """What is told and has not been so for too long; empty where there is nothing."""
+        """What is told and has been false for too long; empty, if nothing."""
         world, lasting = self.world, dict[tuple[str, str], float]()
         world.look()
         self._look_at_waits(now_s)
@@ -59,7 +59,7 @@ class Comparison:
         self._waits.look(list(self._swarm.loop.tasks()), now_s, awake)
 
     def _word_of(self, peer: Peer) -> Word | None:
-        """None of whom nobody could ask now."""
+        """What the peer tells; None if nobody could ask it now."""
         daemon, process = peer.daemon, peer.process
         if daemon is None or daemon.status_api is None or process is None or peer.is_away:
             return None
@@ -72,7 +72,7 @@ class Comparison:
         return Word(peer, self._swarm.now_s, *told, api.participant)
 
     def _stands_still(self, words: list[Word], now_s: float) -> str:
-        """Since somebody has told of a step, or somebody was heard who says why there is none."""
+        """No step for long since anybody told of one, and nobody says why; empty otherwise."""
         silent = stands_still(words, self.world)
         if not silent or self.world.step_s > now_s - STANDS_S:
             self._stands_since_s = None
@@ -84,7 +84,7 @@ class Comparison:
 
 
 def _away(peer: Peer) -> str:
-    """What whoever is paused by its owner tells that is not so."""
+    """What a peer that its owner paused tells that is false; empty, if nothing."""
     resident, process = peer.resident, peer.process
     if not peer.is_away or resident is None or process is None or not process.takes_turns:
         return ""

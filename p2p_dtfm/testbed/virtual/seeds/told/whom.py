@@ -1,4 +1,4 @@
-"""Whom a daemon says that it waits for, and where its tasks stand."""
+"""Whom a daemon says it waits for, and where it says its tasks wait."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,19 +10,19 @@ from p2p_dtfm.testbed.virtual.seeds.told.world import Falsehood, Truth, Word, na
 from p2p_dtfm.testbed.virtual.turns import VirtualTask
 
 SAID_S = 8.0
-"""A word that was said is here by then: some are 2.4 s late, lanes 1.5 s, and it may have been said
-again since."""
+"""A word that was said has arrived by then. Some words are 2.4 s late, lanes 1.5 s, and a word may
+have been said again since."""
 GONE_S = 30.0
-"""Who has died is known to be gone by then: silence is told after five seconds, and agreed on in
+"""A dead peer is known to be gone by then. Silence is told after five seconds, and agreed on in
 some ten, for which one attempt may have failed."""
 NO_STEP_S = 4.0
-"""Its own way out of a step takes no longer."""
+"""The daemon's own way out of a step takes no longer."""
 ASKED_S = 15.0
-"""Whoever asks somebody that is gone hears nothing for ten seconds."""
+"""A daemon that asks a peer that is gone hears nothing for ten seconds."""
 
 
 def whom(word: Word, world: Truth) -> Iterator[Falsehood]:
-    """Who is named and is not who is waited for."""
+    """Peers that are named though nobody waits for them."""
     yield from _of_the_step(word, world)
     yield from _of_the_agreement(word, world)
     if "asks" in word.reason:
@@ -31,7 +31,7 @@ def whom(word: Word, world: Truth) -> Iterator[Falsehood]:
 
 
 def _of_the_step(word: Word, world: Truth) -> Iterator[Falsehood]:
-    """Whose Prepared, or claim, is missing. Where no step is under way nobody's is."""
+    """Members whose Prepared, or claim, is missing. Where no step is under way nobody's is."""
     if word.status.get("waits_for") and (word.is_stopped or word.plan is None):
         who = names_in(world, word.status["waits_for"])
         yield Falsehood("no step", f"waits for {who}, and no step is under way", NO_STEP_S)
@@ -43,7 +43,7 @@ def _of_the_step(word: Word, world: Truth) -> Iterator[Falsehood]:
 
 
 def _has_prepared(word: Word, world: Truth, peer_id: str) -> bool:
-    """It has said all that is due in the step that this daemon is at, and could be heard."""
+    """The other has said all that is due in the step that this daemon is at, and could be heard."""
     other, mine = world.participant_of(peer_id), word.trainer
     if other is None or mine is None or not world.is_clear(peer_id, word.me):
         return False
@@ -105,7 +105,7 @@ _SAYS: dict[str, Callable[[Word, str, AgreementState], bool]] = {
     "waits for what": _has_contributed,
     "waits for Ready from": _is_ready,
 }
-"""By how a reason begins, whether somebody else has said what is waited for."""
+"""Whether a peer has said what is waited for, by how the reason begins."""
 
 
 def _none_of_the_dead(
@@ -125,15 +125,15 @@ def _owes_itself(word: Word) -> bool:
 
 
 class TrueWaits:
-    """How long each task of each daemon has really been at one await, looked at each second."""
+    """How long each daemon's tasks have really been at one await, looked at each second."""
 
     def __init__(self) -> None:
         self._since: dict[VirtualTask, tuple[object, float]] = {}
         self._waited: dict[Process, dict[tuple[str, str], list[float]]] = {}
 
     def look(self, tasks: list[VirtualTask], now_s: float, awake: dict[str, float]) -> None:
-        """`awake`: since when processes take turns, by name: while one stands still its tasks do
-        not wait."""
+        """`awake` says since when each process takes turns, by name: while a process stands still
+        its tasks do not wait."""
         seen: dict[VirtualTask, tuple[object, float]] = {}
         self._waited = {}
         for task in tasks:
@@ -151,16 +151,16 @@ class TrueWaits:
         self._since = seen
 
     def of(self, process: Process | None) -> dict[tuple[str, str], list[float]]:
-        """By owner and place, for how long each waits at least."""
+        """The least that each task has waited, by owner and place."""
         return self._waited.get(process, {}) if process is not None else {}
 
 
 LOOK_S = 1.0
-"""So much later than it began a wait may be seen."""
+"""A wait may be seen so much later than it began."""
 
 
 def waits(word: Word, true: TrueWaits) -> Iterator[Falsehood]:
-    """Each that is told stands there, and each that stands there is told."""
+    """Each wait that is told exists, and each wait that lasts is told."""
     standing = true.of(word.peer.process)
     told = {(it["owner"], it["place"]): it for it in word.status["waits"]}
     for place, it in told.items():

@@ -1,4 +1,4 @@
-"""What is so while a seed is played: what no daemon can know as a whole."""
+"""The truth while a seed is played: what no daemon can know as a whole."""
 
 import math
 from collections import defaultdict
@@ -19,13 +19,13 @@ from p2p_dtfm.web.state import Live
 
 @dataclass(frozen=True)
 class Falsehood:
-    """Something that a daemon tells and that is not so."""
+    """Something false that a daemon tells."""
 
     name: str
-    """The same for as long as it lasts."""
+    """Stays the same for as long as the falsehood lasts."""
     text: str
     bound_s: float
-    """What a daemon cannot know yet is no lie: it is one once it has lasted for longer."""
+    """What a daemon cannot know yet is no lie. It becomes one if it lasts for longer."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Word:
     peer: Peer
     now_s: float
     status: dict[str, Any]
-    """As `p2p-dtfm status --json` prints it."""
+    """What `p2p-dtfm status --json` prints."""
     live: Live
     members: list[dict[str, Any]]
-    """As `p2p-dtfm peers --json` does."""
+    """What `p2p-dtfm peers --json` prints."""
     participant: Participant | None
 
     @property
@@ -73,7 +73,7 @@ class Word:
 
     @property
     def suspected(self) -> tuple[str, ...]:
-        """Whom it holds for lost."""
+        """The peers that it holds for lost."""
         it = self.participant
         return it.membership.agreement.suspected if it is not None else ()
 
@@ -88,7 +88,7 @@ class Word:
 
 
 class Truth:
-    """Of one seed; `look` before anything is compared."""
+    """The truth of one seed. Call `look` before anything is compared."""
 
     def __init__(self, swarm: Swarm, total_steps: int) -> None:
         self.swarm = swarm
@@ -96,24 +96,25 @@ class Truth:
         self.reference: Reference | None = None
         self.by_id: dict[str, Peer] = {}
         self.awake_s: dict[str, float] = {}
-        """Since when each that runs takes turns, by peer id; none of whom stands still."""
+        """Since when each running peer takes turns, by peer id. A peer that stands still is not in
+        it."""
         self._gone_s: dict[str, float] = {}
         self._seen = defaultdict[str, int](int)
-        """How many events of each were looked at."""
+        """How many events of each peer were looked at."""
         self.step_s = -math.inf
-        """When somebody told of a step last,"""
+        """When anybody last told of a step."""
         self.steps = 0
-        """and how many steps anybody has told of."""
+        """How many steps anybody has told of."""
         self.is_complete = False
         self.full_s: dict[str, float] = {}
-        """When the disk of each was seen full last."""
+        """When each peer's disk was last seen full."""
 
     @property
     def now_s(self) -> float:
         return self.swarm.now_s
 
     def look(self) -> None:
-        """At whatever has happened since the last time."""
+        """Looks at what has happened since the last call."""
         now_s = self.now_s
         for peer in self.swarm.peers:
             self.by_id[peer.peer_id] = peer
@@ -136,17 +137,17 @@ class Truth:
         self.is_complete = self.steps >= self.total_steps
 
     def gone_for_s(self, peer_id: str) -> float:
-        """How long it has not run; 0 where it does."""
+        """How long the peer has not run; 0 if it runs."""
         gone_s = self._gone_s.get(peer_id)
         return 0.0 if gone_s is None else self.now_s - gone_s
 
     def awake_for_s(self, peer_id: str) -> float:
-        """How long it has taken turns, in this life; 0 where it does not."""
+        """How long the peer has taken turns in this life; 0 if it takes none."""
         awake_s = self.awake_s.get(peer_id)
         return 0.0 if awake_s is None else self.now_s - max(awake_s, self.by_id[peer_id].started_s)
 
     def participant_of(self, peer_id: str) -> Participant | None:
-        """Of one that runs and stands still for nothing."""
+        """The participant of a peer that runs and does not stand still."""
         peer = self.by_id.get(peer_id)
         if peer is None or peer_id not in self.awake_s or peer.daemon is None:
             return None
@@ -154,8 +155,8 @@ class Truth:
         return api.participant if api is not None else None
 
     def is_clear(self, origin: str, goal: str) -> bool:
-        """What the one says now comes to the other soon: both are there, and nothing is done to the
-        line between them."""
+        """Whether what one peer says now soon comes to the other: both are there, and nothing is
+        done to the line between them."""
         if origin not in self.awake_s or goal not in self.awake_s:
             return False
         link = self.swarm.network.links.of(origin, goal)
@@ -163,7 +164,7 @@ class Truth:
         return not is_held and not any(self.by_id[it].has_dumb_p2pd for it in (origin, goal))
 
     def arrived_s(self, origin: str, goal: str) -> float:
-        """When anything came from one to another one last."""
+        """When anything last came from one peer to the other."""
         return self.swarm.network.links.arrived_s.get((origin, goal), -math.inf)
 
     def name(self, peer_id: str) -> str:

@@ -1,4 +1,4 @@
-"""What a daemon says is wrong: it is so, and is told no more once it is over."""
+"""Problems that a daemon tells: each is real, and is no longer told once it is over."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -17,21 +17,22 @@ from p2p_dtfm.testbed.virtual.seeds.told.world import Falsehood, Truth, Word
 
 BOUND_S = 4.0
 QUIET_S = 0.4
-"""Who fell silent was not heard for so long at least; or its line broke, and nothing came since."""
+"""A peer that fell silent was not heard for at least so long. Or its line broke, and nothing came
+since."""
 GOES_ON_S = 2.0
 """Steps of these runs take less."""
 CAME_BACK_S = 20.0
-"""Of who did fall silent, and lives again since, the others may still say so."""
+"""For so long others may still call a peer silent that fell silent, and lives again."""
 OVER_S = 20.0
-"""Of a disk that takes files again: the next that is written shows it, and in these runs that is
-every step, or every tenth of them."""
+"""For so long a daemon may still complain of a disk that takes files again. The next file shows it:
+in these runs one comes with every step, or every tenth."""
 STANDS_S = 60.0
-"""Whoever takes no step for so long says what is wrong, or what it waits for."""
+"""A daemon that takes no step for so long says what is wrong, or what it waits for."""
 OF_DISKS = ("history", "checkpoint", "life", "initial")
 
 
 def wrong(word: Word, world: Truth) -> Iterator[Falsehood]:
-    """What is told and is not so, and what is so and is not told."""
+    """Problems that are told and are not so, and a problem that is so and is not told."""
     for problem in word.live.problems:
         if problem.name == NO_STEPS:
             yield from _no_steps(word, world, problem.what)
@@ -56,8 +57,8 @@ def _no_steps(word: Word, world: Truth, what: str) -> Iterator[Falsehood]:
 
 
 def _missing(word: Word, world: Truth, what: str) -> Iterator[Falsehood]:
-    """Each that is named is gone, somebody has not heard it for a while, or it takes no steps of
-    this view."""
+    """Each peer that is named is gone, or some member has not heard it for a while, or it takes no
+    steps of this view."""
     for peer_id in word.suspected:
         listeners = [it for it in word.status["members"] if it != peer_id]
         quiet_s = max((word.now_s - world.arrived_s(peer_id, it) for it in listeners), default=0.0)
@@ -68,7 +69,7 @@ def _missing(word: Word, world: Truth, what: str) -> Iterator[Falsehood]:
 
 
 def _goes_on(word: Word, other: Peer) -> bool:
-    """It has just committed a step of the view that this one is in."""
+    """The other has just committed a step of the view that this daemon is in."""
     events, view = other.events(), word.view
     views = [it for it in events if it["event"] == "view"]
     steps = [it["at_s"] for it in events if it["event"] == "step"]
@@ -77,7 +78,7 @@ def _goes_on(word: Word, other: Peer) -> bool:
 
 
 def _of_disks(word: Word, world: Truth, name: str, what: str) -> Iterator[Falsehood]:
-    """Something was refused, and is until another file of that kind is written."""
+    """The disk refused something, and has since taken no file of that kind."""
     disk = word.peer.disk
     if disk.refused == 0:
         yield Falsehood(f"disk {name}", f"says {what}, and its disk has refused nothing", 0.0)
@@ -98,7 +99,7 @@ def _has_written(word: Word, name: str, full_s: float) -> bool:
 
 
 def _untold(word: Word) -> Iterator[Falsehood]:
-    """Whoever is to take steps, and takes none, says what is wrong."""
+    """A daemon that should take steps, and takes none, says what is wrong."""
     is_in_steps = word.state in (State.TRAINING, State.WAITING) and word.view is not None
     if not is_in_steps or any(it.name == NO_STEPS for it in word.live.problems):
         return
@@ -120,8 +121,8 @@ def _untold(word: Word) -> Iterator[Falsehood]:
 
 
 def stands_still(words: list[Word], world: Truth) -> str:
-    """No step is committed anywhere for long, and nobody says what is wrong, or what it waits for:
-    what it says; empty otherwise."""
+    """What daemons say, if no step commits anywhere and nobody says what is wrong or what it waits
+    for; empty otherwise."""
     if not words or world.is_complete:
         return ""
     says = [it for it in words if it.live.problems or it.state in _SAY_WHY]
@@ -138,4 +139,4 @@ _SAY_WHY = (
     State.LEAVING,
     State.STOPPED,
 )
-"""With their reason these say what is waited for."""
+"""In these states the reason says what is waited for."""

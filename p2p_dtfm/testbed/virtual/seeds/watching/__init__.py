@@ -1,16 +1,16 @@
 """What is looked at while a seed is played.
 
-waits        whoever waits longer than it may
-nudges       whoever waits and was not woken
-suspicions   who is held to be stuck
+waits        tasks that wait longer than they may
+nudges       tasks that wait and were not woken
+suspicions   peers that are held to be stuck
 words        what nobody may log, and the last words of each
 moments      what is said, at which faults begin
 copies       whether what guardians wait for is on its way
-hours        who takes part outside of its hours
+hours        peers that take part outside of their hours
 owed         whether a replica goes on with what it keeps to itself
-kept_out     who is in no view while others are
-crowd        who of many is not let in, says not why it is spare, or does not go
+kept_out     peers in no view while others are in one
+crowd        newcomers that are not let in, spares that do not say why, and leavers that stay
 together     whether all are in one view
-wakers       who has just woken, and what it makes of that
-endings      who ends though nobody has told it to
+wakers       what a peer that has just woken makes of its sleep
+endings      daemons that end though nobody has told them to
 """

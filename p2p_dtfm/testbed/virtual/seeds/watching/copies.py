@@ -1,8 +1,8 @@
 """Whether copies for which guardians wait are on their way.
 
-Where guardians lag the next cut begins when the one before is whole. One that nobody sends holds
-up all that would come after it: steps go on, and what outlives a crash stays where it was. Of what
-became of the run nothing shows that, unless somebody dies much later.
+Where guardians lag, the next cut begins when the one before is whole. A cut that nobody sends holds
+up all later ones: steps go on, but what outlives a crash stays as it was. The outcome of a run does
+not show that, unless somebody dies much later.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,15 +11,16 @@ from p2p_dtfm.testbed.virtual.peer import Peer
 
 
 class Copies:
-    """Of one seed, looked at now and then. `peers`: those of whom it is asked."""
+    """Watches one seed, now and then. `peers` are those that are watched."""
 
     def __init__(self, peers: Callable[[], Sequence[Peer]]) -> None:
         self._peers = peers
         self._unsent: dict[str, object] = {}
-        """By name: the clock of whom nobody sent when it was looked at last."""
+        """By name: the clock of a peer's cut that was not being sent at the last look."""
 
     def look(self, now_s: float) -> str:
-        """Who has copied a cut for others, and sends it to nobody, if somebody does so again."""
+        """Names a peer that others wait for, and that sends its cut to nobody at two looks; or
+        empty."""
         found = {peer.name: clock for peer in self._peers() if (clock := _unsent_at(peer))}
         again = [name for name, clock in found.items() if self._unsent.get(name) is clock]
         self._unsent = found
@@ -29,7 +30,7 @@ class Copies:
 
 
 def _unsent_at(peer: Peer) -> object | None:
-    """The clock of a cut of which guardians lack something that nothing brings them."""
+    """The clock of a cut that guardians still lack, and that nothing brings them."""
     api = peer.daemon.status_api if peer.is_running and peer.daemon is not None else None
     if api is None or api.participant is None or peer.process is None:
         return None

@@ -1,8 +1,8 @@
-"""Of a crowd, while faults go on: whoever comes is let in, who has no stage says so and why, and
-who goes home is soon gone.
+"""In a crowd, while faults go on: newcomers are let in, a spare says so and why, and a peer that
+goes home is soon gone.
 
 Once all is mended `together` and `kept_out` ask for more. But a crowd holds itself up: an attempt
-at a view that waits for each of fifty ends as late as the slowest of them lets it.
+at a view that waits for each of fifty ends as late as the slowest of them.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -11,18 +11,19 @@ from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.testbed.virtual.peer import Peer
 
 LET_IN_WITHIN_S = 45.0
-"""Of coming, and of the last crash of anybody: each one that dies before it has taken its place
-undoes the view that was agreed on with it, for all. Undisturbed, fifty are in after some twenty."""
+"""Time since a newcomer came, and since anybody last crashed. A peer that dies before it has taken
+its place undoes the view that was agreed on with it, for all. Undisturbed, fifty are in after some
+twenty seconds."""
 GONE_WITHIN_S = 60.0
 TOLD_WITHIN_S = 10.0
-"""Of being in a view without a stage."""
+"""Time in a view without a stage."""
 TRAINS = "training"
 NOT_LET_IN = "is let in by nobody"
 
 
 class Crowd:
-    """Of one seed, looked at each second. `peers`: of whom it is asked; `leaving`: the names of
-    those that were told to go home; `crashes_s`: when somebody has died."""
+    """Watches one seed, each second. `peers` are those that are watched; `leaving` the names of
+    those that were told to go home; `crashes_s` the times at which somebody died."""
 
     def __init__(
         self,
@@ -34,10 +35,10 @@ class Crowd:
         self._leaving = leaving
         self._crashes_s = crashes_s
         self._since_s: dict[tuple[str, str], float] = {}
-        """Since when it is so of whom, by name."""
+        """Since when something is wrong, by peer and what."""
 
     def look(self, now_s: float) -> str:
-        """What has been so for too long, if anything has."""
+        """What has been wrong for too long; empty, if nothing."""
         running = [it for it in self._peers() if it.is_running and _takes_turns(it)]
         is_somebody = any(peer.is_in_a_view for peer in running)
         found, last_crash_s = dict[tuple[str, str], float](), max(self._crashes_s, default=0.0)
@@ -53,7 +54,7 @@ class Crowd:
         return ""
 
     def _wrong_of(self, peer: Peer, is_somebody: bool) -> list[tuple[str, float]]:
-        """As long as it does not last."""
+        """What is wrong with the peer now, and how long that may last."""
         if peer.name in self._leaving:
             return [("is on its way home", GONE_WITHIN_S)]
         if not peer.is_in_a_view:
@@ -70,7 +71,7 @@ def _takes_turns(peer: Peer) -> bool:
 
 
 def _is_spare(peer: Peer) -> bool:
-    """By the plan of the view that it is in."""
+    """It has no stage in the plan of its view."""
     api = peer.daemon.status_api if peer.daemon is not None else None
     view = api.participant.membership.agreement.view if api and api.participant else None
     plan = view.plan if view is not None else None

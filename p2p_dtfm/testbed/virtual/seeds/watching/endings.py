@@ -1,6 +1,6 @@
-"""Who ends by itself: a daemon lives until it is told to leave, or until its run is complete.
+"""Daemons that end by themselves: each lives until it is told to leave, or its run is complete.
 
-One that says that the run is complete, and is wrong, ends like one that is right.
+A daemon that says that the run is complete, and is wrong, ends like one that is right.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,20 +10,20 @@ from p2p_dtfm.testbed.virtual.peer import Peer
 
 
 class Endings:
-    """Of one seed, looked at all the time. `peers`: those of whom it is asked."""
+    """Watches one seed, all the time. `peers` are those that are watched."""
 
     def __init__(
         self, peers: Callable[[], Sequence[Peer]], everybody: Sequence[Peer], steps: int
     ) -> None:
-        """`everybody`: one of whom has told of the last of `steps`, if that is committed."""
+        """If the last of `steps` is committed, one of `everybody` has told of it."""
         self._peers = peers
         self._everybody = everybody
         self._last = steps - 1
         self._looked_at: dict[str, object] = {}
-        """Of each the newest that has ended."""
+        """The newest task of each peer that has ended."""
 
     def look(self, now_s: float) -> str:
-        """Who has ended since the last look and had no reason to, if somebody has."""
+        """Who has ended since the last look without a reason; empty, if nobody."""
         for peer in self._peers():
             ended = peer.ended
             if ended is None or not ended.done() or self._looked_at.get(peer.name) is ended:
@@ -34,7 +34,7 @@ class Endings:
         return ""
 
     def _problem_of(self, peer: Peer, now_s: float) -> str:
-        """Another error is judged in the end."""
+        """An ending without a reason. Other errors are judged in the end."""
         if peer.ended is None or peer.was_killed or peer.ended.cancelled():
             return ""
         error = peer.ended.exception()
@@ -47,7 +47,7 @@ class Endings:
         return f"{peer.name} ended by itself before the last step{why}"
 
     def _is_complete(self, now_s: float) -> bool:
-        """Also by the word of one that has died since."""
+        """Somebody has told of the last step, perhaps one that has died since."""
         told = (event for peer in self._everybody for event in peer.events())
         return any(
             event["event"] == "step" and event["step"] == self._last and event["at_s"] <= now_s

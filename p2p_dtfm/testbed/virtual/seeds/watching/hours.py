@@ -1,6 +1,6 @@
-"""Who takes part outside of the hours that its owner gives.
+"""Peers that take part outside of the hours that their owners give.
 
-All else of such a daemon is as it should be: no other invariant asks when it works.
+All else about such a daemon is as it should be: no other invariant asks when it works.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,22 +8,22 @@ from collections.abc import Callable, Sequence
 from p2p_dtfm.testbed.virtual.peer import Peer
 
 SEES_WITHIN_S = 3.0
-"""It looks at the clock each second, and so is it looked at here."""
+"""A daemon looks at the clock each second, and so does this watch."""
 
 
 class OutsideHours:
-    """Of one seed, looked at now and then. `peers`: those of whom it is asked."""
+    """Watches one seed, now and then. `peers` are those that are watched."""
 
     def __init__(self, peers: Callable[[], Sequence[Peer]]) -> None:
         self._peers = peers
         self._within: dict[str, object] = {}
-        """By name: the daemon that took part there while its hours lasted. One that somebody has
-        called back outside of them goes on until they end next."""
+        """By name: the daemon that took part while its hours lasted. A daemon that somebody called
+        back outside of them goes on until they end next."""
         self._since_s: dict[str, float] = {}
-        """By name: when they were first seen to be over for such a one, which goes on."""
+        """By name: when a daemon was first seen to go on outside of its hours."""
 
     def look(self, now_s: float) -> str:
-        """Who goes on for too long, if somebody does."""
+        """Who goes on for too long; empty, if nobody does."""
         for peer in self._peers():
             if not _takes_part(peer):
                 self._since_s.pop(peer.name, None)
@@ -38,7 +38,7 @@ class OutsideHours:
 
 
 def _takes_part(peer: Peer) -> bool:
-    """Of its own accord: nobody has told it to leave, and its machine stands still for nothing."""
+    """It takes part by itself: nobody has told it to leave, and it takes turns."""
     is_here = peer.is_running and not peer.is_away and peer.takes_part
     is_here &= peer.process is not None and peer.process.takes_turns
     daemon = peer.daemon

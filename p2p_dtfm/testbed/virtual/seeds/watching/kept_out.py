@@ -1,6 +1,7 @@
-"""Who runs and is in no view, while others are: once nothing is done to anybody it is let in.
+"""Peers that run and are in no view while others are in one. Once nothing is done to anybody they
+are let in.
 
-Who is kept out hears at the end that the run is complete, as if it had never been there.
+A peer that is kept out hears at the end that the run is complete, as if it had never been there.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,14 +9,14 @@ from collections.abc import Callable, Sequence
 from p2p_dtfm.testbed.virtual.peer import Peer
 
 OUTSIDE_S = 30.0
-"""Who has died, and lost its place, is back after some twelve."""
+"""A peer that died, and lost its place, is back after some twelve seconds."""
 ALONE_S = 60.0
-"""Where most have slept one slow machine may be left: of it alone a step takes twenty, and then it
-gives the model to who comes."""
+"""Where most have slept, one slow machine may be left. Alone it takes twenty seconds for a step,
+and then it gives newcomers the model."""
 
 
 class KeptOut:
-    """Of one seed. `peers`: those of whom it is asked."""
+    """Watches one seed. `peers` are those that are watched."""
 
     def __init__(self, peers: Callable[[], Sequence[Peer]], limit_s: float = OUTSIDE_S) -> None:
         self._peers = peers
@@ -23,7 +24,7 @@ class KeptOut:
         self._since_s: dict[str, float] = {}
 
     def look(self, now_s: float) -> str:
-        """Who is out for too long, if somebody is."""
+        """Who is out for too long; empty, if nobody is."""
         peers = [peer for peer in self._peers() if peer.is_running]
         others = {peer.name for peer in peers if peer.is_in_a_view}
         waiting = {peer.name for peer in peers if not peer.is_let_in}
@@ -36,5 +37,5 @@ class KeptOut:
         return f"{min(late)} is in no view for {for_s}, though nothing is done to anybody"
 
     def disturb(self) -> None:
-        """Something is done to somebody."""
+        """Begins anew, as something is done to somebody."""
         self._since_s.clear()

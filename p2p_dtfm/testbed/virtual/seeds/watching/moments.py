@@ -1,10 +1,10 @@
-"""Faults that begin when somebody says something: by the clock they seldom fall between two words
+"""Faults that begin when somebody says something. By the clock, they seldom fall between two words
 that belong together.
 
-Of a fault whose time has come and that waits for a message, those to whom it is done are the ends
-of that message's way. What parts them is done before it leaves, all else as it has left, or a
-moment later; but some die between two words of what they say to several. Some words are late, and
-what is done meanwhile is done to an end of their way, or to somebody else.
+A fault whose time has come waits for a message, and is done to an end of that message's way, or to
+both. What parts the two ends is done before the message leaves. All else is done as it has left, or
+a moment later; but some speakers die between two words of what they say to several. Some words are
+late, and meanwhile something is done to an end of their way, or to somebody else.
 """
 
 import contextvars
@@ -19,7 +19,8 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import OF_LINKS, Fault
 from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 PATIENCE_S = 4.0
-"""A fault whose message is not sent begins then, and is done to whom the seed has drawn."""
+"""If nobody sends the message for so long, the fault begins, and is done to whom the seed has
+drawn."""
 
 
 @dataclass(frozen=True)
@@ -32,20 +33,20 @@ class _Waiting:
 
 
 class Moments:
-    """Of one seed. `begin` is given a fault's number in the schedule, and it with those to whom it
-    is to be done."""
+    """Waiting faults of one seed. `begin` is given a fault's number in the schedule, and the fault
+    with the peers to which it is to be done."""
 
     def __init__(self, swarm: Swarm, begin: Callable[[int, Fault], None]) -> None:
         self._swarm = swarm
         self._begin = begin
         self._waiting: list[_Waiting] = []
         self._held: dict[tuple[str, str, str], float] = {}
-        """Until when: what is said from whom to whom, of what kind."""
+        """Until when words are held, by speaker, hearer and kind."""
         self._coming = 0
-        """Begin in a moment."""
+        """How many faults begin in a moment."""
 
     def wait(self, number: int, fault: Fault) -> None:
-        """For its message."""
+        """Lets a fault wait for its message."""
         self._swarm.network.on_said = self._said
         self._waiting.append(_Waiting(number, fault, self._swarm.now_s + PATIENCE_S))
 
@@ -54,14 +55,14 @@ class Moments:
         return not self._waiting and not self._coming
 
     def give_up(self) -> None:
-        """On those messages that nobody has sent: none is late then."""
+        """Gives up messages that nobody has sent: no word is late then."""
         for item in [it for it in self._waiting if it.until_s <= self._swarm.now_s]:
             self._waiting.remove(item)
             if item.fault.kind != "late word":
                 self._begin(item.number, replace(item.fault, late_s=0.0))
 
     def _said(self, origin: str, goal: str, request: bytes) -> float | None:
-        """How many seconds later it is said, or None: never."""
+        """How many seconds later the message leaves; None: never."""
         kind = kind_of(request) if self._waiting or self._held else ""
         for item in [it for it in self._waiting if it.fault.at_message == kind]:
             self._waiting.remove(item)
@@ -75,7 +76,7 @@ class Moments:
         return max(0.0, until_s - self._swarm.now_s)
 
     def _comes(self, item: _Waiting, origin: str, goal: str) -> bool:
-        """A fault whose message is said; whether it still is."""
+        """Begins a fault whose message is said. Returns whether the message still leaves."""
         names = {peer.peer_id: peer.name for peer in self._swarm.peers}
         ends = (names[origin], names[goal])
         if item.fault.is_of_goal:
@@ -96,12 +97,13 @@ class Moments:
         return True
 
     def _third(self, fault: Fault, ends: tuple[str, str]) -> str:
-        """Who it is the fault's draw says; of two peers it is an end."""
+        """The peer that the fault's draw chooses among others. Of two peers it is an end."""
         others = [it.name for it in self._swarm.peers if it.is_running and it.name not in ends]
         return others[int(fault.draw * len(others))] if others else ends[0]
 
     def _is_first_word(self, item: _Waiting, origin: str, goal: str) -> bool:
-        """Of what one says to several; or another one's: it waits for the second."""
+        """Whether this is the first of several words, or another peer's. If so, the fault waits
+        on."""
         speaker, hearer = item.said
         is_second = speaker == origin and hearer != goal
         if not is_second:
@@ -118,7 +120,7 @@ class Moments:
 
 
 def kind_of(request: bytes) -> str:
-    """Of a call of `net.libp2p.control`."""
+    """The kind of a call of `net.libp2p.control`; empty: it has none."""
     try:
         return tag_of(BytesValue.FromString(request).value)
     except (DecodeError, Unreadable):

@@ -1,8 +1,8 @@
-"""Whoever waits until something changes is woken although nothing has: who then goes on had been
-able to before, and nobody had woken it.
+"""Wakes tasks that wait until something changes, although nothing has. A task that then goes on
+could have done so before, and nobody had woken it.
 
-Most such waits end anyhow: the next message, or the next view, wakes the same peer. So a wake-up
-that is missing shows hardly ever in what becomes of a run, and always here.
+Most such waits end anyhow: the next message, or the next view, wakes the same peer. So a missing
+wake-up hardly ever shows in what becomes of a run, and always shows here.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from p2p_dtfm.testbed.virtual.turns import VirtualTask
 
 EVERY_S = 0.2
 TURNS = 6
-"""Of the event loop, until who was woken waits again: no time passes meanwhile."""
+"""How many turns of the event loop a woken task has until it waits again. No time passes then."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,16 @@ class _Sleeper:
     place: str
 
     def waits_on(self) -> bool:
-        """In the same place as before."""
+        """Whether it waits in the same place as before."""
         now = None if self.task.done() else _sleeper(self.name, self.task)
         return now is not None and now.place == self.place
 
 
 class Nudges:
-    """Of one seed. `problem` says who had not been woken, and where it waited."""
+    """Watches one seed. `problem` says who had not been woken, and where it waited."""
 
     def __init__(self, loop: VirtualLoop, peers: Callable[[], Sequence[Peer]]) -> None:
-        """`peers`: those that are there by now, of whom it is asked."""
+        """`peers` are those that are watched, if they are there by now."""
         self._loop = loop
         self._peers = peers
         self._slept: dict[VirtualTask, object] = {}
@@ -49,7 +49,7 @@ class Nudges:
         self.problem = ""
 
     def look(self) -> None:
-        """Wake those that sleep since the last look, at the latest."""
+        """Wakes those that have slept since the last look."""
         if self._loop.now_s < self._due_s:
             return
         self._due_s = self._loop.now_s + EVERY_S
@@ -91,7 +91,7 @@ class Nudges:
                 continue
             if (sleeper := _sleeper(name, task)) is not None:
                 found.append(sleeper)
-            else:  # nor is it one later, as long as it waits for the same
+            else:  # nor is it a sleeper later, as long as it waits for the same
                 task.seen_at = future
         return found
 

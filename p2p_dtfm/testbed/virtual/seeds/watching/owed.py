@@ -1,8 +1,7 @@
-"""Whether a replica goes on with what it has kept to itself: what it owes to sums, and its inner
-moments.
+"""Whether a replica goes on with what it has kept to itself: its debts to sums, and inner moments.
 
-All members have the same without it, only worse: what a sum has left out is lost for good, and
-nothing that they could compare shows that.
+All members have the same without it, only worse: what a sum has left out is lost for good. Nothing
+that they could compare shows that.
 """
 
 import contextlib
@@ -18,11 +17,11 @@ from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
 
 Memory = PrivateMemory[Any]
 Proposed = dict[int, tuple[int, object]]
-"""By layer: for which step, and what."""
+"""What was proposed, by layer: for which step, and what."""
 
 
 class Owed:
-    """Of one seed. What a replica has proposed in the step that led to a layer's state is what it
+    """Watches one seed. What a replica proposed in the step that led to a layer's state is what it
     goes on with, unless that state has come from elsewhere."""
 
     def __init__(self) -> None:
@@ -30,7 +29,7 @@ class Owed:
         self._problem = ""
 
     def look(self, now_s: float) -> str:
-        """Who has forgotten something, if somebody has."""
+        """Who has forgotten something; empty, if nobody has."""
         return self._problem
 
     @contextlib.contextmanager
@@ -65,7 +64,7 @@ class Owed:
     def _forget_with(
         self, patches: Patches, name: str, is_gone: Callable[[int, set[int]], bool]
     ) -> None:
-        """What the memory forgets by itself."""
+        """Notes what the memory forgets by itself."""
 
         def forgets(memory: Memory, layers: Iterable[int]) -> None:
             named, proposed = set(layers), self._proposed.get(memory, {})
@@ -76,7 +75,8 @@ class Owed:
         right = patches.put(PrivateMemory, name, forgets)
 
     def _require(self, memory: Memory, layer: int, step: int) -> None:
-        """As `step` is computed, with the states that the one before has made."""
+        """The layer's value is still there as `step` is computed, with states that the step before
+        made."""
         of_step, value = self._proposed.get(memory, {}).get(layer, (None, None))
         process = PROCESS.get()
         if self._problem or of_step != step - 1 or memory.of(layer) is value or process is None:

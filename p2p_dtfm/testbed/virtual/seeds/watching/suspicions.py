@@ -1,7 +1,7 @@
-"""Who works is not held to be stuck: where machines only crash, or sleep, nobody else is.
+"""A peer that works is not held to be stuck: where machines only crash, or sleep, no peer is.
 
-Whoever waits for ever is mostly thrown out in the end, and comes back: the run goes on, and nothing
-of what became of it shows that somebody waited.
+A peer that waits for ever is mostly thrown out in the end, and comes back. The run goes on, and its
+outcome does not show that somebody waited.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ a peer go on that lacks data and has a full disk."""
 
 
 class Suspicions:
-    """Of one seed. `problem` says who was held to be stuck, by whom, and why."""
+    """Watches one seed. `problem` says who was held to be stuck, by whom, and why."""
 
     def __init__(self, swarm: Swarm) -> None:
         self._swarm = swarm
@@ -28,8 +28,8 @@ class Suspicions:
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
-        """By those who have waited for so long as they should: who joins another one's suspicion
-        has waited half as long, and may be right about neither."""
+        """Hears members that have waited for as long as they should. A member that joins another
+        one's suspicion has waited half as long, and may be right about neither."""
         patches = Patches()
 
         def tick(stalls: Any, *args: Any) -> Any:

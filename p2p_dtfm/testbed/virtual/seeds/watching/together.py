@@ -1,7 +1,7 @@
-"""Whether all that run are in one view: once nothing is done to anybody any more they come to be.
+"""Whether all that run come to be in one view, once nothing is done to anybody any more.
 
 The sides of a swarm that stays divided train on apart, each to the end, and come to the same
-losses: nothing of what became of the run shows it.
+losses. Nothing of what became of the run shows it.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,24 +9,24 @@ from collections.abc import Callable, Sequence
 from p2p_dtfm.testbed.virtual.peer import Peer
 
 APART_S = 60.0
-"""Mostly some five, and up to half a minute, from when somebody is in a view."""
+"""Since somebody is in a view. Mostly it takes some five seconds, and up to half a minute."""
 NOBODY_S = 180.0
-"""Where nobody is in one: whoever founds anew waits for its fellows first, and for a minute for
-those that it was told to expect. So long after the last fault all are in one, as is promised."""
+"""While nobody is in a view. A founder waits for its fellows first, and for a minute for those that
+it was told to expect. So long after the last fault all are in one view, as is promised."""
 
 
 class Together:
-    """Of one seed. `peers`: those of whom it is asked."""
+    """Watches one seed. `peers` are those that are watched."""
 
     def __init__(self, peers: Callable[[], Sequence[Peer]]) -> None:
         self._peers = peers
         self._since_s: float | None = None
-        """They are not in one view,"""
+        """Since when they are not in one view."""
         self._divided_s: float | None = None
-        """and somebody is in one."""
+        """Since when they are not, though somebody is in a view."""
 
     def look(self, now_s: float) -> str:
-        """Who is where, if they are not in one view for too long."""
+        """Who is where, if they have not been in one view for too long; else empty."""
         running = [peer for peer in self._peers() if peer.is_running and not peer.is_away]
         views = {peer.name: peer.view_id for peer in running}
         are_in_one = len(set(views.values())) <= 1 and None not in views.values()
@@ -40,5 +40,5 @@ class Together:
         return ""
 
     def disturb(self) -> None:
-        """Something is done to somebody."""
+        """Begins anew, as something is done to somebody."""
         self._since_s = self._divided_s = None

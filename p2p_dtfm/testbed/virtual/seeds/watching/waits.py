@@ -1,5 +1,5 @@
-"""How long each task of each daemon has been at one await: nobody waits longer than is said in
-`daemon.dashboard.waits`, by which a daemon also tells its user."""
+"""How long each daemon's tasks have been at one await. No task waits longer than
+`daemon.dashboard.waits` says, by which a daemon also tells its user."""
 
 import asyncio
 from collections.abc import Collection
@@ -11,17 +11,17 @@ from p2p_dtfm.testbed.virtual.turns import VirtualTask
 
 
 class Waits:
-    """Of one seed, looked at now and then."""
+    """Watches one seed, now and then."""
 
     def __init__(self, liars: Collection[str] = ()) -> None:
-        """Of `liars` nothing is asked."""
+        """Nothing is asked of `liars`."""
         self._liars = liars
         self._waits = of_daemons.TaskWaits()
         self._looked_s: float | None = None
 
     def look(self, now_s: float) -> str:
-        """Who waits too long, and where; empty where nobody does. While a process is stopped, its
-        time does not count."""
+        """Which task waits too long, and where; empty, if none does. While a process is stopped,
+        its time does not count."""
         passed_s = 0.0 if self._looked_s is None else now_s - self._looked_s
         self._looked_s = now_s
         tasks = [task for task in tasks_here() if self._is_asked(task)]

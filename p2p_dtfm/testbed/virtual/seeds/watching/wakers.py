@@ -1,8 +1,9 @@
-"""Who has just woken was the one that was away: it has nobody out who stayed, and says what it was.
+"""A peer that has just woken knows that itself was away. It puts out nobody that stayed, and says
+why it was gone.
 
-By its own clock no time has passed, and nobody answers in whose name it spoke a moment ago. If it
-takes that for the others' end, a swarm is in two parts for a while; mostly they meet again, and
-nothing of what becomes of the run shows it.
+By its own clock no time has passed, and nobody answers for the view in which it spoke a moment ago.
+If it takes that for the others' end, a swarm is in two parts for a while. Mostly they meet again,
+and nothing of what becomes of the run shows it.
 """
 
 import contextlib
@@ -15,30 +16,32 @@ from p2p_dtfm.testbed.virtual.process import PROCESS
 from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 JUST_S = 20.0
-"""So long what it agrees on may come of its sleep."""
+"""For so long, what it agrees on may come of its sleep."""
 STAYED_S = 10.0
-"""Who is awake for so long was there before it, and is in a view again."""
+"""A peer that has been awake for so long was there before, and is in a view again."""
 HEARS_S = 0.25
-"""Of a view that counts more, who is alone for a moment since it was one of two."""
+"""A peer that is alone since it was one of two may need so long to hear of a view that counts
+more."""
 SAYS_WITHIN_S = 30.0
-"""Why others have gone on without it is half as long, then, as a daemon remembers that it slept."""
+"""Half as long as a daemon remembers that it slept. For so long it says that as the reason why
+others went on without it."""
 REJOINS, STOOD_STILL = "rejoins: ", "stood still"
 
 
 class Wakers(logging.Handler):
-    """Of one seed, looked at now and then; and it hears what they say."""
+    """Watches one seed, now and then, and hears what daemons log."""
 
     def __init__(self, swarm: Swarm, parted_s: Mapping[str, float]) -> None:
-        """`parted_s`: until when something but a lid kept each out of reach."""
+        """`parted_s` says until when anything but a lid kept each peer out of reach."""
         super().__init__(logging.WARNING)
         self._swarm = swarm
         self._parted_s = parted_s
         self._heard: dict[str, int] = {}
-        """So many events of each were looked at."""
+        """How many events of each peer were looked at."""
         self._problem = ""
 
     def look(self) -> str:
-        """What somebody has made of its sleep, if that is wrong."""
+        """What a peer has made of its sleep, if that is wrong; else empty."""
         peers = [it for it in self._swarm.peers if it.is_running and it.process is not None]
         slept = [it for it in peers if it.process is not None and it.process.behind_ns]
         return self._problem or next(filter(None, map(self._puts_out, slept)), "")
@@ -49,8 +52,8 @@ class Wakers(logging.Handler):
         return not peer.is_asleep and woke_s <= at_s <= woke_s + limit_s
 
     def _puts_out(self, peer: Peer) -> str:
-        """In a view in which it still is a while later: where it was one of two it may be alone
-        until it hears of the other's."""
+        """Whom the peer puts out of a view in which it still is a while later. Where it was one of
+        two it may be alone until it hears of the other's view."""
         events, last_s = peer.events(), self._swarm.now_s - HEARS_S
         first = self._heard.get(peer.name, 0)
         ripe = sum(event["at_s"] <= last_s for event in events)
@@ -68,8 +71,9 @@ class Wakers(logging.Handler):
         return ""
 
     def _stayed(self, peer: Peer, before: dict[str, Any], view: dict[str, Any]) -> list[str]:
-        """Who was with it before, is not now, and was there all the time; nobody unless these are
-        more than are left, or as many that have come further: else the others' part may count."""
+        """Members that stayed all the time, were with it before, and are not now. Empty, unless
+        these are more than are left, or as many that have come further: else the others' part may
+        count."""
         out = set(before["members"]) - set(view["members"])
         found = [
             other
@@ -93,7 +97,7 @@ class Wakers(logging.Handler):
     # what it says --------------------------------------------------------------------------------
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Its user reads why the others have gone on without it."""
+        """The peer's user reads why the others have gone on without it."""
         process, said = PROCESS.get(), record.getMessage()
         if process is None or not process.behind_ns or not said.startswith(REJOINS):
             return
@@ -104,7 +108,7 @@ class Wakers(logging.Handler):
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
-        """Where somebody hears warnings already."""
+        """Meanwhile hears warnings, where somebody listens to them already."""
         log = logging.getLogger("p2p_dtfm")
         log.addHandler(self)
         try:

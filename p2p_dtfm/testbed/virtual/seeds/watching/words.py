@@ -1,4 +1,4 @@
-"""What daemons log in a seed: what nobody may say of another one, and the last words of each."""
+"""What daemons log in a seed: what nobody may say of another peer, and everybody's last words."""
 
 import collections
 import logging
@@ -16,15 +16,16 @@ MESSAGES_TOLD = 12
 
 
 class Blames(logging.Handler):
-    """Nobody may say of an honest one what no correct peer does; liars may say so of anybody. Who
-    has not heard yet that it lost its place, behind a slow line, may still send what it owed; and
-    whose memory changes bytes is told so of what came. And nobody tells of a mistake of its own."""
+    """Nobody may blame an honest peer for what no correct peer does; liars may blame anybody. A
+    peer behind a slow line that has not heard that it lost its place may still send what it owed. A
+    peer whose memory changes bytes is told so of what came. And nobody logs a mistake of its
+    own."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.lying = Lying({}, together=False)
         self.damaged: set[str] = set()
-        """Of whom, by peer id."""
+        """Peer ids of those whose bytes are changed."""
         self._first = ""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -53,7 +54,7 @@ class Blames(logging.Handler):
 
 
 class _Lines(logging.Handler):
-    """The last few of each process."""
+    """The last few lines of each process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ class _Lines(logging.Handler):
 
 
 class Story(logging.Formatter):
-    """With the time, and who says it."""
+    """A line with the time, and who says it."""
 
     def format(self, record: logging.LogRecord) -> str:
         process = PROCESS.get()
@@ -79,7 +80,7 @@ class Story(logging.Formatter):
 
 @contextmanager
 def last_messages() -> Iterator[dict[str, collections.deque[str]]]:
-    """Of each peer, by name; of the world's own deeds under no name."""
+    """The last lines of each peer, by name. The world's own deeds have no name."""
     lines = _Lines()
     with listening(lines, logging.INFO):
         yield lines.by_process

@@ -77,8 +77,8 @@ class RunCurves(msgspec.Struct, frozen=True):
 
 
 def read_rows(lines: Iterable[bytes]) -> tuple[tuple[ComparedStep, ...], int]:
-    """The steps of a history, and how many of its lines cannot be read. Of a repeated step the last
-    repetition counts. What came after the first is no part of the run."""
+    """The steps of a history, and how many of its lines cannot be read. Of a repeated
+    step the last time counts. What came after its first time is no part of the run."""
     decoder, unreadable = msgspec.json.Decoder(HistoryLine), 0
     found: list[ComparedStep] = []
     for text in lines:

@@ -37,7 +37,7 @@ CURVE_STYLE = """
 .curve text { font-size: 14px }
 @media (max-width: 500px) { .curve text { font-size: 26px } }
 """
-"""For a phone, which draws the whole curve half as large."""
+"""The curve's style. A phone draws the whole curve half as large, so it gets larger letters."""
 
 
 STYLE_POLICY = (

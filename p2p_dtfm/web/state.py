@@ -195,7 +195,7 @@ class Live(msgspec.Struct, frozen=True):
     work: str = ""
     """Something long that is being done, such as fetching; empty if there is nothing."""
     work_share: float | None = None
-    """The part of that work that is done."""
+    """How much of `work` is done."""
     work_left_s: float | None = None
     marks: tuple[str, ...] = ()
     """What makes the figures those of a laboratory: shaped links, emulated devices."""
@@ -248,7 +248,7 @@ class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float = 0
     """The time of steps that had this peer as a member."""
     sent_bytes: int = 0
-    """By the plan's count."""
+    """Bytes sent, by the plan's count."""
     guarded_bytes: int = 0
 
 

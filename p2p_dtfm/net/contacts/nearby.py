@@ -31,7 +31,7 @@ from p2p_dtfm.net.contacts.identity import is_peer_id
 from p2p_dtfm.ports import now
 
 GROUP = "239.255.77.13"
-"""From the block that stays within an organisation (RFC 2365)."""
+"""An address of the block that stays within an organisation (RFC 2365)."""
 PORT = 31329
 QUESTION = b"p2p-dtfm?\x01"
 ANSWER = b"p2p-dtfm!\x01"

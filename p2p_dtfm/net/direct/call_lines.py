@@ -21,7 +21,7 @@ from p2p_dtfm.ports import now
 OFTEN_CALLS, OFTEN_S = 16, 10.0
 """This many calls in this many seconds are worth a line."""
 LINES_LIMIT = 128
-"""In each direction. Each line takes a descriptor."""
+"""The most lines in each direction. Each takes a descriptor."""
 FROM_ONE_LIMIT = 2
 """A peer that has lost its line makes a new one before this end has noticed the loss."""
 IDLE_S = 60.0
@@ -79,7 +79,7 @@ class _Asking:
     used_s: float
     asked: int = 0
     given_up: int = 0
-    """Of the calls that were asked, those given up, whose answers may still come."""
+    """Calls that were given up, and whose answers may still come."""
     is_of_use: bool = False
     waiting: "dict[int, asyncio.Future[bytes | None]]" = field(default_factory=dict)
 

@@ -23,7 +23,7 @@ CARD_LIMIT_BYTES = 2048
 LIVES_S = 7 * 86_400
 RENEWED_AFTER_S = 86_400
 SKEW_S = 3_600
-"""By how much the clocks of two members may differ."""
+"""The most by which the clocks of two members may differ."""
 FIRST_PORT = 1024
 """No card may name a port below this one: those are other services'."""
 _SIGNED = b"p2p-dtfm direct lines 1\n"

@@ -93,7 +93,7 @@ class DirectLines:
         self._tries: dict[bytes, dict[str, _Tries]] = {purpose: {} for purpose in self._planes}
         self._lines: dict[DirectLine, str] = {}
         self._come: set[DirectLine] = set()
-        """Those of `_lines` that others have opened."""
+        """The lines among `_lines` that others have opened."""
         self._accept: Callable[[str, DirectLine], None] = lambda peer_id, line: line.close()
         self._calls: CallLines | None = None
         self.port = 0

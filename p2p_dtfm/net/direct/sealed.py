@@ -29,7 +29,7 @@ _RECORD_BYTES = _LENGTH.size + PIECE_BYTES + _TAG_BYTES
 FAR_S = 0.02
 """From this round trip on the congestion control is chosen here. Below it any will do."""
 FAR_CONTROL = b"bbr"
-"""It goes by rate and round trip. Others take each lost packet as a sign that the line is full."""
+"""It goes by rate and round trip. Others take each lost packet for a sign of a full line."""
 _AHEAD_BYTES = 24 << 10
 """Bytes read beyond the record that is due, because small records come many together."""
 Bytes = bytes | bytearray | memoryview

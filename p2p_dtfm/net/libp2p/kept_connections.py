@@ -16,7 +16,7 @@ LOOK_EVERY_S = 10.0
 DEADLINE_S = 10.0
 """How long p2pd may take to be told of the connections that count."""
 FEW = 64
-"""So many connections are far from too many."""
+"""Up to so many connections p2pd is not told which of them count: it closes none."""
 ANSWERS_WITHIN_S = 5.0
 """How long p2pd may take to say whom it is connected to."""
 LATE_S = 2.0

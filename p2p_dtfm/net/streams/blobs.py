@@ -106,7 +106,7 @@ class _Download:
         self.causes: dict[str, str] = {}
         """What went wrong, by peer."""
         self.denied: set[str] = set()
-        """Those of them that have answered: neither their link nor being busy is the cause."""
+        """Those in `causes` that have answered: neither their link nor being busy is the cause."""
         self.offset = 0
         self.total: int | None = None
         self.donors: list[str] = []

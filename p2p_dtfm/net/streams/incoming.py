@@ -61,7 +61,7 @@ class IncomingLane:
         self.name = name
         self.session = session
         self.wires: dict[Wire, None] = {}
-        """In the order in which they came."""
+        """The streams, in the order in which they came."""
         self.reassembly = reassembly
         self.turn = asyncio.Lock()
         self.watching: asyncio.Task[None] | None = None

@@ -151,7 +151,7 @@ class _Sweep:
         self.progress = progress
         self.original = original
         self.seen: dict[str, Weighed | None] = {}
-        """By the digest of the run spec."""
+        """What each choice gives, by the digest of its run spec."""
 
     @property
     def left(self) -> int:

@@ -44,7 +44,7 @@ class SimulatedMicrobatches:
         self.part: tuple[Key, StageReplay] | None = None
         """This stage's part in the step that it computes."""
         self.is_computed = False
-        """Whether all of that part is done."""
+        """Whether all of `part` is done."""
         self.works = False
         """Whether a burst of tasklets is under way."""
         self.arrived: dict[Key, set[tuple[bool, int]]] = {}

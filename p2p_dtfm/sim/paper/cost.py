@@ -28,10 +28,10 @@ class PaperSizes:
     name: str
     """The name of the preset or the run."""
     gradient_bytes: int
-    """Of all blocks. A stage reduces its even share, c_dp. Embedding and head are left out, as in
-    the paper."""
+    """Bytes of all blocks' gradients. A stage reduces its even share, c_dp. Embedding and head are
+    left out, as in the paper."""
     activation_bytes: int
-    """Of a whole batch at one boundary. A pipeline passes on its even share, c_pp."""
+    """Bytes of a whole batch at one boundary. A pipeline passes on its even share, c_pp."""
 
     def gradient_bytes_per_stage(self, stages: int) -> int:
         return -(-self.gradient_bytes // stages)

@@ -48,11 +48,11 @@ class ChartBar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     source: str
     """A publication, or the command that computes this figure again."""
     seconds: float
-    """Of a step, or of what the chart counts."""
+    """The time of a step, or of what the chart counts."""
     pflops: float | None = None
     tokens_per_dollar: float | None = None
     price_per_hour: float | None = None
-    """In dollars, of all peers with a stage."""
+    """Dollars for all peers with a stage."""
     peers: int = 64
     cached: bool = False
     """Whether the figure was computed at the time of `made`, and comes along with the program."""

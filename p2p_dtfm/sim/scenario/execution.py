@@ -23,10 +23,10 @@ OF_BOUNDARIES = ("rotated4", "rotated6", "subspace")
 class Communicator:
     """DT-FM's transport: blocking sends and receives of a peer, one at a time, in program order.
 
-    What is sent before its receive is posted waits beyond `receive_buffer_bytes` and the round
-    trip's worth of bytes to which TCP tunes its buffers. A send returns when no more of it is left
-    than TCP holds until it is acknowledged: a round trip's worth, at most `window_bytes`.
-    `efficiency` is the fraction of a link's rate that such messages reach.
+    Before a receive is posted, a sender gets rid of at most `receive_buffer_bytes` and a round
+    trip's worth of bytes, to which TCP tunes its buffers. The rest waits. A send returns when no
+    more of it is left than TCP holds until it is acknowledged: a round trip's worth, at most
+    `window_bytes`. `efficiency` is the fraction of a link's rate that such messages reach.
     """
 
     efficiency: float

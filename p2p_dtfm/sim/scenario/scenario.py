@@ -77,7 +77,7 @@ class Scenario:
     description: str
     peers: tuple[ScenarioPeer, ...]
     links: dict[tuple[str, str], ScenarioLink]
-    """By peer, group or `*`. `link` knows which of them counts."""
+    """Links by peer, group or `*`. `link` knows which of them counts."""
     faults: tuple[ScenarioFault, ...]
     head: bool = True
     """Whether the model ends in a language-model head (see `workload_in`)."""

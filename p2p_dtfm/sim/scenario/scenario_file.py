@@ -145,7 +145,7 @@ def parse_scenario_file(text: str, origin: str) -> ScenarioFile:
 
 
 def _rest(values: dict[str, Any], error: ValidationError) -> ScenarioFile | None:
-    """The file with None for each wrong table; None where more than such tables is wrong."""
+    """The file with None for each wrong peer, link or fault; None if anything else is wrong."""
     models: dict[str, type[BaseModel]] = {"peer": PeerTable, "link": LinkTable, "fault": FaultTable}
     wrong = {item["loc"][:2] for item in error.errors()}
     if not all(len(path) == 2 and path[0] in models for path in wrong):

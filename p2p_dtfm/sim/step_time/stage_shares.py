@@ -28,7 +28,7 @@ class Parts:
         return sum(self.values().values())
 
     def values(self) -> dict[str, float]:
-        """By name, without the unit."""
+        """The parts by name, without the unit."""
         return {each.name.removesuffix("_ns"): getattr(self, each.name) for each in fields(self)}
 
 

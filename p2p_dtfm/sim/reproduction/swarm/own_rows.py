@@ -32,7 +32,7 @@ class OwnRow(BaseModel):
     scenario: str
     """A packaged name, or a path. A relative path starts at the file of rows."""
     seconds: float = Field(gt=0, le=1e9)
-    """Of one step, as measured."""
+    """The time of one step, as measured."""
     system: str = Field(min_length=1, max_length=60)
     run: str = "gpt3-xl"
     layers: int | None = Field(default=None, ge=1)

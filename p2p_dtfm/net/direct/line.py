@@ -348,7 +348,7 @@ class DirectLine:
         if events:
             self._poll.register(self._connection, events)
         is_due = blocked or (reads is not None and reads.is_under_way)
-        self._rests = True  # from here on each ring writes a byte; earlier ones are in `seen`
+        self._rests = True  # from here on each ring writes a byte; earlier ones are counted
         try:
             rung = self._rings != seen
             found = self._poll.poll(0 if rung else self._stall_ms if is_due else None)

@@ -216,8 +216,8 @@ class Faults:
     def _has_stand_ins(self, victim: SimulatedPeer) -> bool:
         """Whether each layer is safe without the victim, while a view trains whose members are all
         well. A layer is safe if another holder has got its state. If the victim alone holds it, a
-        guardian must have it from the start or have acknowledged it, or there must be a whole cut
-        where guardians lag. Others may still commit the step for which the victim has said
+        guardian must have it from the start or have acknowledged it. Where guardians lag, there
+        must be a whole cut. Others may still commit the step for which the victim has said
         Prepared."""
         view, peers = victim.view, self.world.peers
         if view is None or not isinstance(view.plan, Plan) or victim.receipts is None:

@@ -1,4 +1,4 @@
-"""How blobs are read from a disk, and get there."""
+"""How blobs are read from a disk, and written so that they last."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ from p2p_dtfm.ports import rarely
 
 
 def read_part(path: Path, offset: int, length: int) -> tuple[int, bytes]:
-    """The size of the whole, and so much of it. Raises `OSError`."""
+    """The size of the whole file, and `length` bytes from `offset` on. Raises `OSError`."""
     rarely.fails("part unreadable")
     with path.open("rb") as file:
         total = os.fstat(file.fileno()).st_size
@@ -17,6 +17,6 @@ def read_part(path: Path, offset: int, length: int) -> tuple[int, bytes]:
 
 
 def settle(file: BinaryIO) -> None:
-    """It outlives this machine's power."""
+    """Write the file to disk, so that it survives a power failure."""
     file.flush()
     os.fsync(file.fileno())

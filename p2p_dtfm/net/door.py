@@ -1,4 +1,4 @@
-"""Where everything that arrives from other peers has to pass, before it is read."""
+"""The door: all that arrives from other peers has to pass it before it is read."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -9,18 +9,18 @@ Leave = Callable[[], None]
 
 
 class Door(Protocol):
-    """What a host asks before it serves anybody."""
+    """What a host asks before it serves a peer."""
 
     def enter(self, sender: str, kind: str, size_bytes: int) -> Leave | str:
-        """What to call once it is served, or why it is not."""
+        """What to call once the request is served, or why it is not served."""
         ...
 
     def spend(self, sender: str, kind: str, amount: int) -> None:
-        """What it was let in for has cost so much."""
+        """Charge the sender for what serving it has cost."""
         ...
 
     def blame(self, sender: str, kind: str) -> None:
-        """What it was let in with was wrong."""
+        """Note that what the sender was let in with was wrong."""
         ...
 
     def is_near(self, sender: str) -> bool:
@@ -28,8 +28,8 @@ class Door(Protocol):
         ...
 
     def goes_first(self, sender: str) -> bool:
-        """Whether a tensor of a sender comes in however much others have announced, as long as it
-        is the only one of that sender's."""
+        """Whether a sender's tensor comes in however much others have announced, as long as the
+        sender has no other one under way."""
         ...
 
 

@@ -6,7 +6,8 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 
 
 class Unreachable(Exception):
-    """A peer did not answer in time, or the way to it broke. Evidence about a link, no fault."""
+    """A peer did not answer in time, or the way to it broke. This is evidence about a link, no
+    fault."""
 
     def __init__(self, peer_id: str, cause: str) -> None:
         self.peer_id = peer_id
@@ -36,7 +37,7 @@ P2PD_HAS_ENDED = "the libp2p daemon of this peer has ended"
 
 
 def is_unanswered(cause: str) -> bool:
-    """Whether a call was under way for too long: nothing broke, and its peer may only be slow."""
+    """Whether a call only took too long: nothing broke, and the called peer may only be slow."""
     return cause.startswith(NO_ANSWER)
 
 
@@ -46,8 +47,8 @@ def nobody_listens(cause: str) -> bool:
 
 
 def no_relay_has_it(cause: str) -> bool:
-    """Whether a relay that was asked for a peer answers that it has lost it: then the peer is gone,
-    or has lost its relays, and no way through another one is to be waited for."""
+    """Whether a relay answers that it has lost the peer. Then the peer is gone, or has lost its
+    relays, and a way through another relay is not worth waiting for."""
     return _NOT_AT_RELAY.search(cause) is not None
 
 

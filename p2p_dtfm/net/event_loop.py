@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 def run(main: Coroutine[Any, Any, Result]) -> Result:
     """Run a daemon to its end, in uvloop: a step of a small model takes a fifth less processor.
 
-    Its timers are of whole milliseconds; `net.shaping.fine_timer` has finer ones.
+    uvloop's timers are of whole milliseconds; `net.shaping.fine_timer` has finer ones.
     """
     with _signals_given_back():
         return uvloop.run(main)
@@ -22,10 +22,11 @@ def run(main: Coroutine[Any, Any, Result]) -> Result:
 
 @contextlib.contextmanager
 def _signals_given_back() -> Iterator[None]:
-    """As asyncio does. uvloop leaves handlers behind that do nothing: a process that hangs at its
-    end, in a thread, would heed neither Ctrl-C nor SIGTERM."""
+    """Restore the signal handlers afterwards, as asyncio does. uvloop leaves handlers behind that
+    do nothing. A process whose thread hangs at its end would then heed neither Ctrl-C nor
+    SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # there a loop hears none
+        yield  # a loop in another thread hears no signals
         return
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}

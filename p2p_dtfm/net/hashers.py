@@ -1,4 +1,4 @@
-"""By what blobs are called."""
+"""The hash functions by which blobs are named."""
 
 import hashlib
 from collections.abc import Callable
@@ -15,12 +15,12 @@ NewHasher = Callable[[], Hasher]
 
 
 def blake2b_of_blobs() -> Hasher:
-    """Of what is called by its digest, unless said otherwise."""
+    """The hash function of blobs that are named by their digest, unless said otherwise."""
     return hashlib.blake2b(digest_size=32)
 
 
 def digest_of(file: BinaryIO, hasher: Hasher) -> str:
-    """Hexadecimal, of the rest of a file's content."""
+    """The hexadecimal digest of the rest of a file's content."""
     while piece := file.read(1 << 20):
         hasher.update(piece)
     return hasher.hexdigest()

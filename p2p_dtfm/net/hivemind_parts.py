@@ -1,9 +1,9 @@
 """The one place that imports hivemind, and only the two parts of it that are used.
 
-`import hivemind` would also load its averaging, mixture of experts and optimizer, and its packages
+`import hivemind` would also load its averaging, mixture of experts and optimizer. Its packages
 `utils` and `dht` load torch for processes of their own: 264 MB that a bootstrap node has no use
 for. So these packages are entered without running their `__init__`, and given the few names that
-their modules take from them; unless somebody has imported them already.
+their modules take from them, unless they are imported already.
 """
 
 import importlib
@@ -35,7 +35,8 @@ def _enter_package_only(name: str, names: dict[str, tuple[str, ...]] | None = No
             setattr(package, item, getattr(source, item))
 
 
-# p2pd and hivemind say more at INFO than a person wants to read; the variable still decides
+# By default p2pd and hivemind say more at INFO than a person wants to read. The variable still
+# decides.
 os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
 _enter_package_only("hivemind")
 _enter_package_only("hivemind.utils", _NAMES_OF_UTILS)
@@ -77,7 +78,7 @@ __all__ = [
     "p2pd_wire",
 ]
 
-# stderr is ours: hivemind's lines go through the root logger like everybody else's
+# Stderr is ours: hivemind's lines go through the root logger like everybody else's.
 use_hivemind_log_handler("nowhere")
 logging.addLevelName(logging.WARNING, "WARNING")
 logging.getLogger("hivemind").setLevel(os.environ["HIVEMIND_LOGLEVEL"].upper())

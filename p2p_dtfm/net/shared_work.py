@@ -1,4 +1,5 @@
-"""Work that several parts of a daemon wait for, and that goes on where one of them does not."""
+"""Work that several parts of a daemon wait for, and that goes on even if one of them stops
+waiting."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -8,15 +9,16 @@ Result = TypeVar("Result")
 
 
 class SharedWork(Generic[Result]):
-    """Each is under way once, by its name, whoever waits for it, and goes on where a waiter is
-    cancelled: a new view needs most of what the last one did, and over a thin line a file that
-    begins anew with each view does not come before the next one."""
+    """Runs each piece of work once, by its name, however many wait for it, and to its end if a
+    waiter is cancelled. A new view needs most of what the last one did. Over a thin line, a file
+    that began anew with each view would not come before the next one."""
 
     def __init__(self) -> None:
         self._under_way: dict[str, asyncio.Task[Result]] = {}
 
     async def result(self, name: str, begin: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """Raises what the work does."""
+        """The result of the work, which is begun unless it is under way. Raises what the work
+        raises."""
         task = self._under_way.get(name)
         if task is None:
             task = self._under_way[name] = asyncio.create_task(begin())

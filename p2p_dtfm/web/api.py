@@ -25,8 +25,8 @@ def make_app(
     questions: Mapping[str, Question] | None = None,
     orders: Mapping[str, Question] | None = None,
 ) -> Starlette:
-    """GET /NAME for each reader, and for each question with the address's parameters; POST /NAME
-    for each action, and for each order with the parameters."""
+    """An app that serves readers and questions by GET, and actions and orders by POST, each at
+    /NAME. Questions and orders are given the address's parameters."""
 
     def get(reader: Reader) -> Callable[[Request], Awaitable[JSONResponse]]:
         async def endpoint(request: Request) -> JSONResponse:
@@ -55,7 +55,7 @@ def make_app(
 
 
 def refusal_answer(error: UserError) -> dict[str, Any]:
-    """An answer that is a refusal: `daemon.machine.local_client` raises it for the command."""
+    """An answer that is a refusal. `daemon.machine.local_client` raises it for the command."""
     return {"error": error.cause, "fixes": list(error.fixes)}
 
 
@@ -68,7 +68,8 @@ class LocalApi:
         self._server: Server | None = None
 
     async def start(self) -> None:
-        """Raises `UserError` where something stands in the way, as another user's may."""
+        """Start to serve. Raises `UserError` where something stands in the way, such as another
+        user's file."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._path.unlink(missing_ok=True)

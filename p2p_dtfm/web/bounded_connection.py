@@ -1,7 +1,8 @@
 """A connection to this machine's own pages, with bounds: any program here may call their port.
 
-uvicorn answers 503 where there are too many, but only to who has asked: connections that ask
-nothing stay, each a descriptor that the daemon lacks for files and peers.
+uvicorn answers 503 where there are too many connections, but only to one that has asked something.
+Connections that ask nothing stay, and each takes a descriptor that the daemon needs for files and
+peers.
 """
 
 import asyncio
@@ -11,12 +12,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CONNECTIONS_LIMIT = 128
 PATIENCE_S = 10.0
-"""So long, and at most twice as long, a question may take to come, and an answer may lie unread."""
+"""How long a request may take to come, or an answer may lie unread; at most twice as long."""
 
 
 class BoundedConnection(H11Protocol):
-    """By h11 alone, which bounds a question's head: what uvicorn would choose depends on what else
-    is installed."""
+    """Always uses h11, which bounds a request's head. uvicorn's own choice depends on what else is
+    installed."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -32,12 +33,13 @@ class BoundedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._looks is None:
-            return  # it was never taken
+            return  # the connection was never taken
         self._looks.cancel()
         super().connection_lost(exc)
 
     def _look(self) -> None:
-        """Lets go of who has asked nothing since the last look, or has read nothing of much."""
+        """End a connection that has asked nothing since the last look, or has read nothing of a
+        long answer."""
         is_answered = self.cycle is None or self.cycle.response_complete
         answered = self.cycle if is_answered else self
         unread_bytes = self.transport.get_write_buffer_size()

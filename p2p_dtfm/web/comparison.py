@@ -1,6 +1,6 @@
 """Two runs' losses beside one another, by tokens and by time, from their histories at two peers.
 
-A loss of step `s` is of the model before that step: it has had `s` steps' tokens then. Time runs
+A loss of step `s` is of the model before that step, which has had `s` steps' tokens then. Time runs
 from the first step that the history has, pauses included.
 """
 
@@ -15,7 +15,7 @@ from p2p_dtfm.web.report import STYLE
 
 POINTS_DRAWN = 600
 SMOOTHED_PART = 40
-"""A training loss is shown as the mean of so small a part of its history around it."""
+"""A training loss is shown as the mean around it, over one part in so many of its history."""
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 380, 250, 40, 34, 12, 12
 COLOURS = ("var(--first)", "var(--second)")
 MORE_STYLE = """
@@ -32,7 +32,7 @@ Point = tuple[float, float]
 
 
 class HistoryLine(msgspec.Struct):
-    """Of a history, what is needed here of it."""
+    """The part of a history's line that is needed here."""
 
     time_s: float
     event: str
@@ -60,7 +60,7 @@ class RunCurves(msgspec.Struct, frozen=True):
     unreadable_lines: int = 0
 
     def training(self, by_time: bool) -> list[Point]:
-        """Smoothed: (tokens or seconds, nats per token)."""
+        """Smoothed training losses: (tokens or seconds, nats per token)."""
         rows = [(row, row.loss) for row in self.rows if row.loss is not None]
         losses = _smoothed([loss for _, loss in rows], max(1, len(rows) // SMOOTHED_PART))
         return [(self._x(row, by_time), loss) for (row, _), loss in zip(rows, losses, strict=True)]
@@ -77,8 +77,8 @@ class RunCurves(msgspec.Struct, frozen=True):
 
 
 def read_rows(lines: Iterable[bytes]) -> tuple[tuple[ComparedStep, ...], int]:
-    """The steps of a history, and how many of its lines cannot be read. Of a step that was repeated
-    the last time counts, and what came after the first is no part of the run."""
+    """The steps of a history, and how many of its lines cannot be read. Of a repeated
+    step the last time counts. What came after its first time is no part of the run."""
     decoder, unreadable = msgspec.json.Decoder(HistoryLine), 0
     found: list[ComparedStep] = []
     for text in lines:
@@ -112,7 +112,7 @@ def _smoothed(values: Sequence[float], span: int) -> list[float]:
 
 
 class Common(msgspec.Struct, frozen=True):
-    """The losses of both at the last point that both came to, on the lines from loss to loss."""
+    """Both runs' losses at the last point that both came to, on the lines from loss to loss."""
 
     kind: str
     axis: str
@@ -122,7 +122,7 @@ class Common(msgspec.Struct, frozen=True):
 
 
 class Reached(msgspec.Struct, frozen=True):
-    """How far each was when its line first came down to the lowest loss that both have had."""
+    """How far each run was when its line first came down to the lowest loss that both have had."""
 
     kind: str
     loss: float
@@ -131,7 +131,7 @@ class Reached(msgspec.Struct, frozen=True):
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """What both have no losses for is left out."""
+    """The comparison, without what one of the runs has no losses for."""
 
     common: tuple[Common, ...]
     reached: Reached | None
@@ -141,7 +141,7 @@ KINDS = ("held-out", "training")
 
 
 def compare(first: RunCurves, second: RunCurves) -> Compared:
-    """Both have rows."""
+    """Compare two runs that both have rows."""
     common = (_common(first, second, kind, by_time) for by_time in (False, True) for kind in KINDS)
     reached = (_reached(first, second, kind) for kind in KINDS)
     return Compared(
@@ -165,7 +165,7 @@ def _common(first: RunCurves, second: RunCurves, kind: str, by_time: bool) -> Co
 
 
 def _between(points: list[Point], x: float) -> float:
-    """On the line from point to point."""
+    """The value at `x` on the line from point to point."""
     at = bisect_left(points, x, key=lambda point: point[0])
     if at == 0 or points[at][0] == x:
         return points[at][1]
@@ -196,7 +196,7 @@ def _first_at(points: list[Point], loss: float) -> float:
 
 
 def comparison_rows(first: RunCurves, second: RunCurves) -> list[tuple[str, str, str]]:
-    """What, and of either."""
+    """Rows of the comparison: its name, and the value for either run."""
     found, both = compare(first, second), (first, second)
     last = [each.rows[-1] for each in both]
     rows: list[tuple[str, ...]] = [
@@ -216,7 +216,8 @@ def comparison_rows(first: RunCurves, second: RunCurves) -> list[tuple[str, str,
 
 
 def _duration(seconds: float) -> str:
-    """A short one to a tenth: two runs may differ by less than a second."""
+    """A duration in words. A short one is told to a tenth: two runs may differ by less than a
+    second."""
     return duration(seconds) if seconds >= 60 else f"{seconds:.1f} s"
 
 
@@ -224,7 +225,7 @@ def _duration(seconds: float) -> str:
 
 
 def comparison_html(first: RunCurves, second: RunCurves) -> str:
-    """One file that runs and loads nothing. Names are text of strangers."""
+    """One HTML file that runs and loads nothing. Names are text of strangers."""
     rows = "".join(
         f"<tr><th scope='row'>{escape(what)}</th><td>{escape(a)}</td><td>{escape(b)}</td></tr>"
         for what, a, b in comparison_rows(first, second)

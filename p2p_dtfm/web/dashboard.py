@@ -55,7 +55,7 @@ HISTORY_GROUPS = (
 
 class Dashboard:
     """`provider()` gives the present state; unchanged parts of it should be the same objects.
-    `actions()` are what may be asked of the daemon now."""
+    `actions()` gives the actions that the daemon offers now."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Dashboard:
         return Response(msgspec.json.encode(self._provider()), media_type="application/json")
 
     async def _invitation(self, request: Request) -> Response:
-        """Made when a page asks for it: a swarm without an open page draws none."""
+        """The QR code, made when a page asks for it: a swarm without an open page draws none."""
         line = self._provider().view.join_line
         picture = await asyncio.to_thread(qr_picture, line) if line else QrPicture()
         told = {"line": line, **msgspec.to_builtins(picture)}
@@ -145,7 +145,7 @@ class Dashboard:
 
 
 def offered(actions: Mapping[str, Action], state: DashboardState) -> Mapping[str, Action]:
-    """Of a complete run nothing is left to pause."""
+    """The actions that are offered in this state: a complete run has nothing to pause."""
     if state.live.state != DONE:
         return actions
     return {name: action for name, action in actions.items() if name != "pause"}
@@ -166,7 +166,7 @@ def changes(seen: DashboardState | None, state: DashboardState) -> list[tuple[st
 
 
 def _grown(seen: History | None, history: History) -> dict[str, Any] | None:
-    """What is new of the columns, and from which row on; None where nothing is."""
+    """The new part of the columns, and the row from which it starts; None where nothing is new."""
     if seen is history:
         return None
     same = seen is not None and seen.generation == history.generation

@@ -1,9 +1,9 @@
 """Who may talk to the dashboard: pages that it served itself, on loopback, to this machine's user.
 
-A browser will send requests of any web page to loopback. So the host must be a loopback name (else
-a stranger's domain that resolves to 127.0.0.1 could read everything), the origin, where there is
-one, must be the dashboard itself, and whatever changes something needs a token that only the
-daemon's user can read.
+A browser sends requests of any web page to loopback. So the host must be a loopback name. Otherwise
+a stranger's domain that resolves to 127.0.0.1 could read everything. The origin, where there is
+one, must be the dashboard itself. Whatever changes something needs a token that only the daemon's
+user can read.
 """
 
 import hmac
@@ -32,7 +32,8 @@ SECURITY_HEADERS = {
 
 
 class RequestGuard:
-    """Refuses what does not come from the dashboard's own page, and adds the security headers."""
+    """Refuses requests that do not come from the dashboard's own page, and adds the security
+    headers."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         assert len(token) >= 16, "a token that can be guessed is none"
@@ -68,8 +69,8 @@ def refused(
     origin = headers.get("origin")
     if origin is not None and origin != f"http://{host}":
         return 403, "a page of another origin may not ask"
-    # the page may be opened from elsewhere, as from the file that `p2p-dtfm dashboard` opens: who
-    # links to it cannot read it
+    # The page may be opened from elsewhere, such as the file that `p2p-dtfm dashboard` opens: a
+    # page that links to it cannot read it.
     is_opened = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == OPENED
     is_page = is_opened and path == "/" and method == "GET"
     if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and not is_page:

@@ -114,7 +114,7 @@ def _about_the_view(state: DashboardState) -> Iterator[Metric]:
 
 
 def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
-    """Without a sample where the value is not known: a made-up one would be drawn."""
+    """A gauge, without a sample where the value is not known: a made-up one would be drawn."""
     family = GaugeMetricFamily(f"p2p_dtfm_{name}", text)
     if value is not None:
         family.add_metric([], value)

@@ -1,8 +1,8 @@
 """What anybody may know of a run, where a member allows it: named one by one, nothing by default.
 
-No peer is named: neither by id nor by name, address or device. A text of the log or of a view
-never gets here, and of the join line only the one that leads to the peer that serves it, whose
-address whoever asks has used already.
+No peer is named: neither by id nor by name, address or device. No text of the log or of a view gets
+here. The only join line here leads to the peer that serves it, whose address the reader has used
+already.
 """
 
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ POINTS_SHOWN = 400
 DOTS_LIMIT = 4096
 MARKS_LIMIT = 8
 TEXT_LIMIT = 4096
-"""Characters of a sample, of a mark, of a name."""
+"""The most characters of a sample, a mark or a name."""
 TOLD_LIMIT_BYTES = 256 << 10
 LARGEST = 10**18
 
 
 class Dot(msgspec.Struct, frozen=True, array_like=True):
-    """A peer: where it is on a map of round trips, 0 to 1, and which pipeline it works in."""
+    """A peer: its place on a map of round trips, 0 to 1, and the pipeline it works in."""
 
     x: float
     y: float
@@ -31,7 +31,7 @@ class Dot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PublicFacts(msgspec.Struct, frozen=True):
-    """All of the public page."""
+    """All that the public page shows."""
 
     run: str
     digest: str
@@ -57,7 +57,7 @@ class PublicFacts(msgspec.Struct, frozen=True):
     dots: tuple[Dot, ...]
     marks: tuple[str, ...]
     note: str = ""
-    """Why there is less to see than there should be, if so."""
+    """Why less can be seen than should be, if so."""
 
     @property
     def is_complete(self) -> bool:
@@ -65,7 +65,7 @@ class PublicFacts(msgspec.Struct, frozen=True):
 
 
 def public_facts(state: DashboardState) -> PublicFacts:
-    """Of what the dashboard knows."""
+    """The public part of what the dashboard knows."""
     live, run, view, history = state.live, state.run, state.view, state.history
     every = -(-len(history.step) // POINTS_SHOWN) or 1
     return PublicFacts(
@@ -90,12 +90,12 @@ def public_facts(state: DashboardState) -> PublicFacts:
         held_out_steps=history.held_out_step[-POINTS_SHOWN:],
         held_out_losses=history.held_out_loss[-POINTS_SHOWN:],
         dots=tuple(Dot(round(it.x, 2), round(it.y, 2), it.pipeline) for it in view.peers),
-        marks=tuple(mark.partition(":")[0] for mark in live.marks),  # behind it are names
+        marks=tuple(mark.partition(":")[0] for mark in live.marks),  # names stand behind the colon
     )
 
 
 def history_of(facts: PublicFacts) -> History:
-    """For a drawing of the losses."""
+    """The losses as a history, for drawing them."""
     return History(
         step=facts.loss_steps,
         loss=facts.losses,
@@ -105,7 +105,7 @@ def history_of(facts: PublicFacts) -> History:
 
 
 def nothing_heard(digest: str, join_line: str, note: str) -> PublicFacts:
-    """Of a run of which nobody has told anything."""
+    """The facts of a run of which no peer has told anything."""
     return PublicFacts(
         run="",
         digest=digest,
@@ -134,8 +134,8 @@ def nothing_heard(digest: str, join_line: str, note: str) -> PublicFacts:
 
 
 def facts_told(body: bytes, digest: str) -> PublicFacts:
-    """What another peer says of the run of this digest, as JSON; it may have invented all of it.
-    Raises `PeerFault` for what cannot be drawn."""
+    """What another peer says of the run of this digest, as JSON. The peer may have invented all of
+    it. Raises `PeerFault` for what cannot be drawn."""
     if len(body) > TOLD_LIMIT_BYTES:
         raise PeerFault(f"tells {len(body)} bytes of a run, more than {TOLD_LIMIT_BYTES}")
     try:
@@ -150,7 +150,7 @@ def facts_told(body: bytes, digest: str) -> PublicFacts:
 
 
 def _oddities(facts: PublicFacts) -> Iterator[str]:
-    if not all(0 <= number < LARGEST for number in _numbers(facts)):  # also none that is NaN
+    if not all(0 <= number < LARGEST for number in _numbers(facts)):  # this refuses NaN, too
         yield "a number"
     if not all(0 <= place <= 1 for dot in facts.dots for place in (dot.x, dot.y)):
         yield "a place"

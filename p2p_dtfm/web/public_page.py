@@ -26,7 +26,7 @@ def public_html(facts: PublicFacts) -> str:
     sections = [f"<h1>{name}</h1>", f'<p class="quiet">{_in_a_line(facts)}</p>']
     if facts.note:
         sections.append(f'<p role="status"><b>{escape(facts.note)}</b></p>')
-    if facts.run or not facts.note:  # else there is nothing to say but why
+    if facts.run or not facts.note:  # otherwise the note is all there is to say
         sections += [_progress(facts), _tiles(facts)]
     sections += [f"<p>{escape(mark)}</p>" for mark in facts.marks]
     if facts.losses:

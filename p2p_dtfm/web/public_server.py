@@ -3,10 +3,10 @@
     GET /              the page
     GET /status.json   the same as data
 
-It is not the dashboard's: that one is for this machine's user, holds a token and acts. This one
-listens to everybody, so each thing that a stranger may use up has a bound: connections, bytes and
-seconds of a request, answers a second of one address and of all. Nothing that is asked changes
-anything, and an answer is made at most once in some seconds, however many ask.
+It is not the dashboard's server, which is for this machine's user, holds a token and acts. This one
+listens to everybody, so each thing that a stranger may use up has a bound. The bounds are on
+connections, on bytes and seconds of a request, and on answers a second, of one address and of all.
+No request changes anything, and an answer is made at most once in some seconds, however many ask.
 """
 
 import asyncio
@@ -42,14 +42,14 @@ HEADERS = (
 
 
 class Allowance:
-    """So many answers at once, and so many a second after that."""
+    """Allows `most` answers at once, and `per_s` a second after that."""
 
     def __init__(self, most: float, per_s: float, now_s: float) -> None:
         self._most, self._per_s = most, per_s
         self._left, self._at_s = most, now_s
 
     def takes(self, now_s: float) -> bool:
-        """Whether one more is allowed now; it is used up then."""
+        """Whether one more answer is allowed now. If so, it is used up."""
         gained = (now_s - self._at_s) * self._per_s
         self._left, self._at_s = min(self._most, self._left + gained), now_s
         if self._left < 1:
@@ -59,7 +59,8 @@ class Allowance:
 
 
 class RateLimit:
-    """Of one address and of all. Forgets addresses that were not heard for long."""
+    """Limits the answers to one address and to all. Forgets addresses that were not heard for
+    long."""
 
     def __init__(self, now_s: float) -> None:
         self._all = Allowance(60, 30, now_s)
@@ -84,11 +85,11 @@ class PublicServer:
         self._made: tuple[float, dict[str, tuple[str, bytes]]] | None = None
         self._server: asyncio.Server | None = None
         self._open: dict[asyncio.Task[None], str] = {}
-        """With the address at the other end."""
+        """Each open connection's task, with the address at the other end."""
 
     @property
     def port(self) -> int:
-        """What it listens on."""
+        """The port that the server listens on."""
         return int(self._listener.getsockname()[1])
 
     async def start(self) -> None:
@@ -128,7 +129,7 @@ class PublicServer:
                 writer.close()
                 await writer.wait_closed()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # a stranger that says nothing, too much, or goes
+            pass  # a stranger that says nothing, says too much, or goes
         finally:
             with contextlib.suppress(RuntimeError):
                 writer.transport.abort()
@@ -169,7 +170,7 @@ def _reply(status: int, kind: str, body: bytes, head_only: bool = False) -> byte
 
 
 def public_listener(port: int) -> socket.socket:
-    """On all of this machine's addresses. Raises `UserError` if the port is taken."""
+    """A listener on all of this machine's addresses. Raises `UserError` if the port is taken."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -8,15 +8,15 @@ import msgspec
 import segno
 
 TEXT_LIMIT = 2900
-"""More does not fit into the largest code."""
+"""The most characters that fit into the largest code."""
 TOO_LONG = "the line is too long for a QR code"
 QUIET_ZONE = 4
-"""Modules of white around it, without which readers do not find it."""
+"""Modules of white around the code, without which readers do not find it."""
 
 
 class QrPicture(msgspec.Struct, frozen=True):
-    """`path` draws the dark modules in a square of `size`, its white rim included; empty where
-    there is no picture, and `why` says so."""
+    """A QR code. `path` draws the dark modules in a square of `size`, its white rim included.
+    Without a picture `path` is empty, and `why` says why."""
 
     size: int = 0
     path: str = ""
@@ -25,7 +25,7 @@ class QrPicture(msgspec.Struct, frozen=True):
 
 @functools.lru_cache(maxsize=8)
 def qr_picture(text: str) -> QrPicture:
-    """Runs of dark modules, a row at a time."""
+    """The text's QR code, as runs of dark modules, a row at a time."""
     if len(text) > TEXT_LIMIT:
         return QrPicture(why=TOO_LONG)
     rows = [bytes(row) for row in segno.make(text, error="l", micro=False).matrix]
@@ -41,8 +41,8 @@ def qr_picture(text: str) -> QrPicture:
 
 
 def qr_in_terminal(text: str) -> None:
-    """Printed with half blocks, or why it cannot be: of a row that the terminal breaks in two no
-    camera makes sense."""
+    """Print the text's QR code in half blocks, or why that cannot be. No camera can read a code
+    whose rows the terminal breaks in two."""
     if len(text) > TEXT_LIMIT:
         print(TOO_LONG)
         return

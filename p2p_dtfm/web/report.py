@@ -1,4 +1,4 @@
-"""A run that is complete, as one page that needs nothing beside it: to keep, to send, to print.
+"""A complete run as one page that needs nothing beside it: to keep, to send, to print.
 
 All of it but the figures is text of strangers or of the model, and is escaped.
 """
@@ -37,7 +37,7 @@ CURVE_STYLE = """
 .curve text { font-size: 14px }
 @media (max-width: 500px) { .curve text { font-size: 26px } }
 """
-"""A phone draws the whole curve half as large."""
+"""The curve's style. A phone draws the whole curve half as large, so it gets larger letters."""
 
 
 STYLE_POLICY = (
@@ -45,11 +45,11 @@ STYLE_POLICY = (
     "form-action 'none'; frame-ancestors 'none'; "
     f"style-src 'sha256-{b64encode(sha256((STYLE + CURVE_STYLE).encode()).digest()).decode()}'"
 )
-"""For whoever serves the page: nothing but its own style."""
+"""The policy with which the page is served: nothing but its own style."""
 
 
 def report_html(state: DashboardState, commands: Sequence[str]) -> str:
-    """`commands`: what can be typed next."""
+    """The report's page. `commands`: what can be typed next."""
     run, history, given = state.run, state.history, state.contribution
     name = escape(run.name) if run else "a run"
     sections = [f"<h1>{name}</h1>", f'<p class="quiet">{_in_a_line(state)}</p>', _facts(state)]
@@ -102,7 +102,7 @@ def _facts(state: DashboardState) -> str:
     rows = [
         ("loss", _number(live.loss)),
         ("held-out loss", _number(live.held_out_loss)),
-        # a home that is older than this count has those that its page shows
+        # A home that is older than this count has those that its page shows.
         ("views", f"{max(course.views, len(state.history.view_step)):,}"),
         ("peers lost", f"{course.losses:,}, without those that left in an orderly way"),
         ("began", _when(course.began_s)),
@@ -145,15 +145,15 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _few(items: Sequence[Sample], limit: int = 6) -> list[Sample]:
-    """The first, the last, and some between, evenly."""
+    """The first item, the last, and some between, evenly."""
     if len(items) <= limit:
         return list(items)
     return [items[round(at * (len(items) - 1) / (limit - 1))] for at in range(limit)]
 
 
 def loss_curve(history: History) -> str:
-    """Loss over steps; points are held-out losses. In `CURVE_STYLE`, for whose larger letters there
-    is room."""
+    """Loss over steps; points are held-out losses. It leaves room for the larger letters of
+    `CURVE_STYLE`."""
     losses = [*history.loss, *history.held_out_loss]
     low, high = min(losses), max(losses)
     last = max((*history.step, *history.held_out_step, 1))

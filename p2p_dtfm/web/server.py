@@ -25,7 +25,7 @@ class Server:
         config = uvicorn.Config(
             app,
             log_config=None,
-            log_level="error",  # any web page may send what is warned of, as often as it likes
+            log_level="error",  # any web page can cause warnings, as often as it likes
             access_log=False,
             lifespan="off",
             http=BoundedConnection,
@@ -40,7 +40,7 @@ class Server:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Returns when connections are accepted."""
+        """Start to serve. Returns when connections are accepted."""
         self._task = asyncio.create_task(self._server.serve([self._listener]))
         while not self._server.started and not self._task.done():
             await asyncio.sleep(0.01)
@@ -48,7 +48,7 @@ class Server:
             await self._task
 
     def duplicate(self) -> int:
-        """A descriptor that listens on after this server has closed; its taker closes it."""
+        """A descriptor that listens on after this server has closed. Its taker closes it."""
         return os.dup(self._listener.fileno())
 
     async def close(self) -> None:
@@ -62,8 +62,8 @@ class Server:
 
 
 def loopback_listener(port: int | None, before: int | None = None) -> socket.socket:
-    """Listens on 127.0.0.1: at `port`; or at `before` or the first free one of a small range, or at
-    any.
+    """A listener on 127.0.0.1: at `port`, or else at `before`, at the first free one of a small
+    range, or at any.
 
     Raises `UserError` if the given port is taken.
     """
@@ -73,7 +73,8 @@ def loopback_listener(port: int | None, before: int | None = None) -> socket.soc
     for number in wanted:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            # without it a restarted daemon would lose its address to its own closed connections
+            # Without this option a restarted daemon would lose its address to its own closed
+            # connections.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("127.0.0.1", number))
             listener.listen()

@@ -1,16 +1,16 @@
 """What the dashboard shows, as plain typed data. The daemon makes it; nothing here asks anybody.
 
 A state has parts that change at different speeds: `Live` every second, `History` and `Timeline`
-with steps, `ViewState` with views. Peers are named by their number in `ViewState.peers`
-wherever there are many of them. What a peer says of itself (its device's name) is text of a
-stranger and must be shown as text.
+with steps, `ViewState` with views. Where there are many peers, they are named by their number in
+`ViewState.peers`. What a peer says of itself (its device's name) is text of a stranger and must be
+shown as text.
 """
 
 import msgspec
 
 
 class RunFacts(msgspec.Struct, frozen=True):
-    """What is trained."""
+    """The run that is trained."""
 
     name: str
     digest: str
@@ -28,7 +28,7 @@ class PeerFacts(msgspec.Struct, frozen=True):
 
     peer_id: str
     name: str
-    """As people call it; no two members have the same."""
+    """The peer's name as people use it; no two members have the same."""
     device: str
     memory_bytes: int
     block_ns: int
@@ -37,10 +37,11 @@ class PeerFacts(msgspec.Struct, frozen=True):
     reachability: str
     uplink_bytes_per_s: int
     downlink_bytes_per_s: int
-    """0: no shared limit is known."""
+    """0 where no shared limit is known."""
     x: float
     y: float
-    """On the map: distances resemble the square roots of round trips; 0 to 1, `y` downwards."""
+    """The place on the map, where distances resemble the square roots of round trips: 0 to 1, `y`
+    downwards."""
     pipeline: int | None = None
     position: int | None = None
     first_layer: int = 0
@@ -49,7 +50,7 @@ class PeerFacts(msgspec.Struct, frozen=True):
 
 
 class PipelineFacts(msgspec.Struct, frozen=True):
-    """Peers in the order of their stages."""
+    """A pipeline's peers in the order of their stages."""
 
     peers: tuple[int, ...]
     microbatch_count: int
@@ -67,29 +68,30 @@ class Flow(msgspec.Struct, frozen=True):
     """"pipeline" (activations one way, their gradients the other), "reduction", or "guard" (reduced
     gradients from the only holder of layers to their guardian)."""
     there_bytes: int
-    """In a step from here to there, as they travel."""
+    """Bytes in a step from here to there, as they travel."""
     here_bytes: int
-    """In a step from there to here; 0 of "guard"."""
+    """Bytes in a step from there to here; 0 for "guard"."""
     bytes_per_s: int | None
-    """Of the slower direction, as measured; None where neither end has measured it."""
+    """The measured rate of the slower direction; None where neither end has measured it."""
     round_trip_ns: int | None
     use: float | None
 
 
 class MyPart(msgspec.Struct, frozen=True):
-    """What this peer is good for in the view."""
+    """What this peer contributes in the view."""
 
     role: str
     share: float
-    """Of the step's computation: layers times microbatches."""
+    """Its share of the step's computation: layers times microbatches."""
     step_ns: int
-    """Predicted, as the plan is."""
+    """The plan's predicted step time."""
     other_step_ns: int | None
-    """Of a spare: predicted, of the best plan with it; None: impossible, or not known."""
+    """For a spare: the predicted step time of the best plan with it. None where impossible, or not
+    known."""
     guards: tuple[int, ...] = ()
     """Layers of others of which this peer keeps the only copy."""
     why_spare: str = ""
-    """A sentence; empty where a plan with it was found, and would be no faster."""
+    """A sentence; empty where a plan with this peer was found, and would be no faster."""
 
 
 class ViewState(msgspec.Struct, frozen=True):
@@ -101,18 +103,19 @@ class ViewState(msgspec.Struct, frozen=True):
     from_step: int = 0
     predicted_step_ns: int = 0
     no_plan: str = ""
-    """Why there is no plan, if so."""
+    """Why there is no plan, if there is none."""
     me: int | None = None
     peers: tuple[PeerFacts, ...] = ()
     pipelines: tuple[PipelineFacts, ...] = ()
     flows: tuple[Flow, ...] = ()
     are_flows_left_out: bool = False
-    """Of very many that are in no pipeline those between others."""
+    """Whether flows between other members are left out, because very many members are in no
+    pipeline."""
     part: MyPart | None = None
     join_line: str = ""
-    """To be passed on: it works for as long as one of the members in it lives."""
+    """The line to be passed on. It works for as long as one of the members in it lives."""
     own_join_line: str = ""
-    """With no address but this peer's, and empty where others cannot call it."""
+    """The line with this peer's address alone. Empty where others cannot call it."""
 
 
 class MeasuredWorth(msgspec.Struct, frozen=True):
@@ -131,7 +134,8 @@ class Problem(msgspec.Struct, frozen=True):
     what: str
     fix: str
     name: str = ""
-    """The same for as long as it lasts, whatever else is said of it; empty: what is said is all."""
+    """The same name for as long as the problem lasts, whatever else is said of it. Empty where the
+    text is all."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -144,7 +148,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class RefusedCount(msgspec.Struct, frozen=True, array_like=True):
-    """What the gate has turned away."""
+    """A count of what the gate has turned away."""
 
     sender: str
     """What the senders were to this peer: stranger, newcomer, contributor, member or former."""
@@ -154,7 +158,7 @@ class RefusedCount(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Live(msgspec.Struct, frozen=True):
-    """What changes from second to second."""
+    """The part that changes from second to second."""
 
     time_s: float
     """When this was made, in seconds since 1970, by the daemon's clock."""
@@ -170,40 +174,41 @@ class Live(msgspec.Struct, frozen=True):
     held_out_loss: float | None = None
     tokens_per_s: float | None = None
     step_ns: int | None = None
-    """Measured, of late."""
+    """The time that recent steps took, as measured."""
     eta_s: float | None = None
     committed_here: int = 0
     """Steps that this process has seen committed."""
     undone_here: int = 0
-    """Of these, such as were taken back since a liar had had a hand in them, or may have."""
+    """How many of these were taken back because a liar had, or may have had, a hand in them."""
     waits_for: tuple[str, ...] = ()
     """Peers without whom the step does not commit."""
     next: tuple[str, ...] = ()
-    """What happens next, soonest first; of a complete run, what can be typed."""
+    """What happens next, soonest first. For a complete run, what can be typed."""
     problems: tuple[Problem, ...] = ()
     worth: MeasuredWorth | None = None
     """None for a peer that was there from the beginning, or did not learn what was before it."""
     heard_s_ago: tuple[float | None, ...] = ()
-    """Parallel to the view's peers; None for this peer, for peers never heard, and, where members
-    are many, for those that speak with others only."""
+    """Seconds ago, parallel to the view's peers. None for this peer, for peers never heard, and,
+    where members are many, for those that speak with others only."""
     silent_after_s: float = 10.0
-    """Whoever was not heard for longer is unusually silent."""
+    """A peer that was not heard for longer is unusually silent."""
     work: str = ""
-    """Something long that is done now, such as fetching; empty if nothing is."""
+    """Something long that is being done, such as fetching; empty if there is nothing."""
     work_share: float | None = None
-    """How much of it is done."""
+    """How much of `work` is done."""
     work_left_s: float | None = None
     marks: tuple[str, ...] = ()
     """What makes the figures those of a laboratory: shaped links, emulated devices."""
     refused: tuple[RefusedCount, ...] = ()
     this_machine: tuple[str, ...] = ()
-    """The ids of all peers that compute with this machine's devices; empty where it is alone."""
+    """The ids of all peers that compute with this machine's devices; empty where this peer is
+    alone."""
 
 
 class History(msgspec.Struct, frozen=True):
-    """Columns of equal length; of a long run, evenly spaced steps.
+    """Columns of equal length. For a long run, evenly spaced steps.
 
-    `generation` changes when earlier points changed; else the columns only grow.
+    `generation` changes when earlier points changed; otherwise the columns only grow.
     """
 
     generation: int = 0
@@ -231,24 +236,24 @@ class Samples(msgspec.Struct, frozen=True):
     prompt: str = ""
     written: tuple[Sample, ...] = ()
     note: str = ""
-    """Why the newest one is missing, if so."""
+    """Why the newest sample is missing, if it is."""
 
 
 class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a peer has given in some time. `tokens`: taken through as many layers as the model has;
-    who computes half of the layers gives half a token for each."""
+    """What a peer has given in some time. `tokens` counts tokens through as many layers as the
+    model has: a peer that computes half of the layers gives half a token for each."""
 
     tokens: float = 0
     steps: int = 0
     seconds: float = 0
-    """In which steps were taken with this peer as a member."""
+    """The time of steps that had this peer as a member."""
     sent_bytes: int = 0
-    """As the plan has it."""
+    """Bytes sent, by the plan's count."""
     guarded_bytes: int = 0
 
 
 class BoardRow(msgspec.Struct, frozen=True):
-    """Of one who has computed. The name is text of a stranger."""
+    """The row of a peer that has computed. The name is text of a stranger."""
 
     peer_id: str
     name: str
@@ -256,40 +261,41 @@ class BoardRow(msgspec.Struct, frozen=True):
 
 
 class Course(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of the run as a whole, as this peer saw it; times in seconds since 1970."""
+    """The run as a whole, as this peer saw it. Times are in seconds since 1970."""
 
     began_s: float | None = None
     """When its first view took over."""
     ended_s: float | None = None
-    """When the last step was committed; None: not yet, or not seen."""
+    """When the last step was committed; None where it was not yet, or not seen."""
     losses: int = 0
     """Members that were lost without leaving in an orderly way."""
     views: int = 0
-    """That took over."""
+    """Views that took over."""
 
 
 class ContributionBoard(msgspec.Struct, frozen=True):
-    """This peer's own, and the swarm's board, from the most to the least."""
+    """What this peer gave, and the swarm's board, from the most to the least."""
 
     today: Given = Given()
     week: Given = Given()
     """The last seven days."""
     ever: Given = Given()
     board: tuple[BoardRow, ...] = ()
-    """Of very many, those with the most."""
+    """The rows; of very many, those with the most."""
     board_peers: int = 0
-    """How many have computed: also those that are left out above."""
+    """How many peers have computed, also those left out of `board`."""
     board_tokens: float = 0
-    """Of all of them."""
+    """The tokens of all of them."""
     board_steps: int = 0
-    """How many steps the board is of: those that this peer has seen, or others have shown it."""
+    """How many steps the board covers: those that this peer has seen, or others have shown it."""
     useful_tokens: float = 0
-    """Of `ever`: what stayed, as far as this peer knows. Of all that know: the run's tokens."""
+    """The part of `ever` that stayed, as far as this peer knows. Summed over all that know: the
+    run's tokens."""
     repeated_tokens: float = 0
-    """The rest of `ever`: it was lost in a failure, and done again."""
+    """The rest of `ever`, which was lost in a failure, and done again."""
     course: Course = Course()
     day: str = ""
-    """Which one `today` is; empty of nothing."""
+    """The date of `today`; empty where nothing was given."""
     days: dict[str, Given] = {}
     """Each of the last seven days on which something was given."""
 
@@ -338,11 +344,11 @@ class Timeline(msgspec.Struct, frozen=True):
     duration_ns: int = 0
     lanes: tuple[TimelineLane, ...] = ()
     missing: tuple[str, ...] = ()
-    """Peers that did not say."""
+    """Peers that did not report."""
 
 
 class DashboardState(msgspec.Struct, frozen=True):
-    """Everything at once."""
+    """The dashboard's whole state."""
 
     live: Live
     run: RunFacts | None = None

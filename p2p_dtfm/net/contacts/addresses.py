@@ -19,14 +19,14 @@ _ADDRESS_LIMIT_CHARACTERS = 512
 _HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
 _PORT_DIGITS = 5
 _LABEL_BYTES = 63
-"""Of a part of a name: no resolver takes more."""
+"""The most bytes of one part of a name: no resolver takes more."""
 _FLAGS = ("quic", "quic-v1", "ws", "wss", "p2p-circuit")
 _P2P_CODE = bytes((0xA5, 0x03))  # multicodec 421 as a varint
 
 
 class _Malformed(Exception):
-    """What is wrong with an address, and what to do about that very thing, if there is more to say
-    than what the right form is."""
+    """What is wrong with an address, and how to mend just that, if the right form alone does not
+    say so."""
 
     def __init__(self, cause: str, fix: str = "") -> None:
         self.cause = cause
@@ -35,7 +35,7 @@ class _Malformed(Exception):
 
 
 def peer_ids_of(addresses: Iterable[str]) -> list[str]:
-    """Whose they are, in their order. Raises `UserError`."""
+    """The ids of the peers at these addresses, in their order. Raises `UserError`."""
     return [parse_address(address)[0] for address in addresses]
 
 
@@ -78,7 +78,7 @@ def _peer_and_rest(address: str) -> tuple[str, str]:
 
 
 def is_address(text: str) -> bool:
-    """Whether `parse_address` takes it."""
+    """Whether `parse_address` takes `text`."""
     try:
         _peer_and_rest(text.strip())
     except _Malformed:
@@ -87,7 +87,7 @@ def is_address(text: str) -> bool:
 
 
 def why_uncallable(address: str) -> tuple[str, str]:
-    """Of a well formed address that libp2p does not call: cause and fix."""
+    """Cause and fix for a well-formed address that libp2p does not call."""
     kind, host = address.split("/")[1:3]
     if host in ("0.0.0.0", "::"):
         cause = f"{host} is what a daemon listens on, and no machine's own address"
@@ -145,7 +145,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _host_and_port_of(text: str) -> str:
-    """The multiaddress that somebody may have meant by HOST:PORT; empty if it is none."""
+    """The multiaddress that a user may have meant by HOST:PORT; empty if it is none."""
     host, _, port = text.strip().rpartition(":")
     if not host or "/" in host or not (port.isascii() and port.isdigit()):
         return ""
@@ -177,7 +177,7 @@ def _check_transport(parts: list[str]) -> None:
         raise _Malformed("over UDP libp2p speaks QUIC only", "write /tcp/ in place of /udp/")
     try:
         WireAddress("/".join(parts)).to_bytes()
-    except Exception as error:  # another library's, whatever it is: its word is the last one
+    except Exception as error:  # another library may raise anything: its word is the last one
         raise _Malformed("libp2p cannot read it") from error
 
 
@@ -222,7 +222,7 @@ def is_relayed(address: str) -> bool:
 
 
 class WireAddress:
-    """A multiaddr as p2pd wants its bytes; `to_bytes` is for one that was checked.
+    """A multiaddr in the bytes that p2pd wants. `to_bytes` is for one that was checked.
 
     hivemind's codec writes the base58 text of a /p2p/ part where its raw bytes belong, so those
     parts are written here.
@@ -254,8 +254,8 @@ def _peer_bytes(peer_id: str) -> bytes:
 
 
 def is_way(address: str) -> bool:
-    """Whether a peer could be called at an address, which ends in no id of its own: each word of
-    others about where somebody is comes through here, and libp2p is given nothing else."""
+    """Whether a peer could be called at an address that does not end in its id. All that others say
+    about where a peer is comes through here, and libp2p is given nothing else."""
     return len(address) <= _ADDRESS_LIMIT_CHARACTERS and _is_way(address)
 
 
@@ -269,25 +269,25 @@ def _is_way(address: str) -> bool:
 
 
 def usable_addresses(addresses: Iterable[str]) -> list[WireAddress]:
-    """Of the addresses that a peer claims for itself, those that are well formed."""
+    """The well-formed ones of the addresses that a peer claims for itself."""
     return [WireAddress(address) for address in addresses if is_way(address)]
 
 
 def ways_to(peer_id: str, addresses: Iterable[str]) -> tuple[str, ...]:
-    """Those at which a peer could be called, as they are: each may end in its id."""
+    """The addresses at which a peer could be called, unchanged. Each may end in the peer's id."""
     suffix = f"/p2p/{peer_id}"
     return tuple(address for address in addresses if is_way(address.removesuffix(suffix)))
 
 
 def whole(address: str, peer_id: str) -> str:
-    """With the id of its peer at its end."""
+    """The address with the id of its peer at its end."""
     suffix = f"/p2p/{peer_id}"
     return address if address.endswith(suffix) else address + suffix
 
 
 def far_end(address: str) -> tuple[str, int] | None:
-    """Host and port of a connection that p2pd has; None of one that is relayed, or of another form,
-    as with the zone of a link-local number."""
+    """Host and port of a connection that p2pd has. None for a relayed one, or one of another form,
+    such as with the zone of a link-local number."""
     if is_relayed(address):
         return None
     try:
@@ -303,7 +303,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def is_number(host: str) -> bool:
-    """Whether a host is an IP number, which holds without a zone."""
+    """Whether a host is an IP number that holds without a zone."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -312,7 +312,7 @@ def is_number(host: str) -> bool:
 
 
 def is_public(host: str) -> bool:
-    """Whether a host is a number that is valid everywhere; a name counts as public."""
+    """Whether a host is a number that is valid everywhere. A name counts as public."""
     try:
         return ipaddress.ip_address(host).is_global
     except ValueError:

@@ -1,10 +1,10 @@
 """Which peers this one calls by itself: those that it trusts, and few others, slowly.
 
-A peer that is unknown has made a connection of its own, or it is not spoken to. Once that is gone,
-it has to come again by itself: p2pd remembers whatever such a peer has told it of its addresses,
-and calls all of them, whichever it is given. Of one that was never here, what is claimed of its
-addresses is believed where its connection comes from there, as others see it; else
-`core.gate.dialling` rations it.
+An unknown peer has to make a connection of its own, or this peer does not speak to it. Once that
+connection is gone, the unknown peer has to come again by itself. p2pd remembers whatever addresses
+such a peer has told it, and calls all of them, whichever it is given. A peer that was never here
+only claims its addresses. They are believed where others see its connection come from there; else
+`core.gate.dialling` rations the calls.
 """
 
 import asyncio
@@ -19,21 +19,23 @@ from p2p_dtfm.ports import now
 Value = TypeVar("Value")
 Ends = Callable[[], Awaitable[dict[str, tuple[str, ...]]]]
 FRESH_S = 0.05
-"""For this long p2pd is not asked again which connections there are. A peer that has gone meanwhile
-is called by p2pd where it likes."""
+"""For this long p2pd is not asked again which connections there are. If a peer has gone meanwhile,
+p2pd itself chooses where to call it."""
 MET_S = 1800.0
-"""So long p2pd remembers the addresses of who was connected."""
+"""How long p2pd remembers the addresses of a peer that was connected."""
 PEERS_REMEMBERED = 4096
 GONE = "its connection is gone, and it has not come again"
 NO_WAY = "it has no connection to this peer, and its addresses are only its own word"
 
 
 class Calling:
-    """`ends()` gives the far ends of the connections that there are."""
+    """Which peers may be called, and where. `ends()` gives the far ends of the present
+    connections."""
 
     def __init__(self, ends: Ends) -> None:
         self.trusts: Callable[[str], bool] = lambda peer_id: True
-        """Whom this peer calls wherever it is said to be; set by whoever knows the members."""
+        """Whether this peer calls another wherever it is said to be; set by the owner of the member
+        list."""
         self.dialling = Dialling()
         self._ends = ends
         self._linked: dict[str, tuple[str, ...]] = {}
@@ -41,28 +43,29 @@ class Calling:
         self._looking = asyncio.Lock()
         self._seen: dict[str, str] = {}
         self._met_s: dict[str, float] = {}
-        """When each was last seen to have a connection to this peer."""
+        """When each peer was last seen to have a connection to this one."""
         self.heard_s = 0.0
         """When p2pd last brought anybody's word, on this process's monotonic clock."""
         self.vouched: dict[str, None] = {}
-        """Peers that the user has named, or members; whoever was named longest ago is forgotten."""
+        """Peers that the user has named, or members. The one that was named longest ago is
+        forgotten first."""
 
     def vouch(self, peer_id: str) -> None:
-        """This peer knows of it from its user, or from those whom it believes."""
+        """Note a peer that this one knows from its user, or from peers that it believes."""
         put_newest(self.vouched, peer_id, None, PEERS_REMEMBERED)
 
     def seen_by_another(self, peer_id: str, host: str) -> None:
-        """Somebody who is believed says where a peer's connection comes from."""
+        """Note where a peer's connection comes from, by the word of a peer that is believed."""
         if host and peer_id not in self._seen:
             put_newest(self._seen, peer_id, host, PEERS_REMEMBERED)
 
     def heard(self, peer_id: str) -> None:
-        """A peer says something, and p2pd brings it."""
+        """Note that p2pd has brought a peer's word."""
         self.heard_s = now.monotonic_s()
         self.met(peer_id)
 
     def met(self, peer_id: str) -> None:
-        """It has a connection of its own, or says something over a direct line."""
+        """Note that a peer has a connection of its own, or says something over a direct line."""
         put_newest(self._met_s, peer_id, now.monotonic_s(), PEERS_REMEMBERED)
 
     def _was_here(self, peer_id: str) -> bool:
@@ -85,7 +88,7 @@ class Calling:
                 self._looked_s = looked_s
 
     def _note(self, peer_id: str) -> bool:
-        """Whether it has a connection, and where that comes from."""
+        """Whether the peer has a connection. Notes where that comes from."""
         ends = self._linked.get(peer_id)
         if ends is not None:
             self.met(peer_id)
@@ -94,8 +97,8 @@ class Calling:
         return ends is not None
 
     async def seen_hosts(self, peer_ids: Sequence[str]) -> list[str]:
-        """Where each one's own connection comes from, or came from when it was last looked at;
-        empty where that is not known. One look for all."""
+        """The host that each peer's own connection comes from, or came from at the last look; empty
+        where not known. One look for all."""
         if peer_ids:
             await self._look(now.monotonic_s())
         for peer_id in peer_ids:
@@ -103,14 +106,14 @@ class Calling:
         return [self._seen.get(peer_id, "") for peer_id in peer_ids]
 
     async def may_look_for(self, peer_id: str) -> bool:
-        """Whether p2pd may look for an unknown node of the directory now, at addresses that others
+        """Whether p2pd may now look for an unknown node of the directory, at addresses that others
         told it."""
         if self.trusts(peer_id) or await self.is_linked(peer_id):
             return True
         return not self._was_here(peer_id) and self.dialling.may_look(now.monotonic_ns())
 
     def choose(self, peer_id: str, addresses: Sequence[str]) -> tuple[str, ...]:
-        """Those of its addresses at which an unknown peer is called now. Raises `Unreachable`."""
+        """The addresses at which an unknown peer is called now. Raises `Unreachable`."""
         if self._was_here(peer_id):
             raise Unreachable(peer_id, GONE)
         ways = [address for address in addresses if self._leads_through_friend(address)]
@@ -124,7 +127,8 @@ class Calling:
         return tuple(address for address, door in doors.items() if door in chosen)[: len(chosen)]
 
     def look_up(self, peer_id: str, addresses: Sequence[str], was_there: bool) -> tuple[str, ...]:
-        """Where a peer that the directory names is looked for now. Raises `Unreachable`."""
+        """The addresses at which a peer that the directory names is looked for now. Raises
+        `Unreachable`."""
         doors = {address: door for address in addresses if (door := door_of(address))}
         chosen = self.dialling.look_up(list(doors.values()), was_there, now.monotonic_ns())
         if not chosen:
@@ -132,18 +136,20 @@ class Calling:
         return tuple(address for address, door in doors.items() if door in chosen)[: len(chosen)]
 
     def not_called(self, addresses: Sequence[str]) -> None:
-        """Those that `choose` gave were not called, or were calling here."""
+        """Take back what `choose` gave: those addresses were not called, or were calling here."""
         self.dialling.give_back([door for it in addresses if (door := door_of(it)) is not None])
 
     def _leads_through_friend(self, address: str) -> bool:
-        """Whether nobody's door is knocked at but a relay's that this peer trusts."""
+        """Whether the address leads only through a relay that this peer trusts, or is connected
+        to."""
         if not is_relayed(address) or door_of(address) is None:
             return False
         relay = address.partition("/p2p/")[2].split("/", 1)[0]
         return self.trusts(relay) or relay in self._linked
 
     async def answered(self, peer_id: str) -> None:
-        """A call has reached the peer itself: nobody's door was knocked at in vain."""
+        """Note that a call has reached the peer itself, so that its door was not knocked at in
+        vain."""
         self._looked_s = -FRESH_S
         is_linked = await self.is_linked(peer_id)
         if is_linked and (end := far_end(self._linked[peer_id][0])) is not None:
@@ -151,7 +157,7 @@ class Calling:
 
 
 def put_newest(kept: dict[str, Value], key: str, value: Value, limit: int) -> None:
-    """As the newest of at most so many: what was put longest ago goes."""
+    """Put an entry as the newest of at most `limit`. The one that was put longest ago goes."""
     kept.pop(key, None)
     kept[key] = value
     while len(kept) > limit:

@@ -12,7 +12,7 @@ from p2p_dtfm.net.errors import Unreachable, in_plain_words, one_line
 
 FIRST_CONNECT_DEADLINE_S = 10.0
 GRACE_S = 0.3
-"""For further ones, when the first is reached."""
+"""How long further connections are waited for once the first is there."""
 _NOTHING_TO_CALL = "no good addresses"
 _SOMEBODY_ELSE = re.compile(r"but remote key matches (\w+)")
 _ASK_AGAIN = "ask for the line anew: that daemon has another port or another home now"
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Connects(Protocol):
-    """What of a `Host` is needed here."""
+    """What is needed of a `Host` here."""
 
     @property
     def peer_id(self) -> str: ...
@@ -34,7 +34,7 @@ class Connects(Protocol):
 async def reach_first_peers(
     host: Connects, addresses: Sequence[str], deadline_s: float = FIRST_CONNECT_DEADLINE_S
 ) -> tuple[str, ...]:
-    """Connect to all of them at once; those that were reached.
+    """Connect to all of them at once, and return those that were reached.
 
     Raises `UserError`, with exit code 6 when there is none.
     """
@@ -76,7 +76,7 @@ async def reach_first_peers(
 
 
 def _why(address: str, cause: str) -> tuple[str, str]:
-    """In plain words, and what to do beside what is always said."""
+    """The cause in plain words, and what can be done besides the usual."""
     if _NOTHING_TO_CALL in cause:
         return why_uncallable(address)
     if (other := _SOMEBODY_ELSE.search(cause)) is not None:
@@ -85,13 +85,13 @@ def _why(address: str, cause: str) -> tuple[str, str]:
 
 
 async def reach_any(host: Connects, addresses: Sequence[str], deadline_s: float) -> tuple[str, ...]:
-    """Connect to all of them at once, and wait for no others when some are reached."""
+    """Connect to all of them at once. Once some are reached, wait for others only `GRACE_S`."""
     reached: list[str] = []
 
     async def reach(address: str) -> None:
         try:
             peer_id, where = parse_address(address)
-        except UserError as error:  # what a peer said of itself, not what the user typed
+        except UserError as error:  # a peer said this of itself; the user did not type it
             log.debug("not called: %s", error.cause)
             return
         if peer_id == host.peer_id:
@@ -101,7 +101,7 @@ async def reach_any(host: Connects, addresses: Sequence[str], deadline_s: float)
             reached.append(address)
         except Unreachable as error:
             log.debug("not there any more: %s", error)
-        except Exception:  # what is remembered of one must not keep this peer from all others
+        except Exception:  # one remembered peer must not keep this one from all others
             log.exception("bug while calling %s", one_line(address))
 
     tasks = {asyncio.create_task(reach(address)) for address in addresses}

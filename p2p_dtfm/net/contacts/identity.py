@@ -1,7 +1,7 @@
 """Who a peer is: an Ed25519 key whose public half is the peer id.
 
-A peer id of this kind holds its public key (libp2p specs, peer-ids: the "identity" multihash of a
-serialised key of at most 42 bytes), so a signature can be checked from the id alone.
+A peer id of this kind holds its public key, so a signature can be checked from the id alone. See
+libp2p's specs, peer-ids: the "identity" multihash of a serialised key of at most 42 bytes.
 """
 
 import errno
@@ -27,15 +27,15 @@ _SIGNATURE_BYTES = 64
 _PEER_ID_TEXT_LIMIT = 64
 _VERIFIED_LIMIT = 8192
 _verified: dict[bytes, None] = {}
-"""Digests of what was found to be signed, oldest first: the same statements come again with every
-gathering, from each of those who pass them on, and a digest takes a fiftieth of a verification.
-What two texts could share is no digest: an id holds no zero byte, and signatures have one length,
-also those that are looked for."""
+"""Digests of statements whose signatures were found good, oldest first. The same statements come
+again with every gathering, from each peer that passes them on. A digest takes a fiftieth of a
+verification. Two different statements cannot share the digested bytes: an id holds no zero byte,
+and all signatures have one length, also those that are looked for."""
 
 _signed: dict[bytes, None] = {}
-"""The same of what this process has signed itself, with whichever key: its own words come back with
-each gathering, and daemons in virtual time are all of one process. It costs whoever sends it as
-much as if it had to be verified."""
+"""The same for what this process has signed itself, with whichever key. Its own words come back
+with each gathering, and daemons in virtual time all share one process. The sender is charged as for
+a verification."""
 
 EFFORT_BYTES = 4096
 _effort = {"spent": 0}
@@ -50,8 +50,8 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> "Identity":
-        """The key in `path`; a new one, written with mode 0600, where there is no file. Of two
-        programs that come to an empty home at once both have the key of the one that wrote first.
+        """The key in `path`. If there is no file, a new key is written, with mode 0600. If two
+        programs come to an empty home at once, both have the key of the one that wrote first.
 
         Raises `UserError` when the file cannot be read or holds anything but an Ed25519 key.
         """
@@ -73,14 +73,14 @@ class Identity:
         return _PRIVATE_PREFIX + self._key.private_bytes_raw() + public
 
     def sign(self, payload: bytes) -> bytes:
-        """64 bytes."""
+        """The signature, of 64 bytes."""
         signature = self._key.sign(payload)
         _note(_signed, _mark(self.peer_id, payload, signature))
         return signature
 
 
 def identity_of_seed(seed: bytes) -> Identity:
-    """The one that follows from 32 bytes: for swarms in which all follows from a seed."""
+    """The identity that follows from 32 bytes, for swarms in which all follows from a seed."""
     return Identity(Ed25519PrivateKey.from_private_bytes(seed))
 
 
@@ -102,8 +102,8 @@ def _parse(stored: bytes, path: Path) -> Ed25519PrivateKey:
 
 
 def _write_first(path: Path, content: bytes) -> bytes:
-    """Whole or not at all, never readable by others, and never over what another program has
-    written meanwhile. What is in `path` then."""
+    """Write a file whole or not at all, never readable by others, and never over what another
+    program has written meanwhile. Returns what is in `path` then."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -127,8 +127,8 @@ def _write_first(path: Path, content: bytes) -> bytes:
 
 
 def _name_unless_taken(temporary: str, path: Path) -> None:
-    """`temporary` is gone then. A second name cannot be given to a file on every file system: there
-    the last who writes wins."""
+    """Give `temporary` the name `path` unless that is taken; `temporary` is gone afterwards. Not
+    every file system can give a file a second name. On the others the last writer wins."""
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -150,7 +150,8 @@ def is_peer_id(text: str) -> bool:
 
 
 def _public_key(peer_id: str) -> Ed25519PublicKey | None:
-    """What is too long is no id, and is not remembered: names of half a MB would take 2 GB."""
+    """The key in a peer id, if it is one. A text that is too long is none, and is not remembered:
+    names of half a MB would take 2 GB."""
     if not isinstance(peer_id, str) or len(peer_id) > _PEER_ID_TEXT_LIMIT:
         return None
     return _key_of(peer_id)
@@ -202,7 +203,6 @@ def _note(kept: dict[bytes, None], mark: bytes) -> None:
 
 
 def effort_spent() -> int:
-    """What looking at signatures has cost this process: of each one unit, and one more for each
-    `EFFORT_BYTES` that it covers, which are decoded next. What was found to be signed before costs
-    nothing."""
+    """What checking signatures has cost this process. Each costs one unit, and one more for each
+    `EFFORT_BYTES` that it covers, which are decoded next. Known good signatures cost nothing."""
     return _effort["spent"]

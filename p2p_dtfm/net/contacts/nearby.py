@@ -3,12 +3,12 @@
     question  "p2p-dtfm?" 1, nonce (16 bytes), mark of the run (16), the asker's peer id, padding
     answer    "p2p-dtfm!" 1, the same nonce, another mark (16), flags, TCP port (2), peer id
 
-The marks are hashes of the run's digest keyed with the nonce: who does not know the run learns from
-them neither which it is nor whether two questions are about one. Beyond them there is the peer id,
-and the port that everybody on the network can find. What comes is a hint: the peer id is proved by
-whoever dials, and only the place that the answer came from is dialled.
+The marks are hashes of the run's digest keyed with the nonce. A listener that does not know the run
+learns from them neither which run it is nor whether two questions are about one. Besides the marks
+there are the peer id, and the port that everybody on the network can find. An answer is a hint: the
+caller proves the peer id when it dials, and dials only the host that the answer came from.
 
-Questions go to the machines of the same network and no router passes them on; hosts that listen on
+Questions go to the machines of the same network, and no router passes them on. Hosts that listen on
 loopback only ask and answer on loopback. An answer is shorter than its question, goes to neighbours
 only, and a few are given in a second.
 """
@@ -31,7 +31,7 @@ from p2p_dtfm.net.contacts.identity import is_peer_id
 from p2p_dtfm.ports import now
 
 GROUP = "239.255.77.13"
-"""Of the block that stays within an organisation (RFC 2365)."""
+"""An address of the block that stays within an organisation (RFC 2365)."""
 PORT = 31329
 QUESTION = b"p2p-dtfm?\x01"
 ANSWER = b"p2p-dtfm!\x01"
@@ -39,13 +39,13 @@ NONCE_BYTES = MARK_BYTES = 16
 QUESTION_BYTES = 160
 DATAGRAM_LIMIT_BYTES = 512
 ASK_AT_S = (0.0, 0.3, 0.8)
-"""A datagram may be lost."""
+"""Seconds at which a question is sent again, because a datagram may be lost."""
 LISTEN_S = 1.5
 ANSWERS_LIMIT = 16
 ANSWERS_PER_S = 20
 INTERFACES_LIMIT = 8
 LOOK_AGAIN_S = 5.0
-"""Whoever asks from afar makes this peer look at its own networks no more often."""
+"""A question from another network makes this peer look at its own networks again no more often."""
 _HEAD = struct.Struct("!BH")
 _KNOWS_ASKER = 1
 
@@ -54,13 +54,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Neighbour:
-    """Who answered."""
+    """A peer that has answered."""
 
     peer_id: str
     address: str
     """A multiaddr without the peer id."""
     knows_asker: bool
-    """It says that it has met this peer before."""
+    """Whether the neighbour says that it has met this peer before."""
 
 
 def make_question(run_digest: str, peer_id: str, nonce: bytes) -> bytes:
@@ -85,7 +85,7 @@ def make_answer(run_digest: str, peer_id: str, port: int, nonce: bytes, knows_as
 
 
 def read_answer(datagram: bytes, run_digest: str, nonce: bytes, host: str) -> Neighbour | None:
-    """An answer to the question of this nonce, that came from `host`."""
+    """An answer to the question of this nonce that came from `host`; None for anything else."""
     least = len(ANSWER) + NONCE_BYTES + MARK_BYTES + _HEAD.size
     if not least < len(datagram) <= QUESTION_BYTES or not datagram.startswith(ANSWER):
         return None
@@ -130,9 +130,9 @@ class Nearby:
         *,
         only_known: bool = False,
     ) -> None:
-        """From now on answer questions about this run, in place of what was answered before.
-        `only_known`: those of others get no answer, as while this peer does not train itself.
-        Where the system does not allow it, others do not find this peer here: no reason to fail."""
+        """Answer questions about this run from now on, and no others. `only_known`: unknown askers
+        get no answer, as while this peer does not train itself. Where the system does not allow
+        listening, others do not find this peer here, which is no reason to fail."""
         self.close()
         self.look_around()
 
@@ -157,7 +157,7 @@ class Nearby:
             log.info("does not listen for questions on the local network: %s", error.strerror)
 
     async def ask(self, run_digest: str, on_answer: Callable[[Neighbour], None]) -> None:
-        """Ask all neighbours; hear of each that answers, once, within `LISTEN_S`."""
+        """Ask all neighbours, and hear of each that answers, once, within `LISTEN_S`."""
         self.look_around()
         nonce = secrets.token_bytes(NONCE_BYTES)
         heard: set[Neighbour] = set()
@@ -186,7 +186,8 @@ class Nearby:
             transport.close()
 
     def look_around(self) -> None:
-        """A machine that is carried elsewhere comes to other networks."""
+        """Look at this machine's networks again: when it is carried elsewhere, it comes to
+        others."""
         self._looked_s = now.monotonic_s()
         try:
             found = _interfaces(self._only_loopback)
@@ -201,7 +202,8 @@ class Nearby:
     async def _asking_socket(
         self, on_datagram: Callable[[bytes, tuple[str, int]], None]
     ) -> tuple[asyncio.DatagramTransport, socket.socket]:
-        """Of its own: answers to a port that several daemons share would reach one of them."""
+        """A socket of its own. Answers to a port that several daemons share would reach one of
+        them."""
         asking = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
             asking.setblocking(False)
@@ -217,7 +219,7 @@ class Nearby:
     def _send(self, asking: socket.socket, question: bytes) -> None:
         for interface in self._interfaces:
             own = socket.inet_aton(str(interface.ip))
-            with contextlib.suppress(OSError):  # an interface that is down, or a full buffer
+            with contextlib.suppress(OSError):  # the interface is down, or its buffer full
                 asking.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, own)
                 asking.sendto(question, (GROUP, PORT))
 
@@ -229,7 +231,8 @@ class Nearby:
         return any(address in interface.network for interface in self._interfaces)
 
     def _is_near_now(self, host: str) -> bool:
-        """It may be this machine that has come to another network since it looked."""
+        """Whether the host is near. Before it says no, it looks again: this machine may have come
+        to another network."""
         if not self._is_near(host) and now.monotonic_s() - self._looked_s >= LOOK_AGAIN_S:
             self.look_around()
         return self._is_near(host)
@@ -261,7 +264,7 @@ class _Datagrams(asyncio.DatagramProtocol):
 
 
 def _listening_socket() -> socket.socket:
-    """Shared by all daemons of a machine: each of them gets every question."""
+    """A socket that all daemons of a machine share: each of them gets every question."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         listener.setblocking(False)
@@ -274,7 +277,7 @@ def _listening_socket() -> socket.socket:
 
 
 def _hear(listener: socket.socket, interfaces: Sequence[ipaddress.IPv4Interface]) -> None:
-    """What is said to the group on these networks."""
+    """Listen to the group on these networks."""
     for interface in interfaces:
         wanted = socket.inet_aton(GROUP) + socket.inet_aton(str(interface.ip))
         with contextlib.suppress(OSError):
@@ -282,7 +285,7 @@ def _hear(listener: socket.socket, interfaces: Sequence[ipaddress.IPv4Interface]
 
 
 def _interfaces(only_loopback: bool) -> list[ipaddress.IPv4Interface]:
-    """This machine's places on its networks; loopback alone, if so wanted or there is no other."""
+    """This machine's addresses and networks. Loopback alone, if so wanted or there is no other."""
     found = [
         ipaddress.IPv4Interface(f"{item.address}/{item.netmask or '255.255.255.255'}")
         for items in psutil.net_if_addrs().values()

@@ -1,7 +1,8 @@
-"""At which port p2pd listens; whether the ports to listen on are free, and who has them if not.
+"""The port at which p2pd listens, whether the ports to listen on are free, and which program has
+them.
 
 p2pd listens with SO_REUSEPORT: two of them share one port without a word, and each gets some of the
-other's calls. So it is tried first without.
+other's calls. So the port is first tried without SO_REUSEPORT.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from p2p_dtfm.net.errors import one_line
 from p2p_dtfm.ports import now
 
 PATIENCE_S = 3.0
-"""The p2pd of a daemon that was killed this moment has its port a little longer."""
+"""The p2pd of a daemon that was just killed has its port a little longer."""
 TRY_AGAIN_S = 0.1
 _KINDS = {"tcp": socket.SOCK_STREAM, "udp": socket.SOCK_DGRAM}
 _FAMILIES = {"ip4": socket.AF_INET, "ip6": socket.AF_INET6}
@@ -35,8 +36,8 @@ class _Endpoint:
 
 
 def port_listened_at(listen: Sequence[str], announce: Sequence[str], own: Sequence[str]) -> int:
-    """The TCP port of this machine at which its p2pd listens; 0: that is not known. What it is told
-    to announce stands in place of all its `own` addresses, and may be a router's, which forwards
+    """The TCP port of this machine at which its p2pd listens; 0 where not known. Announced
+    addresses stand in place of all its `own` ones, and may be those of a router that forwards
     another port."""
     chosen = [it.port for at in listen if (it := _endpoint(at)) and it.kind == _KINDS["tcp"]]
     if chosen or announce:
@@ -45,8 +46,9 @@ def port_listened_at(listen: Sequence[str], announce: Sequence[str], own: Sequen
 
 
 async def refuse_taken_ports(listen: Sequence[str], patience_s: float = PATIENCE_S) -> None:
-    """`listen`: well-formed multiaddrs. Raises `UserError` naming who has a port, if that can be
-    known. Port 0, a name, and a host that is not this machine's are left to p2pd."""
+    """Raise `UserError` if a port to listen on is taken, naming its owner if that can be known.
+    `listen`: well-formed multiaddrs. Port 0, a name, and a host that is not this machine's are left
+    to p2pd."""
     endpoints = [found for address in listen if (found := _endpoint(address)) is not None]
     end_s = now.monotonic_s() + patience_s
     for endpoint in endpoints:
@@ -66,7 +68,7 @@ def _endpoint(address: str) -> _Endpoint | None:
 def _is_taken(endpoint: _Endpoint) -> bool:
     with socket.socket(endpoint.family, endpoint.kind) as probe:
         if endpoint.kind == socket.SOCK_STREAM:
-            # connections that ended a moment ago do not count; one who listens does
+            # Connections that ended a moment ago do not count; a listener does.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if endpoint.family == socket.AF_INET6:
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -89,7 +91,7 @@ def _taken(endpoint: _Endpoint) -> UserError:
 
 
 def _owner(endpoint: _Endpoint) -> tuple[str, tuple[str, ...]]:
-    """Who listens there, and what can be done about it."""
+    """The program that listens there, and what can be done about it."""
     pid = _listening_process(endpoint)
     if pid is None:
         return "another program", (f"see which one: sudo ss -lntup 'sport = :{endpoint.port}'",)

@@ -1,8 +1,8 @@
 """One sealed connection for calls: questions go one way, and answers the other.
 
-    length u32 · number of the call u64 · what is asked, or answered
+    length u32 · number of the call u64 · the question, or the answer
 
-What is said is small, so the event loop itself reads and writes; lanes have threads
+Messages are small, so the event loop itself reads and writes them. Lanes have threads
 (`net.direct.line`).
 """
 
@@ -17,14 +17,15 @@ from p2p_dtfm.ports import now
 
 HEAD = struct.Struct(">IQ")
 AT_ONCE = 32
-"""Records, or parts of one, that are read before others have their turn: head and body of 16 short
-messages. Whoever cuts a long one small does not hold up the event loop with it."""
+"""Reads of a record, or of a part of one, before other tasks have their turn. They are the heads
+and bodies of 16 short messages. A sender that cuts a long message small does not hold up the event
+loop."""
 UNSENT_LIMIT_BYTES = 4 * MESSAGE_LIMIT_BYTES
-"""Who lets more wait is not listening."""
+"""A peer that lets more than this wait is not listening."""
 
 
 class CallLine:
-    """Used from the event loop that made it. Whatever goes wrong ends it, once."""
+    """Used from the event loop that made the line. Any failure ends the line, once."""
 
     def __init__(
         self,
@@ -41,19 +42,19 @@ class CallLine:
         self._unsent_bytes = 0
         self._waits_to_write = False
         self._number: int | None = None
-        """Of the message whose body is read now; None: its head is."""
+        """The number of the message whose body is being read; None while a head is being read."""
         self._target = memoryview(bytearray(HEAD.size))
         self._filled = 0
         self._goes_on = False
-        """More is read in the loop's next turn, whatever the kernel says."""
+        """The loop's next turn reads more, whatever the kernel says."""
         self.is_closed = False
         self.heard_s = now.monotonic_s()
-        """When it was made, or the last message came."""
+        """When the line was made, or when the last message came."""
         self._descriptor = connection.fileno()
         self._loop.add_reader(self._descriptor, self._readable)
 
     def send(self, number: int, body: bytes) -> None:
-        """Without waiting; what is sent on a line that has ended is lost."""
+        """Send without waiting. What is sent on a line that has ended is lost."""
         if self.is_closed:
             return
         assert len(body) <= MESSAGE_LIMIT_BYTES, f"a message of {len(body)} bytes"
@@ -67,7 +68,7 @@ class CallLine:
             self.close()
 
     def close(self) -> None:
-        """What was taken by the kernel still leaves."""
+        """Close the line. What the kernel has taken still leaves."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -81,7 +82,7 @@ class CallLine:
     def _write(self) -> None:
         try:
             while self._unsent:
-                self._connection.send(self._unsent[0])  # all of it or, by an exception, none
+                self._connection.send(self._unsent[0])  # all of the piece or, by an exception, none
                 self._unsent_bytes -= len(self._unsent.popleft())
         except BlockingIOError:
             if not self._waits_to_write:
@@ -96,8 +97,9 @@ class CallLine:
             self._loop.remove_writer(self._descriptor)
 
     def _readable(self) -> None:
-        """Said each turn as long as something is there, also to who has its turn already: of one
-        that floods each turn would take longer than the one before."""
+        """Begin to read, unless a read is already due in the loop's next turn. The loop calls this
+        in each turn in which something is there. Without the check, each turn of a flood would take
+        longer than the one before."""
         if not self._goes_on:
             self._read()
 
@@ -114,7 +116,7 @@ class CallLine:
             self.close()
             return
         self._goes_on = True
-        self._loop.call_soon(self._read)  # of what was received, some may be here and not opened
+        self._loop.call_soon(self._read)  # received bytes may wait here unopened
 
     def _read_on(self) -> None:
         if self._filled < len(self._target):

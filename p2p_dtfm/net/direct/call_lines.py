@@ -1,8 +1,9 @@
-"""Calls to peers that are called often: over lines of their own, where libp2p would carry each as
-a stream that is opened, agreed on and closed again by two more processes.
+"""Calls to peers that are called often, over lines of their own. libp2p would carry each call as a
+stream, which two more processes open, agree on and close again.
 
-Who calls a peer often makes a line to it, and asks there; libp2p carries what is asked meanwhile,
-what a line that ended has left unanswered, and all calls to peers that have no direct line.
+A peer that calls another often makes a line to it, and asks there. libp2p carries the calls until
+the line is there, and those that an ended line has left unanswered. It also carries all calls to
+peers without a direct line.
 """
 
 import asyncio
@@ -18,16 +19,16 @@ from p2p_dtfm.net.errors import NO_ANSWER, Unreachable
 from p2p_dtfm.ports import now
 
 OFTEN_CALLS, OFTEN_S = 16, 10.0
-"""So many calls in so long are worth a line."""
+"""This many calls in this many seconds are worth a line."""
 LINES_LIMIT = 128
-"""In each direction; a descriptor each."""
+"""The most lines in each direction. Each takes a descriptor."""
 FROM_ONE_LIMIT = 2
-"""A peer that has lost its line makes a new one before this end has noticed."""
+"""A peer that has lost its line makes a new one before this end has noticed the loss."""
 IDLE_S = 60.0
 AFTER_AN_END_S, RARELY_S = 5.0, 300.0
-"""How long after a line a new one is made. The wait starts at the first value and doubles, up to
-the second, each time that nothing was answered on the line: its peer may have no room for it, and
-keys cost both of them."""
+"""How long after the end of a line a new one is made. The wait starts at the first value. It
+doubles, up to the second, each time that nothing was answered on the line: the peer may have no
+room for lines, and new keys cost both ends."""
 PEERS_REMEMBERED = 4096
 
 Answer = Callable[[str, bytes], "bytes | asyncio.Task[bytes]"]
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class ConnectionsPort(Protocol):
-    """What is needed of `net.direct.lines.DirectLines`."""
+    """What `CallLines` needs of `net.direct.lines.DirectLines`."""
 
     def wants_calls(self, peer_id: str) -> bool: ...
 
@@ -46,7 +47,7 @@ class ConnectionsPort(Protocol):
 
 @dataclass
 class _Calls:
-    """To one peer, lately."""
+    """The latest calls to one peer."""
 
     since_s: float
     count: int = 0
@@ -55,7 +56,7 @@ class _Calls:
     """Lines in a row on which nothing was answered."""
 
     def are_often(self, now_s: float) -> bool:
-        """With one more."""
+        """Count one more call, and say whether the calls are often enough for a line."""
         if now_s - self.since_s > OFTEN_S:
             self.since_s, self.count = now_s, 0
         self.count += 1
@@ -78,19 +79,19 @@ class _Asking:
     used_s: float
     asked: int = 0
     given_up: int = 0
-    """Of those, whose answers may still come."""
+    """Calls that were given up, and whose answers may still come."""
     is_of_use: bool = False
     waiting: "dict[int, asyncio.Future[bytes | None]]" = field(default_factory=dict)
 
 
 class CallLines:
-    """Of one run. Those that come in are handed to `take`."""
+    """All lines for calls of one run. `take` is given those that others open."""
 
     def __init__(
         self, lines: ConnectionsPort, answer: Answer, is_near: Callable[[str], bool]
     ) -> None:
-        """`answer(sender, request)`: the answer, or what will be it. `is_near`: whether a sender's
-        lines may stay."""
+        """`answer(sender, request)` returns the answer, or a task that will have it. `is_near` says
+        whether a sender's lines may stay."""
         self._lines = lines
         self._answer = answer
         self._is_near = is_near
@@ -101,7 +102,7 @@ class CallLines:
         self._is_closed = False
 
     async def call(self, peer_id: str, request: bytes, deadline_s: float) -> bytes | None:
-        """The answer; None: libp2p is to carry it. Raises `Unreachable` on silence."""
+        """The answer; None where libp2p is to carry the call. Raises `Unreachable` on silence."""
         asking, now_s = self._asking.get(peer_id), now.monotonic_s()
         if asking is None:
             self._consider(peer_id, now_s)
@@ -116,18 +117,18 @@ class CallLines:
                 return await answer
         except TimeoutError as error:
             if asking.line.heard_s <= now_s:
-                asking.line.close()  # it may be the line that is dead; libp2p has its own
+                asking.line.close()  # the line itself may be dead; libp2p has its own
             raise Unreachable(peer_id, f"{NO_ANSWER} {deadline_s:g} s") from error
         finally:
             if asking.waiting.pop(number, None) is not None:
                 asking.given_up += 1
 
     def is_direct(self, peer_id: str) -> bool:
-        """Whether calls to a peer have a line."""
+        """Whether a line carries the calls to a peer."""
         return peer_id in self._asking
 
     def take(self, peer_id: str, connection: SealedSocket) -> None:
-        """A line that TLS has let in."""
+        """Serve calls on a line that TLS has let in."""
         for line in [line for line, whose in self._come.items() if not self._is_near(whose)]:
             line.close()
         its = [line for line, whose in self._come.items() if whose == peer_id]
@@ -143,7 +144,7 @@ class CallLines:
 
         def asked(number: int, request: bytes) -> None:
             if not self._is_near(peer_id):
-                line.close()  # it hears why through libp2p, as others do
+                line.close()  # the sender hears the reason through libp2p, as others do
                 return
             begun = self._answer(peer_id, request)
             if isinstance(begun, bytes):
@@ -162,7 +163,7 @@ class CallLines:
         self._come[line] = peer_id
 
     def close(self) -> None:
-        """What waits goes to libp2p."""
+        """End all lines. libp2p then carries the calls that wait."""
         self._is_closed = True
         for opening in self._opening.values():
             opening.cancel()
@@ -202,7 +203,7 @@ class CallLines:
             waiting = asking.waiting.pop(number, None)
             if waiting is None:
                 asking.given_up -= 1
-                if asking.given_up < 0:  # nobody else bounds what comes this way
+                if asking.given_up < 0:  # an answer to no call: nothing else bounds these
                     asking.line.close()
                 return
             asking.is_of_use = True

@@ -1,7 +1,7 @@
 """What a member tells another of its direct lines: a certificate, and where it listens.
 
-The certificate's key is fresh and lives in memory; that it speaks for a peer, in one run, is what
-the peer's libp2p identity signs.
+The certificate's key is fresh and lives in memory. The peer's libp2p identity signs that the key
+speaks for the peer, in one run.
 """
 
 import datetime
@@ -23,9 +23,9 @@ CARD_LIMIT_BYTES = 2048
 LIVES_S = 7 * 86_400
 RENEWED_AFTER_S = 86_400
 SKEW_S = 3_600
-"""By how much the clocks of two members may differ."""
+"""The most by which the clocks of two members may differ."""
 FIRST_PORT = 1024
-"""Nobody is told to call what listens below it: those ports are other services'."""
+"""No card may name a port below this one: those are other services'."""
 _SIGNED = b"p2p-dtfm direct lines 1\n"
 
 
@@ -37,17 +37,18 @@ class Card(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     certificate: bytes
     """DER, of an Ed25519 key."""
     port: int
-    """TCP, at whatever host the peer is known by; 0: it takes no direct lines."""
+    """The TCP port, at whatever host the peer is known by; 0 where the peer takes no direct
+    lines."""
     signature: bytes
 
     @property
     def fingerprint(self) -> bytes:
-        """Names the certificate."""
+        """The certificate's SHA-256, which names it."""
         return fingerprint_of(self.certificate)
 
 
 class OwnCard:
-    """A fresh key, its certificate, and what is told of it."""
+    """A fresh key, its certificate, and the card that tells of it."""
 
     def __init__(self, identity: Identity, run_digest: str, port: int, now_s: float) -> None:
         self._made_at_s = now_s
@@ -61,8 +62,8 @@ class OwnCard:
         """Certificate and private key, as TLS takes them."""
 
     def is_due(self, now_s: float) -> bool:
-        """Whether another one takes its place: it is a day old, or the clock by which it was made
-        was ahead, and was set back since."""
+        """Whether another card has to take its place. It has once it is a day old, or once the
+        clock was ahead when the card was made and has been set back since."""
         return not -SKEW_S / 2 <= now_s - self._made_at_s < RENEWED_AFTER_S
 
 
@@ -108,9 +109,10 @@ def _name_of(peer_id: str) -> x509.Name:
 
 
 def _check_certificate(der: bytes, sender: str, now_s: float) -> None:
-    """One certificate and no more, of such a key, with its peer's name and nothing else in it, and
-    neither old nor for ever. TLS looks for a certificate by its name: of two with one name it finds
-    the first, and the peer whose it is would be let in nowhere."""
+    """Check that there is exactly one certificate, with an Ed25519 key, the sender's name and
+    nothing else in it. It may be neither too old nor valid for too long. TLS looks for a
+    certificate by its name, and of two with one name it finds the first. So a certificate under
+    another peer's name would shut that peer out everywhere."""
     try:
         certificate = x509.load_der_x509_certificate(der)
         is_ours = isinstance(certificate.public_key(), Ed25519PublicKey)
@@ -119,7 +121,7 @@ def _check_certificate(der: bytes, sender: str, now_s: float) -> None:
         ends = certificate.not_valid_after_utc
         begins = certificate.not_valid_before_utc
         is_canonical = certificate.public_bytes(Encoding.DER) == der
-    except Exception as error:  # whatever the library makes of a stranger's bytes
+    except Exception as error:  # the library may raise anything for a stranger's bytes
         raise PeerFault("a card without a certificate", sender) from error
     if not is_ours or not is_plain or not is_canonical:
         raise PeerFault("a certificate of another kind", sender)
@@ -133,7 +135,8 @@ def _check_certificate(der: bytes, sender: str, now_s: float) -> None:
 
 
 def _require_that_tls_reads_it(der: bytes, sender: str) -> None:
-    """Else it would be refused together with all others that are loaded with it."""
+    """Require that TLS can read the certificate. Otherwise TLS would refuse it together with all
+    others that are loaded with it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         context.load_verify_locations(cadata=der)

@@ -1,4 +1,5 @@
-"""How a connection begins: TLS says who is who, and carries the secrets of what follows."""
+"""How a connection begins: TLS proves who is at either end, and carries the secrets of the records
+that follow."""
 
 import asyncio
 import os
@@ -17,19 +18,21 @@ Result = TypeVar("Result")
 
 
 async def shake_hands(connection: ssl.SSLSocket) -> None:
-    """TLS, without holding up the event loop. Raises `OSError`."""
+    """Do the TLS handshake without holding up the event loop. Raises `OSError`."""
     await _in_steps(connection, connection.do_handshake)
 
 
 async def call_out(connection: ssl.SSLSocket, purpose: bytes) -> SealedSocket:
-    """After `shake_hands`, at the side that calls: it says what for. Raises `OSError`."""
+    """Seal a connection after `shake_hands`, at the side that calls, which says what the connection
+    is for. Raises `OSError`."""
     own = os.urandom(SECRET_BYTES)
     await _in_steps(connection, partial(connection.send, own + purpose))
     return _seal(connection, own, await _told(connection, SECRET_BYTES), is_server=False)
 
 
 async def answer(connection: ssl.SSLSocket) -> tuple[SealedSocket, bytes]:
-    """The same at the side that is called: with what for. Raises `OSError`."""
+    """Seal a connection at the side that is called. Returns also what the connection is for. Raises
+    `OSError`."""
     own = os.urandom(SECRET_BYTES)
     await _in_steps(connection, partial(connection.send, own))
     told = await _told(connection, SECRET_BYTES + 1)
@@ -53,8 +56,8 @@ async def _told(connection: ssl.SSLSocket, size_bytes: int) -> bytes:
 
 
 def _seal(connection: ssl.SSLSocket, own: bytes, theirs: bytes, is_server: bool) -> SealedSocket:
-    """Either side has told the other a fresh secret, and from now on records are sealed with keys
-    made of both. The TLS connection is of no use any more."""
+    """Seal records from now on with keys made of both fresh secrets, one from each side. The TLS
+    connection is of no use any more."""
     secrets = theirs + own if is_server else own + theirs
     to_client, to_server = Keys(secrets, _TO_CLIENT), Keys(secrets, _TO_SERVER)
     bare = socket.socket(fileno=connection.detach())

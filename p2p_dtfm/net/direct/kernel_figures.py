@@ -5,7 +5,7 @@ import struct
 from dataclasses import dataclass
 
 _BYTES = 192
-"""As far as it is read here; kernels before 4.10 say less."""
+"""The part of the struct that is read here. Kernels before 4.10 give less."""
 _RETRANSMITTED = struct.Struct("=I"), 100
 _MIN_ROUND_TRIP = struct.Struct("=I"), 148
 _SENT = struct.Struct("=I"), 156
@@ -14,30 +14,32 @@ _NAME_BYTES = 16
 _UNKNOWN_US = 0xFFFFFFFF
 _HELD_BACK_SHARE = 0.5
 _HARMLESS_LOSS = 0.001
-"""For who goes by rate and round trip. Others slow down with each packet that is lost."""
+"""The share of lost packets that does not slow down a congestion control that goes by rate and
+round trip. Others slow down with each packet that is lost."""
 _BY_RATE = b"bbr"
 
 
 @dataclass(frozen=True)
 class KernelFigures:
-    """Of a connection since its beginning."""
+    """The kernel's figures of a connection since its beginning."""
 
     round_trip_s: float | None
-    """The shortest that was seen lately; None before the first."""
+    """The shortest round trip seen lately; None before the first."""
     sent: int = 0
-    """Segments with data."""
+    """Segments with data that were sent."""
     retransmitted: int = 0
-    """Of them."""
+    """Segments among them that were sent again."""
     goes_by_rate: bool = False
-    """It is not slowed down by each loss."""
+    """Whether the congestion control goes by rate, so that not every loss slows it down."""
     busy_s: float = 0.0
-    """It had something to send, or to have acknowledged."""
+    """How long the connection had something to send, or to have acknowledged."""
     limited_s: float = 0.0
-    """Of that, the buffer at either end let nothing more leave."""
+    """How much of `busy_s` the buffer at either end let nothing more leave."""
 
     def is_held_back_since(self, before: "KernelFigures") -> bool:
-        """By buffers, or by losses: where it was neither, a connection by itself carries what the
-        way has to give, and others beside it would only take it from one another."""
+        """Whether buffers or losses have held back the connection since `before`. If neither has,
+        the connection alone carries all that the way can. More connections beside it would only
+        take bandwidth from one another."""
         busy_s, limited_s = self.busy_s - before.busy_s, self.limited_s - before.limited_s
         harmless = _HARMLESS_LOSS * (self.sent - before.sent) if self.goes_by_rate else 0.0
         has_lost = self.retransmitted - before.retransmitted > harmless
@@ -45,9 +47,9 @@ class KernelFigures:
 
 
 def figures_of(connection: socket.socket) -> KernelFigures | None:
-    """None where the kernel does not say: it is closed, or not of Linux, or one that only looks
-    like it (gVisor's leaves most at 0, which Linux' shortest round trip never is). From any
-    thread."""
+    """The figures of a connection, asked from any thread. None where the kernel does not say: the
+    socket is closed, or the system is not Linux, or only looks like it. gVisor leaves most figures
+    at 0, and Linux' shortest round trip is never 0."""
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES)
         control = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)

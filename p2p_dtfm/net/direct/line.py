@@ -1,10 +1,9 @@
-"""One sealed connection, with a thread of its own for what is long, so that the event loop stays
-free.
+"""One sealed connection. A thread of its own does the long work, so that the event loop stays free.
 
 The thread sends from the caller's memory and receives into it: nothing is copied here. It never
-waits for one direction alone: while a write is held up, what comes is still read. With what is
-short it is not troubled: the caller sends that at once where it can be, and the event loop waits
-for it and receives it.
+waits for one direction alone: while a write is held up, the thread still reads what comes. Short
+reads and writes do without the thread. The caller sends a short write at once where it can, and the
+event loop waits for a short read and receives it.
 """
 
 import asyncio
@@ -23,21 +22,22 @@ from p2p_dtfm.net.direct.line_jobs import LineRead, LineWrite, RightOfWay
 from p2p_dtfm.net.direct.sealed import Bytes, SealedSocket
 
 AT_ONCE_BYTES = 1 << 20
-"""So much is sealed, sent, received and opened on the event loop, a millisecond's work. To wake a
-thread and to be woken by it costs a part of that, and each time a turn of the interpreter's
-lock."""
+"""So many bytes are sealed, sent, received and opened on the event loop, a millisecond's work. To
+wake a thread and be woken by it costs a part of that, and a turn of the interpreter's lock each
+time."""
 AT_ONCE_RECORDS = 16
-"""Opened on the event loop for one read: what our own ends send in so many is far longer. Whoever
-cuts it smaller would have the loop for seconds, so that is the thread's work."""
+"""Records opened on the event loop for one read. What this program sends in so many records is far
+longer. A sender that cuts smaller records would keep the loop for seconds, so the thread opens
+them."""
 POSTED_LIMIT = 64
-"""Words that may wait to be written, with nobody waiting for them."""
+"""Words that may wait to be written while no caller waits for them."""
 
 
 class DirectLine:
     """A connection whose handshake is done. Used from the event loop that made it.
 
-    Whatever goes wrong ends it: what waits raises `OSError`, `EOFError` or, where nothing moves
-    for `stall_s` in the middle of something, `TimeoutError`.
+    Any failure ends the line. Reads and writes that wait then raise `OSError`, `EOFError` or, where
+    nothing moves for `stall_s` in the middle of something, `TimeoutError`.
     """
 
     def __init__(
@@ -49,22 +49,23 @@ class DirectLine:
         self._loop = asyncio.get_running_loop()
         self._writes: collections.deque[LineWrite] = collections.deque()
         self._reads: collections.deque[LineRead] = collections.deque()
-        """The thread's."""
+        """The reads that the thread does."""
         self._waiting: LineRead | None = None
-        """The event loop's own; none while the thread has any."""
+        """The read that the event loop does itself; None while the thread has any."""
         self._descriptor = connection.fileno()
         self._listens = False
-        """The event loop says when something is there."""
+        """Whether the event loop reports when something is there."""
         self._moved_s = 0.0
-        """When the last of what it waits for came."""
+        """When the last bytes came for the read that the event loop waits for."""
         self._looking: asyncio.TimerHandle | None = None
         self._closing = False
         self._gives_way = False
         self._gave_way = False
-        """For the piece that is next: it goes, whoever is still before it."""
+        """Whether the line has given way for the next piece. That piece then goes, whoever is still
+        before it."""
         self._rings = 0
         self._rests = False
-        """The thread waits, or is about to, and must be woken."""
+        """Whether the thread waits, or is about to, and must be woken."""
         self._lock = threading.Lock()
         """Held while `_ended` changes, the thread is woken, or the caller does its work."""
         self._why: BaseException = ConnectionAbortedError("the line was closed here")
@@ -76,13 +77,14 @@ class DirectLine:
         self._thread = threading.Thread(target=self._work, name="direct line", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError as error:  # there are as many as there may be
+        except RuntimeError as error:  # the process has as many threads as it may
             os.close(self._woken)
             os.close(self._waking)
             raise OSError(errno.EAGAIN, str(error)) from error
 
     async def write(self, data: Sequence[Bytes], turn: RightOfWay | None = None) -> None:
-        """Returns once all of it is on its way, and its memory is the caller's again."""
+        """Write `data`, and return once all of it is on its way. Its memory is then the caller's
+        again."""
         job = LineWrite(data, turn)
         if self._sent_at_once(job):
             return
@@ -92,7 +94,8 @@ class DirectLine:
         await future
 
     def post(self, word: bytes) -> Awaitable[None] | None:
-        """Write a few bytes. What is to be waited for: nothing, unless many wait already."""
+        """Write a few bytes. Returns what the caller has to wait for, which is None unless many
+        words wait."""
         if len(self._writes) >= POSTED_LIMIT:
             return self.write([word])
         job = LineWrite([word], None)
@@ -102,20 +105,20 @@ class DirectLine:
         return None
 
     def read_into(self, target: memoryview) -> Awaitable[object] | None:
-        """Fill it with what the other side has promised; what is to be waited for, if not all of
-        that is here."""
+        """Fill `target` with what the other side has promised. Returns what the caller has to wait
+        for, if not all of that is here."""
         job = LineRead(target, True, None)
         is_here = self._received(job)
         return None if is_here else self._rest_of(job, is_here)
 
     async def read(self, first_bytes: int, rest_of: Callable[[bytes], int]) -> memoryview:
-        """So many bytes, whenever they come, and as many more as `rest_of` says of them. A
-        `PeerFault` that it raises is raised here, and the line is open still."""
+        """Read `first_bytes`, whenever they come, and then as many more as `rest_of` says of them.
+        A `PeerFault` from `rest_of` is raised here, and the line stays open."""
         job = LineRead(memoryview(bytearray(first_bytes)), False, rest_of)
         is_here = self._received(job)
         if not is_here:
             return await self._rest_of(job, is_here)
-        await asyncio.sleep(0)  # or who floods the line would have every turn of the loop
+        await asyncio.sleep(0)  # or a flood on the line would take every turn of the loop
         return job.target
 
     async def _rest_of(self, job: LineRead, is_short: bool | None) -> memoryview:
@@ -128,8 +131,9 @@ class DirectLine:
         return await future
 
     def _sent_at_once(self, job: LineWrite) -> bool:
-        """As much of it as the kernel takes; whether that was all. The thread sends nothing while
-        no write waits, and finds out by itself what is wrong with the connection."""
+        """Send as much as the kernel takes, and say whether that was all. The thread sends nothing
+        while no write waits in its queue, and finds out by itself what is wrong with the
+        connection."""
         if self._writes or self._gives_way or job.size_bytes > AT_ONCE_BYTES:
             return False
         if job.turn is not None and job.turn.must_wait():
@@ -146,9 +150,10 @@ class DirectLine:
         return True
 
     def _received(self, job: LineRead) -> bool | None:
-        """As much of it as is there; whether that was all. None: it is the thread's, as it is long,
-        or in too many records, or others are before it, or it finds out what is wrong with the
-        connection. The thread reads nothing while no read is left to it. Raises `PeerFault`."""
+        """Receive as much as is there, and say whether that was all. None leaves the read to the
+        thread: it is long, or comes in too many records, or others are before it, or the connection
+        has failed. The thread reads nothing while no read is left to it, and finds failures itself.
+        Raises `PeerFault`."""
         if self._reads or self._waiting not in (None, job) or len(job.target) > AT_ONCE_BYTES:
             return None
         with self._lock:
@@ -200,7 +205,7 @@ class DirectLine:
             self._wait_for(job)
 
     def _look(self) -> None:
-        """Whether what has begun to come, or is promised, still moves."""
+        """End the line if what has begun to come, or is promised, no longer moves."""
         self._looking, job = None, self._waiting
         if job is None or not job.is_under_way:
             return
@@ -212,7 +217,7 @@ class DirectLine:
             self.close()
 
     def _leave_to_the_thread(self, job: LineRead | None = None) -> None:
-        """What is waited for, and `job` after it."""
+        """Hand the read that the event loop waits for to the thread, and `job` after it."""
         jobs = [one for one in (self._waiting, job) if one is not None]
         self._waiting = None
         self._stop_listening()
@@ -227,11 +232,13 @@ class DirectLine:
             self._loop.remove_reader(self._descriptor)
 
     def figures(self) -> KernelFigures | None:
-        """Of the connection itself, however busy its ends are; None: not known."""
+        """The kernel's figures of the connection itself, however busy its ends are; None where not
+        known."""
         return self._connection.figures()
 
     def close(self) -> None:
-        """What waits raises; what was written and taken by the kernel still leaves."""
+        """Close the line: reads and writes that wait raise. What the kernel has taken still
+        leaves."""
         self._closing = True
         self._stop_listening()
         self._ring()
@@ -241,7 +248,8 @@ class DirectLine:
         await asyncio.to_thread(self._thread.join, deadline_s)
 
     def _wake(self, future: "asyncio.Future[Any] | None" = None) -> None:
-        """Raises `ConnectionResetError` when the line has ended; nobody waits for `future` then."""
+        """Wake the thread. If the line has ended, cancel `future` and raise
+        `ConnectionResetError`."""
         if not self._ring():
             if future is not None:
                 future.cancel()
@@ -254,13 +262,13 @@ class DirectLine:
         return TimeoutError(f"nothing moved for {self._stall_ms / 1000:g} s")
 
     def _ring(self) -> bool:
-        """Let the thread look; False: it has ended."""
+        """Let the thread look for work. False if the line has ended."""
         self._rings += 1
         with self._lock:
             if self._ended is not None:
                 return False
             if self._rests:
-                with contextlib.suppress(BlockingIOError):  # full of such bytes: it will look
+                with contextlib.suppress(BlockingIOError):  # full: the thread will look
                     os.write(self._waking, b".")
             return True
 
@@ -291,7 +299,7 @@ class DirectLine:
             return False, False
         try:
             if job.pieces:
-                self._connection.send(job.pieces[0])  # all of it or, by an exception, none
+                self._connection.send(job.pieces[0])  # all of the piece or, by an exception, none
                 job.pieces.popleft()
             self._gave_way = False
         except BlockingIOError:
@@ -333,14 +341,14 @@ class DirectLine:
         self._tell(_settle, job.future, job.target)
 
     def _rest(self, blocked: bool, seen: int) -> None:
-        """Wait for the socket or the event loop, unless it has rung since. Raises
+        """Wait for the socket or for the event loop's ring, unless it has rung since `seen`. Raises
         `TimeoutError`."""
         reads = self._reads[0] if self._reads else None
         events = (select.POLLIN if reads else 0) | (select.POLLOUT if blocked else 0)
         if events:
             self._poll.register(self._connection, events)
         is_due = blocked or (reads is not None and reads.is_under_way)
-        self._rests = True  # from here on each ring writes; those before it are seen
+        self._rests = True  # from here on each ring writes a byte; earlier ones are counted
         try:
             rung = self._rings != seen
             found = self._poll.poll(0 if rung else self._stall_ms if is_due else None)
@@ -365,7 +373,8 @@ class DirectLine:
             self._connection.close()
 
     def _tell(self, function: Callable[..., None], *arguments: object) -> bool:
-        """False: the loop has ended, and with it everybody who waits."""
+        """Call a function on the event loop. False if the loop has ended, and with it everybody who
+        waits."""
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:
@@ -376,7 +385,8 @@ class DirectLine:
     # on the event loop again ---------------------------------------------------------------------
 
     def _over(self) -> None:
-        """It listens no more before the descriptor is another connection's."""
+        """Stop listening before the descriptor becomes another connection's, and tell all who
+        wait."""
         self._stop_listening()
         if self._looking is not None:
             self._looking.cancel()

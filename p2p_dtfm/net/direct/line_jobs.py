@@ -9,13 +9,13 @@ from p2p_dtfm.net.direct.sealed import PIECE_BYTES, Bytes
 
 
 class RightOfWay(Protocol):
-    """Whether somebody goes first."""
+    """Says whether another lane goes first."""
 
     def must_wait(self) -> bool:
-        """Asked from any thread."""
+        """Whether another lane goes first. Asked from any thread."""
 
     async def wait(self) -> None:
-        """Until nobody goes first, but not for long."""
+        """Wait until no other lane goes first, but not for long."""
 
 
 class LineWrite:
@@ -30,11 +30,11 @@ class LineWrite:
         )
         self.turn = turn
         self.future: asyncio.Future[None] | None = None
-        """Of who waits for it, if anybody does."""
+        """The future of the caller that waits for this write, if any does."""
 
     @property
     def size_bytes(self) -> int:
-        """Of what is left of it."""
+        """Bytes that are left to be written."""
         return sum(map(len, self.pieces))
 
 
@@ -50,17 +50,17 @@ class LineRead:
         self.target = target
         self.filled = 0
         self.is_due = is_due
-        """Its sender has promised it; else it may take as long as it likes to begin."""
+        """Whether the sender has promised the bytes. Otherwise it may take any time to begin."""
         self.rest_of = rest_of
         self.future: asyncio.Future[memoryview] | None = None
 
     @property
     def is_under_way(self) -> bool:
-        """Its sender must not be silent for long."""
+        """Whether the sender must not be silent for long."""
         return self.is_due or self.filled > 0
 
     def ask_for_the_rest(self) -> bool:
-        """Whether there is more to be read, now that it is filled. Raises `PeerFault`."""
+        """Whether there is more to read, now that the target is filled. Raises `PeerFault`."""
         if self.rest_of is None:
             return False
         rest_bytes, self.rest_of = self.rest_of(bytes(self.target)), None

@@ -1,12 +1,13 @@
 """Direct lines to those members that can be called, and from them.
 
-Who wants one shows its card over the control channel, where libp2p says whose it is, and gets the
-other's; from then on each side's TLS lets the other in. It is called at the host at which libp2p
-has a direct connection to it, and at no other: nobody is made to call a third party. Where nobody
-answers, it is tried again seldom, and libp2p carries the lanes.
+A member that wants a line shows its card over the control channel, where libp2p says whose it is.
+It gets the other's card, and from then on each side's TLS lets the other in. The caller uses the
+host at which libp2p has a direct connection to the member, and no other, so nobody is made to call
+a third party. Where no line is answered, it is tried again seldom, and libp2p carries the lanes.
 
-A host whose line is limited, or emulated, has lines for calls alone, which the control plane holds
-to those limits whichever way they go; its lanes keep to libp2p's streams, which are held to them.
+A host whose line is limited, or emulated, has direct lines for calls alone. The control plane holds
+calls to those limits whichever way they go. Lanes of such a host keep to libp2p's streams, which
+are held to the limits.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.ports import now
 
 LINES_LIMIT = 256
-"""Each has a thread and a few descriptors."""
+"""Each line has a thread and a few descriptors."""
 LINES_FROM_ONE_LIMIT = 32
 CALL_S = 3.0
 STALL_S = 60.0
@@ -57,8 +58,8 @@ class _Tries:
     not_before_s: float = 0.0
 
     def failed(self, outcomes_before: int) -> None:
-        """A call that began after so many outcomes. Several lanes call at once: what another has
-        found meanwhile holds for this one too, and counts once."""
+        """Note a failed call that began after `outcomes_before` outcomes. Several lanes call at
+        once: what another call has found meanwhile holds for this one too, and counts once."""
         if outcomes_before != self.outcomes:
             return
         pause_s = min(FIRST_PAUSE_S * 2**self.failures, LONGEST_PAUSE_S)
@@ -72,12 +73,13 @@ class _Tries:
 
 
 class DirectLines:
-    """Of one run. `await ready(accept)` before others can call."""
+    """All direct lines of one run. `await ready(accept)` before others can call."""
 
     def __init__(
         self, host: HostPort, run_digest: str, listen: Sequence[str], stall_s: float = STALL_S
     ) -> None:
-        """`listen`: multiaddrs, as libp2p's; lines are taken at the port above, or any other."""
+        """`listen`: multiaddrs, as libp2p's. Lines are taken at the next higher port, or at any
+        other."""
         self._stall_s = stall_s
         self._host = host
         self._run_digest = run_digest
@@ -91,13 +93,13 @@ class DirectLines:
         self._tries: dict[bytes, dict[str, _Tries]] = {purpose: {} for purpose in self._planes}
         self._lines: dict[DirectLine, str] = {}
         self._come: set[DirectLine] = set()
-        """Those of them that others have opened."""
+        """The lines among `_lines` that others have opened."""
         self._accept: Callable[[str, DirectLine], None] = lambda peer_id, line: line.close()
         self._calls: CallLines | None = None
         self.port = 0
 
     def carry_calls(self, control: ControlPlane) -> None:
-        """From now on lines carry the calls of a plane, too, to peers that are called often."""
+        """Let lines carry the calls of a plane, too, to peers that are called often."""
 
         def begin(sender: str, request: bytes) -> "bytes | asyncio.Task[bytes]":
             self._host.calling.met(sender)
@@ -106,7 +108,7 @@ class DirectLines:
         self._calls = control.way = CallLines(self, begin, self._host.door.is_near)
 
     async def ready(self, accept: Callable[[str, DirectLine], None]) -> None:
-        """Listen, and answer; `accept(peer_id, line)` is told of each that has come."""
+        """Listen, and answer. `accept(peer_id, line)` is called for each line that others open."""
         self._accept = accept
         self._reception = Reception(self._trust, self._welcome, self._stall_s)
         hosts, wanted_port = _where_to_listen(self._listen)
@@ -120,11 +122,11 @@ class DirectLines:
         return is_held_to and len(self._lines) < LINES_LIMIT
 
     def wants(self, peer_id: str) -> bool:
-        """Whether calling a peer is worth a try now, for lanes."""
+        """Whether it is worth a try now to call a peer for lanes."""
         return self._wants(peer_id, FOR_LANES)
 
     def wants_calls(self, peer_id: str) -> bool:
-        """The same for calls."""
+        """Whether it is worth a try now to call a peer for calls."""
         return self._wants(peer_id, FOR_CALLS)
 
     def _wants(self, peer_id: str, purpose: bytes) -> bool:
@@ -133,7 +135,7 @@ class DirectLines:
         return due and self._are_allowed(purpose)
 
     def works(self, peer_id: str) -> bool:
-        """Whether the last call for a lane got through, and no line to it broke since."""
+        """Whether the last call for a lane got through, and no line to the peer broke since."""
         tries = self._tries[FOR_LANES].get(peer_id)
         return tries is not None and tries.works and self._are_allowed(FOR_LANES)
 
@@ -142,7 +144,7 @@ class DirectLines:
         return await self._connected(peer_id, FOR_LANES, partial(self._line, peer_id))
 
     async def connection(self, peer_id: str) -> SealedSocket:
-        """For calls to a peer. Raises `Unreachable`."""
+        """A connection for calls to a peer. Raises `Unreachable`."""
         return await self._connected(peer_id, FOR_CALLS, lambda connection: connection)
 
     async def _connected(
@@ -153,7 +155,7 @@ class DirectLines:
         outcomes_before = tries.outcomes
         try:
             made = made_of(await self._open(peer_id, purpose))
-        except asyncio.CancelledError:  # whoever asks for it waits no longer
+        except asyncio.CancelledError:  # the caller waits no longer
             tries.failed(outcomes_before)
             raise
         except Exception as error:
@@ -170,7 +172,8 @@ class DirectLines:
         return made
 
     def broke(self, peer_id: str) -> None:
-        """A line that was open has ended: libp2p for a moment, then it is tried again."""
+        """Note that an open line has ended. libp2p carries the lanes for a moment, then a line is
+        tried again."""
         tries = self._tries[FOR_LANES].get(peer_id)
         if tries is not None:
             tries.works = False
@@ -191,7 +194,7 @@ class DirectLines:
     # who is who ----------------------------------------------------------------------------------
 
     async def _show(self, purpose: bytes, sender: str, body: bytes) -> bytes:
-        """Somebody shows its card, and is shown ours. Raises `PeerFault`."""
+        """Take the card that a peer shows, and answer with ours. Raises `PeerFault`."""
         if not self._are_allowed(purpose):
             raise PeerFault("no direct lines here", sender)
         self._trust.add(sender, read_card(body, sender, self._run_digest, now.wall_s()))
@@ -251,7 +254,8 @@ class DirectLines:
         return line
 
     def _welcome(self, peer_id: str, connection: SealedSocket, purpose: bytes) -> None:
-        """TLS lets in who was near when it showed its card; it need not be any more."""
+        """Take a connection that TLS let in, if its peer is still near. TLS lets in any peer that
+        was near when it showed its card."""
         self._part_from_strangers()
         count = sum(1 for whose in self._lines.values() if whose == peer_id)
         is_near = self._host.door.is_near(peer_id)
@@ -270,8 +274,9 @@ class DirectLines:
         self._accept(peer_id, line)
 
     def _part_from_strangers(self) -> None:
-        """Whose tensors may come no more has no certificate here that counts, and no thread. Seen
-        to whenever somebody comes: nobody else needs the room."""
+        """Drop the certificates and lines of peers that may send tensors no more. Their
+        certificates then no longer count here, and their threads end. This is done whenever a peer
+        comes: until then nobody needs the room."""
         is_near = self._host.door.is_near
         self._trust.keep(is_near)
         for line in [line for line in self._come if not is_near(self._lines[line])]:
@@ -279,7 +284,7 @@ class DirectLines:
 
 
 def _where_to_listen(addresses: Sequence[str]) -> tuple[tuple[str, ...], int]:
-    """Hosts of TCP addresses, and the port above the first one's; 0: any."""
+    """Hosts of the TCP addresses, and the port above the first one's; 0 for any port."""
     hosts: dict[str, None] = {}
     wanted_port = 0
     for address in addresses:

@@ -1,8 +1,8 @@
-"""Who waits at the listener: few at a time, and not for long.
+"""Connections that wait at the listener: few at a time, and not for long.
 
-Whoever has not shown a trusted certificate costs a descriptor and a task. They are at most
-`WAITING_LIMIT`; of more, the one that has waited longest goes, of the host that has most of them
-there. They are taken in a few at a time, so that a crowd costs this process little.
+A connection that has not shown a trusted certificate costs a descriptor and a task. At most
+`WAITING_LIMIT` wait. If more come, the host that has most of them loses the one that has waited
+longest. They are taken in a few at a time, so that a crowd costs this process little.
 """
 
 import asyncio
@@ -23,30 +23,31 @@ HANDSHAKE_S = 5.0
 BACKLOG = 128
 AT_ONCE = 8
 PAUSE_S = 0.02
-"""After every `AT_ONCE` connections: 400 a second at most."""
+"""The pause after every `AT_ONCE` connections: 400 a second at most."""
 KEEPALIVE_S = (15, 5, 4)
-"""Seconds of silence before the first probe, seconds between probes, and probes before it is
-gone."""
+"""Seconds of silence before the first probe, seconds between probes, and the number of probes
+before the connection is gone."""
 BEYOND_STALL_S = 5.0
-"""The kernel gives up what is not acknowledged so long after the line itself would have. Linux
-counts the time in which a receiver that lives takes nothing, so sooner would break lines whose
-other end only waits for room."""
+"""The kernel gives up unacknowledged bytes so long after the line itself would have. Linux counts
+the time in which a living receiver takes nothing. A shorter time would break lines whose other end
+only waits for room."""
 
 Welcome = Callable[[str, SealedSocket, bytes], None]
 log = logging.getLogger(__name__)
 
 
 class Reception:
-    """Listens, and hands on whoever TLS has let in: `welcome(peer_id, connection, purpose)`."""
+    """Listens, and hands on connections that TLS has let in: `welcome(peer_id, connection,
+    purpose)`."""
 
     def __init__(self, trust: Trust, welcome: Welcome, stall_s: float) -> None:
-        """`stall_s`: for which a line may stand still."""
+        """`stall_s`: how long a line may stand still."""
         self._stall_s = stall_s
         self._trust = trust
         self._welcome = welcome
         self._listeners: list[socket.socket] = []
         self._waiting: dict[asyncio.Task[None], str] = {}
-        """In the order of their coming, with the host that they come from."""
+        """Those that wait, in the order in which they came, with the host that each comes from."""
         self._loop = asyncio.get_running_loop()
         self._paused: set[asyncio.TimerHandle] = set()
 
@@ -55,7 +56,8 @@ class Reception:
         return len(self._waiting)
 
     def listen(self, hosts: tuple[str, ...], wanted_port: int) -> int:
-        """The port, the same for all hosts; 0 where none of them is this machine's."""
+        """Listen, and return the port, the same for all hosts; 0 where none of them is this
+        machine's."""
         port = wanted_port
         for host in hosts:
             listener = _listener(host, port) or (
@@ -70,7 +72,7 @@ class Reception:
         return port if self._listeners else 0
 
     def close(self) -> None:
-        """Whoever waits is sent away."""
+        """Stop listening, and send away all who wait."""
         for timer in self._paused:
             timer.cancel()
         for listener in self._listeners:
@@ -90,7 +92,7 @@ class Reception:
                 connection, far_end = listener.accept()
             except BlockingIOError:
                 return
-            except OSError as error:  # no descriptor left, or it went away meanwhile
+            except OSError as error:  # no descriptor is left, or the caller went away meanwhile
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     break
                 continue
@@ -123,7 +125,7 @@ class Reception:
                 peer_id = self._trust.owner_of(secured)
                 if peer_id is not None:
                     self._welcome(peer_id, *await answer(secured))
-        except OSError as error:  # TimeoutError and ssl.SSLError are such
+        except OSError as error:  # TimeoutError and ssl.SSLError are OSErrors
             log.debug("a direct line was not made: %s", error)
         finally:
             connection.close()
@@ -146,12 +148,12 @@ def _listener(host: str, port: int) -> socket.socket | None:
 
 
 def prepare(connection: socket.socket, stall_s: float) -> None:
-    """Small words leave at once, and who has vanished is noticed while nothing is said."""
+    """Let small words leave at once, and notice a vanished peer while nothing is said."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
     unacknowledged_ms = int((stall_s + BEYOND_STALL_S) * 1000)
     for name, value in zip(names, (*KEEPALIVE_S, unacknowledged_ms), strict=True):
-        if hasattr(socket, name):  # not every system has all of them
+        if hasattr(socket, name):  # not every system has all options
             with contextlib.suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

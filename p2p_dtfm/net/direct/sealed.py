@@ -1,11 +1,11 @@
 """Bytes over a connection in sealed records, with keys that its two ends agreed on inside TLS.
 
-    length u32 · what is sealed · its tag of 16 bytes
+    length u32 · the sealed bytes · their tag of 16 bytes
 
-A record is sealed with AES-256-GCM; its number is the nonce, its length is sealed with it. So what
-is changed, left out, doubled or put elsewhere ends the connection. Either direction has keys of
-its own, and a new one after `RECORDS_OF_A_KEY`, which is made of the last. A payload is opened
-straight into the memory where it is to be.
+A record is sealed with AES-256-GCM. Its number is the nonce, and its length is sealed with it. So a
+record that is changed, left out, doubled or put elsewhere ends the connection. Either direction has
+keys of its own. After `RECORDS_OF_A_KEY` records it has a new key, made of the last. A payload is
+opened straight into the memory where it is to be.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from p2p_dtfm.net.direct.kernel_figures import KernelFigures, figures_of
 
 PIECE_BYTES = 1 << 18
-"""Of a record at most."""
+"""The most bytes that a record holds."""
 SECRET_BYTES = 32
 RECORDS_OF_A_KEY = 1 << 18
 KEPT_BUFFERS = 8
@@ -27,29 +27,29 @@ _LENGTH = struct.Struct(">I")
 _TAG_BYTES = 16
 _RECORD_BYTES = _LENGTH.size + PIECE_BYTES + _TAG_BYTES
 FAR_S = 0.02
-"""From this round trip on the congestion control is chosen here; below it any will do."""
+"""From this round trip on the congestion control is chosen here. Below it any will do."""
 FAR_CONTROL = b"bbr"
-"""It goes by rate and round trip, where others take each lost packet for a full line."""
+"""It goes by rate and round trip. Others take each lost packet for a sign of a full line."""
 _AHEAD_BYTES = 24 << 10
-"""Read beyond the record that is due, as small ones come many together."""
+"""Bytes read beyond the record that is due, because small records come many together."""
 Bytes = bytes | bytearray | memoryview
 
 
 class RecordBuffers:
-    """Memory of sealed records, for whichever connection is in the middle of one."""
+    """Memory of sealed records, lent to connections that are in the middle of one."""
 
     def __init__(self) -> None:
         self._free: list[bytearray] = []
 
     def take(self) -> bytearray:
-        """From any thread."""
+        """A buffer for one record. Called from any thread."""
         try:
             return self._free.pop()
         except IndexError:
             return bytearray(_RECORD_BYTES + _AHEAD_BYTES)
 
     def give_back(self, buffer: bytearray) -> None:
-        """From any thread."""
+        """Take a buffer back. Called from any thread."""
         if len(self._free) < KEPT_BUFFERS:
             self._free.append(buffer)
 
@@ -58,10 +58,10 @@ _BUFFERS = RecordBuffers()
 
 
 class Keys:
-    """Of one direction, in the order of its records."""
+    """The keys of one direction, in the order of its records."""
 
     def __init__(self, secrets: bytes, direction: bytes) -> None:
-        """`secrets`: of both sides, told inside TLS."""
+        """`secrets`: those of both sides, told inside TLS."""
         self._secret = hashlib.blake2b(key=secrets, digest_size=32, person=direction).digest()
         self._cipher = AESGCM(self._secret)
         self._number = 0
@@ -77,7 +77,7 @@ class Keys:
 
 
 class SealedSocket:
-    """A connection that does not block. Used by one thread."""
+    """A connection that does not block. One thread at a time uses it."""
 
     def __init__(self, connection: socket.socket, sending: Keys, receiving: Keys) -> None:
         self._connection = connection
@@ -87,9 +87,9 @@ class SealedSocket:
         self._unsent = memoryview(b"")
         self._arrived: bytearray | None = None
         self._begin = self._end = 0
-        """Of what has arrived and is not yet opened."""
+        """The bytes of `_arrived` that have come and are not yet opened."""
         self._opened = memoryview(b"")
-        """Of a record that was longer than what was asked for."""
+        """The rest of a record that was longer than the read."""
         self._is_false = False
 
     def fileno(self) -> int:
@@ -99,12 +99,13 @@ class SealedSocket:
         self._connection.close()
 
     def figures(self) -> KernelFigures | None:
-        """What the kernel counts of it. May be asked from any thread."""
+        """The kernel's figures of the connection. May be asked from any thread."""
         return figures_of(self._connection)
 
     def suit_distance(self) -> None:
-        """Far away `FAR_CONTROL`, where the kernel has it and lets this process choose it. Buffers
-        are left to the kernel, which makes them grow: a size that is set ends that."""
+        """Choose `FAR_CONTROL` for a distant peer, where the kernel has it and lets this process
+        choose it. The kernel keeps the buffers, and makes them grow: a size that is set ends
+        that."""
         name = getattr(socket, "TCP_CONGESTION", None)
         figures = self.figures()
         if name is not None and figures is not None and (figures.round_trip_s or 0.0) >= FAR_S:
@@ -112,8 +113,8 @@ class SealedSocket:
                 self._connection.setsockopt(socket.IPPROTO_TCP, name, FAR_CONTROL)
 
     def send(self, piece: Bytes) -> None:
-        """At most `PIECE_BYTES`. Raises `BlockingIOError` while the kernel does not take all of
-        it; then the same piece follows."""
+        """Send at most `PIECE_BYTES`. Raises `BlockingIOError` while the kernel does not take all
+        of the piece. The caller then passes the same piece again."""
         if not self._unsent:
             self._unsent = self._seal(piece)
         while self._unsent:
@@ -123,9 +124,9 @@ class SealedSocket:
             self._sealed = None
 
     def recv_into(self, target: memoryview) -> int:
-        """How many bytes of it were filled; 0 at a clean end. Raises `BlockingIOError`, and
-        `ConnectionError` for what is not as it was sealed."""
-        if self._is_false:  # tried again with the next nonce, what was left out would be missed
+        """How many bytes of `target` were filled; 0 at a clean end. Raises `BlockingIOError`, and
+        `ConnectionError` for a record that is not as it was sealed."""
+        if self._is_false:  # a retry with the next nonce would hide an omission
             raise ConnectionAbortedError("a record that is not as it was sealed")
         while not self._opened:
             length = self._length()
@@ -156,7 +157,7 @@ class SealedSocket:
         return record
 
     def _length(self) -> int | None:
-        """Of the record that is due, once it is known."""
+        """The length of the record that is due, once it is known."""
         if self._arrived is None or self._end - self._begin < _LENGTH.size:
             return None
         length: int = _LENGTH.unpack_from(self._arrived, self._begin)[0]
@@ -165,7 +166,8 @@ class SealedSocket:
         return length
 
     def _receive(self, length: int | None) -> bool:
-        """Not much more than the record that is due, so that little is moved. False at the end."""
+        """Receive not much more than the record that is due, so that few bytes are moved. False at
+        the end."""
         if self._arrived is None:
             self._arrived = _BUFFERS.take()
         held, memory = self._end - self._begin, memoryview(self._arrived)
@@ -183,7 +185,7 @@ class SealedSocket:
         return count > 0
 
     def _rest(self) -> None:
-        """Who waits for a record's beginning needs no memory for it."""
+        """Give back the memory while no record has begun to come."""
         if self._arrived is not None and self._begin == self._end:
             _BUFFERS.give_back(self._arrived)
             self._arrived, self._begin, self._end = None, 0, 0

@@ -1,7 +1,7 @@
-"""Whom TLS lets in: the certificates of those who have shown theirs, and nothing else.
+"""Whom TLS lets in: the peers that have shown their certificates here, and nobody else.
 
-Both sides show one, TLS 1.3 only. There is no authority: each certificate is trusted by itself, and
-after the handshake its fingerprint says whose it is.
+Both sides show one, over TLS 1.3 only. There is no authority: each certificate is trusted by
+itself, and after the handshake its fingerprint says whose it is.
 """
 
 import logging
@@ -17,10 +17,10 @@ from p2p_dtfm.net.direct.card import Card, OwnCard, fingerprint_of
 from p2p_dtfm.ports import now
 
 CARDS_LIMIT = 1024
-"""Of those who have shown theirs last."""
+"""The cards that were shown last are kept, and no more."""
 REPLACED_LIMIT, REPLACED_S = 4, 240.0
-"""How many new certificates a member may show within how many seconds: each start brings one. To
-begin anew with those of a thousand takes half a second."""
+"""How many new certificates a member may show within how many seconds. Each start of a peer brings
+one. To begin anew with those of a thousand takes half a second."""
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +39,11 @@ class Trust:
         self._contexts: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
 
     def listens_at(self, port: int) -> None:
-        """From now on this is told."""
+        """Name this port in this peer's card from now on."""
         self._port, self._own, self._contexts = port, None, None
 
     def own(self) -> OwnCard:
-        """Renewed now and then."""
+        """This peer's card, renewed once it is due."""
         now_s = now.wall_s()
         if self._own is None or self._own.is_due(now_s):
             self._own = OwnCard(self._identity, self._run_digest, self._port, now_s)
@@ -51,8 +51,8 @@ class Trust:
         return self._own
 
     def add(self, peer_id: str, card: Card) -> None:
-        """From now on this is the only certificate of `peer_id`. Raises `PeerFault` for one that
-        is another's."""
+        """Make this the only certificate of `peer_id` from now on. Raises `PeerFault` for a
+        certificate that another peer has shown."""
         if self._owners.get(card.fingerprint, peer_id) != peer_id:
             raise PeerFault("a certificate that another peer has shown", peer_id)
         before = self._cards.get(peer_id)
@@ -69,7 +69,8 @@ class Trust:
             self.drop(next(iter(self._cards)))
 
     def _replace(self, peer_id: str) -> None:
-        """TLS forgets nobody, so it begins anew with all others. Raises `PeerFault`."""
+        """Make TLS begin anew with all other certificates, because TLS forgets none. Raises
+        `PeerFault` for a peer that shows too many."""
         now_s = now.monotonic_s()
         since_s, count = self._replaced.get(peer_id, (now_s, 0))
         if now_s - since_s >= REPLACED_S:
@@ -80,24 +81,24 @@ class Trust:
         self._contexts = None
 
     def drop(self, peer_id: str) -> None:
-        """A peer is let in no more."""
+        """Let a peer in no more."""
         card = self._cards.pop(peer_id, None)
         if card is not None:
             del self._owners[card.fingerprint]
             self._contexts = None
 
     def keep(self, is_near: Callable[[str], bool]) -> None:
-        """Drop everybody else."""
+        """Drop all peers that are not near."""
         for peer_id in [peer for peer in self._cards if not is_near(peer)]:
             self.drop(peer_id)
 
     def owner_of(self, connection: ssl.SSLSocket) -> str | None:
-        """Whose certificate the other side has shown."""
+        """The peer whose certificate the other side has shown; None where that is nobody's here."""
         shown = connection.getpeercert(binary_form=True)
         return None if shown is None else self._owners.get(fingerprint_of(shown))
 
     def wrap(self, connection: socket.socket, is_server: bool) -> ssl.SSLSocket:
-        """For a handshake in steps."""
+        """Prepare a TLS handshake that is done in steps."""
         self.own()
         if self._contexts is None:
             self._contexts = (self._context(False), self._context(True))
@@ -112,7 +113,7 @@ class Trust:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         if is_server:
-            context.num_tickets = 0  # nothing is resumed
+            context.num_tickets = 0  # no session is resumed
         with tempfile.NamedTemporaryFile() as file:  # mode 0600, for as long as it is read
             file.write(self.own().pem)
             file.flush()
@@ -123,7 +124,7 @@ class Trust:
 
 
 def _let_in(context: ssl.SSLContext, peer_id: str, card: Card) -> None:
-    """One by one: what is wrong with one is its own."""
+    """Add one certificate by itself, so that a bad one spoils no other."""
     try:
         context.load_verify_locations(cadata=card.certificate)
     except ssl.SSLError as error:

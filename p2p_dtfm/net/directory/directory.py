@@ -7,8 +7,8 @@ Keys are named by their content, so that a validator needs to know no run before
     p2p-dtfm/1/run/RUN              Signed run spec whose payload has the digest RUN
     p2p-dtfm/1/sealed/SLOT          dictionary: peer id -> a presence of a run by invitation, sealed
 
-A peer's shard follows from its id. What is read here is a hint: two readers may see different
-peers at one instant, and a plan is never computed from it.
+A peer's shard follows from its id. What is read here is a hint: two readers may see different peers
+at one instant, and a plan is never computed from it.
 """
 
 import asyncio
@@ -67,15 +67,15 @@ RUN_TTL_S = 600.0
 FACTS_TTL_S = 240.0
 OPERATION_DEADLINE_S = 20.0
 ASKED_NODES = 8
-"""So many of the nodes that are nearest to a key are asked: more than hold its value."""
+"""How many of the nodes nearest to a key are asked, which is more than hold its value."""
 FACTS_AT_ONCE = 64
 ASK_FOR_RUNS_S = 1.0
-"""Between two searches for a run that somebody claims to take part in."""
+"""The pause between two searches for a run that somebody claims to take part in."""
 REFUSED = "the directory refused what was to be published (%s): %s"
 NO_NODE = "it does not answer as a node of the directory"
 _CLOCK = "local time"
 WORTH_SAYING = 3
-"""So many refusals of one kind, one after another, are told."""
+"""So many refusals of one kind, one after another, are logged."""
 
 __all__ = ["Directory", "DirectoryValidator", "Presence", "open_run", "sign_run"]
 
@@ -116,8 +116,9 @@ class Directory:
     ) -> "Directory":
         """Join the DHT through peers to which the host is connected.
 
-        One that others cannot call asks and does not serve: `serves` is False.
-        Raises `UserError` with exit code 6 when none of them answers as a DHT node, and lets it in.
+        A node that others cannot call asks and does not serve: `serves` is False. Raises
+        `UserError` with exit code 6 when none of the peers both answers as a DHT node and lets this
+        one in.
         """
         others = [at for at in initial_peers if parse_address(at)[0] != host.peer_id]
         validator = DirectoryValidator()
@@ -147,9 +148,9 @@ class Directory:
         return cls(host, node, others, validator)
 
     def call_again_at(self, addresses: Sequence[str]) -> None:
-        """These peers, which the user has named, are called whenever the node does not know them:
-        they may have been away as it began, and be where all others meet. One that has turned this
-        node away was there: no later call looks at what was wrong, such as its clock."""
+        """Call these peers, which the user has named, whenever the node does not know them. They
+        may have been away as it began, and be where all others meet. Peers that turned this node
+        away are left out: no later call looks at what was wrong, such as its clock."""
         left_out = {self._host.peer_id, *self._validator.turned_away}
         for address in addresses:
             peer_id, where = parse_address(address)
@@ -159,7 +160,7 @@ class Directory:
                 self._initial[peer_id] = (*ways, where)
 
     def seal(self, run_digest: str, key: bytes) -> None:
-        """From now on what is said and read of this run is for those who have its key."""
+        """From now on write and read this run's values for those alone who have its key."""
         self._seals[run_digest] = Seal(key)
 
     async def publish_presence(
@@ -181,7 +182,8 @@ class Directory:
         return self._accepted(signed.kind, reason)
 
     async def present_peers(self, run_digest: str) -> list[Presence]:
-        """Who says that it takes part in a run, sorted by peer id: a hint, and a recent one."""
+        """Peers that say that they take part in a run, sorted by peer id: a hint, and a recent
+        one."""
         self._validator.own(run_digest)
         found = await self._get(self._presence_keys(run_digest))
         present = presences_in(found, run_digest, self._seals.get(run_digest))
@@ -190,8 +192,8 @@ class Directory:
         return [present[peer_id] for peer_id in sorted(present)]
 
     async def present_at(self, peer_ids: Sequence[str], run_digest: str) -> list[Presence]:
-        """Those whose presences these nodes hold: they brought them there themselves, while others
-        found in the directory may be inventions of whoever answered. Sorted by peer id."""
+        """Peers whose presences these nodes hold, sorted by peer id. The peers brought them there
+        themselves. Others that the directory finds may be inventions of the node that answers."""
         by_node = await self.present_by_node(peer_ids, run_digest)
         found = {presence.peer_id: presence for node in by_node for presence in node}
         return [found[peer_id] for peer_id in sorted(found)]
@@ -199,7 +201,8 @@ class Directory:
     async def present_by_node(
         self, peer_ids: Sequence[str], run_digest: str
     ) -> list[list[Presence]]:
-        """The same, of each node apart: what one invents hides nothing that others hold."""
+        """As `present_at`, but for each node apart: what one invents hides nothing that others
+        hold."""
         self._validator.own(run_digest)
         keys = self._presence_keys(run_digest)
         ids = {key: DHTID.generate(source=key) for key in keys}
@@ -229,14 +232,14 @@ class Directory:
         return keys if seal is None else [sealed_key(seal.slot(key)) for key in keys]
 
     def _drop(self, key: bytes) -> None:
-        """A run spec that gives way."""
+        """Drop a run spec that gives way to a newer one."""
         key_id = DHTID.from_bytes(key)
         if key_id in self._node.protocol.storage:
             del self._node.protocol.storage[key_id]
 
     def _ask_for_run(self, run_digest: str) -> None:
-        """A presence was refused because its run is not known here: if it exists, the next one is
-        not."""
+        """Look for a run after a presence in it was refused as unknown. If the run exists, the next
+        presence is let in."""
         now_s = now.monotonic_s()
         if now_s - self._asked_s < ASK_FOR_RUNS_S or self._asking:
             return
@@ -257,7 +260,7 @@ class Directory:
         place: PublishedPart | None,
         expires_in_s: float = FACTS_TTL_S,
     ) -> bool:
-        """Say what this peer can do and does. False (and logged) if refused."""
+        """Publish what this peer can do and does. False (and logged) if refused."""
         assert record.peer_id == self._host.peer_id, "facts are published by their own peer"
         expires_ms = int((get_dht_time() + expires_in_s) * 1000)
         signed = sign_facts(PublishedFacts(expires_ms, record, place), self._host.identity.sign)
@@ -266,16 +269,16 @@ class Directory:
         return self._accepted(signed.kind, reason)
 
     def _accepted(self, kind: str, reason: str | None) -> bool:
-        """Nodes that do not know the run yet refuse, look for it, and accept what comes next; so
-        one refusal alone is nothing to worry about."""
+        """Whether the value was accepted. Nodes that do not know the run yet refuse, look for it,
+        and accept what comes next. So only several refusals in a row are logged."""
         self._refusals[kind] = 0 if reason is None else self._refusals[kind] + 1
         if self._refusals[kind] == WORTH_SAYING:
             log.warning(REFUSED, kind, reason)
         return reason is None
 
     async def facts_of(self, run_digest: str, peer_ids: Sequence[str]) -> dict[str, Facts]:
-        """What these members publish of themselves, checked: a hint. Who says nothing is left
-        out."""
+        """What these members publish of themselves, checked: a hint. Members that publish nothing
+        are left out."""
         found: dict[str, Facts] = {}
         self._validator.own(run_digest)
         for start in range(0, len(peer_ids), FACTS_AT_ONCE):
@@ -287,14 +290,14 @@ class Directory:
         """Publish a run spec; kept alive by `refresh`. False (and logged) if refused."""
         open_run(signed, run_digest)
         if run_digest in self._seals:
-            return True  # it is told to those alone who are let in
+            return True  # only those who are let in are told of it
         self._runs[run_digest] = signed
         self._validator.own(run_digest)
         expires_s = get_dht_time() + RUN_TTL_S
         reason = await self._store(run_key(run_digest), signed, expires_s, None)
         if reason is None:
             return True
-        # a copy that lives longer is as good: its name is the digest of its content
+        # A copy that lives longer is as good: its name is the digest of its content.
         if await self.fetch_run(run_digest) is not None:
             return True
         log.warning(REFUSED, signed.kind, reason)
@@ -312,11 +315,11 @@ class Directory:
     async def refresh(self) -> bool:
         """Publish again what this peer published: to be called each third of the TTL.
 
-        Nodes that were lost are tried first. False if refused.
+        Calls lost nodes first. False if refused.
         """
         if not await self.meet_again() and not self.nodes:
             await self._meet_anybody()
-        accepted = True  # runs first: presences are only taken in runs that are known
+        accepted = True  # runs first: presences are only taken in known runs
         for run_digest, signed in list(self._runs.items()):
             accepted = await self.publish_run(run_digest, signed) and accepted
         if self._presence is not None:
@@ -331,7 +334,7 @@ class Directory:
         if self._node.cache_refresh_task is not None:
             self._node.cache_refresh_task.cancel()
         if self._host.lost.is_set():
-            self._node.is_alive = False  # p2pd, which would be told, is gone
+            self._node.is_alive = False  # p2pd is gone, and cannot be told
             return
         try:
             await asyncio.wait_for(self._node.shutdown(), OPERATION_DEADLINE_S)
@@ -341,7 +344,7 @@ class Directory:
     async def _store(
         self, key: str, signed: Signed, expires_s: float, subkey: bytes | None
     ) -> str | None:
-        """Why it was not stored; None if it was."""
+        """Store a value. Returns why it was not stored, or None if it was."""
         value = encode(signed)
         reason = DirectoryValidator.refusal(key_bytes(key), subkey, value, expires_s)
         if reason is None:
@@ -351,7 +354,7 @@ class Directory:
         return reason
 
     async def _get(self, keys: list[str]) -> list[object]:
-        # only the latest: a plain get answers from whatever is nearest, which is stale
+        # Take only the latest. A plain get answers from whatever is nearest, which is stale.
         latest = float("inf")
         found = await self._bounded(
             self._node.get_many(keys, sufficient_expiration_time=latest, beam_size=ASKED_NODES)
@@ -365,13 +368,14 @@ class Directory:
         try:
             async with asyncio.timeout(OPERATION_DEADLINE_S):
                 return await operation
-        except Exception as error:  # whatever hivemind makes of others' words: no daemon ends of it
+        except Exception as error:  # others' words may raise anything in hivemind
             self._note_unexpected(error)
             said = "" if isinstance(error, TimeoutError) else f": {one_line(repr(error))}"
             raise Unreachable(self._host.peer_id, f"the DHT did not answer{said}") from error
 
     def _note_unexpected(self, error: Exception) -> None:
-        """It may be a mistake of ours. Once of each kind: what fails is asked again soon."""
+        """Log an error that may be a mistake of ours, once of each kind: what fails is asked again
+        soon."""
         if isinstance(error, CONNECTION_ERRORS) or type(error) in self._unexpected:
             return  # a timeout is an OSError
         self._unexpected.add(type(error))
@@ -384,9 +388,10 @@ class Directory:
                 self._acquaintances[presence.peer_id] = (address.removesuffix(suffix),)
 
     async def meet_again(self) -> bool:
-        """Call initial peers of whom the node knows nothing any more: one that was started again
-        knows nobody, and newcomers come through it. Whether one of them answers. After half a
-        minute without a network no node is known any more: members are nodes as well."""
+        """Call initial peers that the node no longer knows, and say whether one answers. A peer
+        that was started again knows nobody, and newcomers come through it. After half a minute
+        without a network the node knows no node any more. It then asks connected members, which are
+        nodes as well."""
         absent = self._initial.keys() - set(self.nodes)
         due = self._lost.due(sorted(absent), now.monotonic_s())
         called = await asyncio.gather(*(self._call_again(it, self._initial[it]) for it in due))
@@ -407,7 +412,7 @@ class Directory:
         with contextlib.suppress(Unreachable):
             await self._host.connect(peer_id, addresses, 5.0)
             if await self._bounded(protocol.call_ping(PeerID.from_base58(peer_id))) is not None:
-                await protocol.whereabouts.greet(peer_id)  # it may have been told by nobody yet
+                await protocol.whereabouts.greet(peer_id)  # perhaps nobody has told it yet
                 return True
         return False
 
@@ -436,7 +441,7 @@ def _not_joined(
 
 
 def _in_words(refusal: str) -> str:
-    """What hivemind says of who refuses."""
+    """hivemind's refusal in words for the user."""
     if _CLOCK in refusal:
         return "its clock and this machine's differ by more than 3 s"
     return "it cannot connect back to this peer, or keeps to its own run"

@@ -1,4 +1,5 @@
-"""The door before hivemind's DHT: it is asked by a call's size, before anything of it is read."""
+"""The door before hivemind's DHT. It decides by a call's size, before anything of the call is
+read."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -8,10 +9,10 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.hivemind_parts import PeerID, dht_pb2
 
 KEYS_LIMIT = 256
-"""Of one request."""
+"""The most keys of one request."""
 REFUSED_READ_BYTES = 16 << 10
-"""What is turned away is read up to here alone: a correct one learns so that nothing was wrong with
-its node, and that it is to come again."""
+"""A refused call is read only up to this size. So a correct caller learns that nothing was wrong
+with its node, and that it is to come again."""
 REQUEST_LIMITS_BYTES = {
     dht_pb2.PingRequest: 256,
     dht_pb2.FindRequest: REFUSED_READ_BYTES,
@@ -23,17 +24,18 @@ Handler = Callable[[Any, Any], Awaitable[Any]]
 
 @dataclass(frozen=True)
 class Caller:
-    """hivemind's context of a call, as far as anybody asks for it."""
+    """The part of hivemind's context of a call that handlers use."""
 
     remote_id: PeerID
 
 
 class Doorway:
-    """hivemind's p2p, as its protocol adds handlers to it: hivemind itself reads what comes first,
-    and two million empty keys took as many objects before anybody was asked.
+    """hivemind's p2p, to which its protocol adds handlers. Without this, hivemind itself reads a
+    call first: two million empty keys then took as many objects before any door was asked.
 
-    `enter(sender, request_type, size_bytes)` says whether a call comes in, `blame(sender)` that
-    what came in was wrong, `refusal(request)` answers what does not come in."""
+    `enter(sender, request_type, size_bytes)` says whether a call comes in. `blame(sender)` notes
+    that what came in was wrong. `refusal(request)` answers what does not come in.
+    """
 
     def __init__(
         self,
@@ -50,7 +52,7 @@ class Doorway:
     async def add_protobuf_handler(
         self, name: str, handler: Handler, request_type: Any, balanced: bool = False, **_: bool
     ) -> None:
-        """In place of hivemind's own; no call of the DHT is a stream."""
+        """Add a handler in place of hivemind's own. No call of the DHT is a stream."""
 
         async def serve(call: bytes, caller: PeerID) -> bytes:
             sender = caller.to_base58()

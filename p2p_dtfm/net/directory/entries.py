@@ -1,5 +1,5 @@
-"""What nodes of the directory answer with, opened. It may be anybody's: whatever is no entry of its
-kind is left out."""
+"""Entries in what nodes of the directory answer. An answer may hold anything: whatever is no entry
+of its kind is left out."""
 
 import contextlib
 import logging
@@ -24,13 +24,13 @@ from p2p_dtfm.net.hivemind_parts import DictionaryDHTValue
 
 Opened = TypeVar("Opened")
 
-log = logging.getLogger("p2p_dtfm.net.directory.directory")  # whose reading it is
+log = logging.getLogger("p2p_dtfm.net.directory.directory")  # the directory reads them
 
 
 def presences_in(
     values: Iterable[object], run_digest: str, seal: Seal | None
 ) -> dict[str, Presence]:
-    """Of a run, by peer id; in one by invitation they are sealed."""
+    """Presences in a run, by peer id. In a run by invitation they are sealed."""
     present = {}
     for value in values:
         for entry in entries_of(value):
@@ -44,7 +44,7 @@ def presences_in(
 
 
 def facts_in(values: Iterable[object], run_digest: str) -> dict[str, Facts]:
-    """Of members of a run, by peer id."""
+    """Facts of members of a run, by peer id."""
     found: dict[str, Facts] = {}
     for value in values:
         facts = _try_open(value, open_facts, "facts")
@@ -68,12 +68,12 @@ def run_in(values: Iterable[object], run_digest: str) -> Signed | None:
 
 
 def entries_of(value: object) -> list[object]:
-    """Of a dictionary, be it decoded or as a node holds it."""
+    """The entries of a dictionary, whether decoded or as a node holds it."""
     if isinstance(value, dict):
         return [entry.value for entry in value.values()]
     if not isinstance(value, DictionaryDHTValue):
         return []
-    with contextlib.suppress(Exception):  # whatever msgpack makes of a stranger's bytes
+    with contextlib.suppress(Exception):  # msgpack may raise anything for a stranger's bytes
         return [FlatSerializer.loads(entry.value) for _, entry in value.items()]
     return []
 
@@ -89,7 +89,7 @@ def _try_open(value: object, opened: Callable[[Signed], Opened], what: str) -> O
 
 
 def _try_unseal(seal: Seal, value: object, run_digest: str) -> Presence | None:
-    """In whichever shard it stands: it says so itself."""
+    """Open a sealed presence, whichever shard it stands in: the presence itself says which."""
     if not isinstance(value, bytes):
         return None
     for shard in range(SHARDS):

@@ -1,7 +1,7 @@
 """What a member publishes of itself: its record, and its part in the plan in force.
 
-Under a key of its own for each member, so that one value stays below what the DHT carries, and
-whoever brings it can be asked who it is. Anybody may read it; no view is agreed on from it.
+Each member has a key of its own. So one value stays below what the DHT carries, and the node that
+brings it can be asked who it is. Anybody may read it; no view is agreed on from it.
 """
 
 import msgspec
@@ -23,7 +23,7 @@ class PublishedPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
     view: int
     snapshot: str
-    """Digest; who says the same has the same plan."""
+    """The snapshot's digest. Members that name the same snapshot have the same plan."""
     pipeline: int
     stage: int
     first_layer: int
@@ -31,7 +31,7 @@ class PublishedPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     microbatches: int
     step: int
     step_ns: int
-    """Predicted."""
+    """The predicted step time."""
 
 
 class PublishedFacts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -39,13 +39,13 @@ class PublishedFacts(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 
     expires_ms: int
     record: Signed
-    """As in a request to join."""
+    """The record, as in a request to join."""
     place: PublishedPart | None
-    """None: in no view."""
+    """The member's part in the plan; None where it is in no view."""
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """Opened and checked."""
+    """The facts of a member, opened and checked."""
 
     record: PeerRecord
     place: PublishedPart | None
@@ -57,7 +57,7 @@ def facts_key(run_digest: str, peer_id: str) -> str:
 
 
 def sign_facts(facts: PublishedFacts, signer: Sign) -> Signed:
-    """As its member publishes it."""
+    """The facts as their member publishes them."""
     return sign(facts.record.peer_id, FACTS_KIND, encode(facts), signer)
 
 

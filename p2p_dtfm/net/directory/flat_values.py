@@ -1,8 +1,8 @@
 """Values of the directory as msgpack, in which a stranger cannot nest what it likes.
 
 hivemind reads a dictionary within a dictionary by calling its reader from within its reader. Each
-level takes 40 KB of the C stack, so 3 KB of nested ones end a process before Python can count them.
-What nodes of ours write is bytes, and dictionaries of bytes.
+level takes 40 KB of the C stack. So 3 KB of nested dictionaries end a process before Python can
+count them. This program's nodes write bytes, and dictionaries of bytes.
 """
 
 from typing import Any
@@ -12,18 +12,18 @@ import msgpack  # type: ignore[import-untyped]
 from p2p_dtfm.net.hivemind_parts import DictionaryDHTValue, MSGPackSerializer
 
 ENTRIES_LIMIT = 1024
-"""A shard holds at most 900 (`validator`)."""
+"""The most entries of a dictionary. A shard holds at most 900 (`validator`)."""
 _DICTIONARY = 0x50
-"""hivemind's number for it."""
+"""hivemind's number for a dictionary."""
 
 
 class FlatSerializer(MSGPackSerializer):  # type: ignore[misc]
-    """Writes as hivemind's own does, whose dictionaries it reads, and nothing within them but
+    """Writes as hivemind's own serializer does. Reads its dictionaries, and nothing within them but
     bytes."""
 
     @classmethod
     def loads(cls, buf: bytes) -> object:
-        """Raises `ValueError` for anything else."""
+        """Read a value. Raises `ValueError` for any kind that is not allowed."""
         value: object = msgpack.unpackb(buf, ext_hook=_dictionary, raw=False)
         return value
 
@@ -37,7 +37,7 @@ def _dictionary(code: int, body: bytes) -> DictionaryDHTValue:
     if len(content[2]) > ENTRIES_LIMIT:
         raise ValueError(f"a dictionary of {len(content[2])} entries")
     found = DictionaryDHTValue()
-    with found.freeze():  # what has expired is still what was written
+    with found.freeze():  # keep expired entries: they were written, too
         for entry in content[2]:
             if not _is_entry(entry):
                 raise ValueError("a dictionary with something else than bytes")

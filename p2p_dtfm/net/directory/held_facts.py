@@ -1,16 +1,17 @@
-"""Which facts of members a node keeps for others: never older ones, and so many."""
+"""Which facts of members a node keeps for others: never older ones than it has, and only so
+many."""
 
 import collections
 
 OWN_LIMIT = 2048
-"""Of the runs that this node takes part in."""
+"""The most facts of members of the runs that this node takes part in."""
 OTHERS_LIMIT_BYTES = 8 << 20
 ENTRY_BYTES = 2048
-"""What an entry takes beside its value, in what hivemind keeps and in what is kept here."""
+"""What an entry takes beside its value, in hivemind's memory and here."""
 
 
 class HeldFacts:
-    """Remembers what was let in, by key."""
+    """Remembers, by key, the facts that were let in."""
 
     def __init__(self) -> None:
         self._held: collections.OrderedDict[bytes, tuple[tuple[int, int], float, int]]
@@ -19,13 +20,14 @@ class HeldFacts:
 
     @property
     def others_bytes(self) -> int:
-        """Of runs that are not this node's own."""
+        """Bytes of facts in runs that are not this node's own."""
         return self._others_bytes
 
     def refusal(
         self, key: bytes, version: tuple[int, int], size: int, expires_s: float, now_s: float
     ) -> str | None:
-        """Why it is refused; else it is counted. `size` is 0 for a run of this node's own."""
+        """Why facts are refused. If they are not, they are counted. `size` is 0 for a run of this
+        node's own."""
         before = self._held.get(key)
         if before is not None and version < before[0]:
             return f"facts of life and number {version}, while {before[0]} is known"

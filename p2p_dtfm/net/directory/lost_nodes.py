@@ -4,18 +4,20 @@ from collections.abc import Iterable
 
 FIRST_PAUSE_S = 15.0
 PAUSE_LIMIT_S = 300.0
-"""One that is gone for good is called no more often: somebody else may have its address by now."""
+"""The longest pause before a lost node is called again. If it is gone for good, another machine may
+have its address by now."""
 
 
 class LostNodes:
-    """Each after a pause that doubles; whoever was back begins anew."""
+    """Lost nodes, each called after a pause that doubles. For a node that was back, the pause
+    begins anew."""
 
     def __init__(self) -> None:
         self._pauses: dict[str, tuple[float, float]] = {}
-        """Until when, and for how long."""
+        """For each node: until when its pause lasts, and how long the pause is."""
 
     def due(self, absent: Iterable[str], now_s: float) -> list[str]:
-        """Of those that are absent now, whom to call; that they are called is noted."""
+        """The absent nodes that are to be called now. Their call is noted."""
         ids = list(absent)
         self._pauses = {it: self._pauses[it] for it in ids if it in self._pauses}
         due = [it for it in ids if it not in self._pauses or now_s >= self._pauses[it][0]]

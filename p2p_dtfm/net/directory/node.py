@@ -1,4 +1,5 @@
-"""hivemind's DHT behind this peer's door: who asks how much, who brings what, and who is called."""
+"""hivemind's DHT behind this peer's door: how much each node asks, what it brings, and whom to
+call."""
 
 import asyncio
 import contextlib
@@ -34,22 +35,22 @@ from p2p_dtfm.ports import now
 KIND = "directory"
 ANSWER_KIND = "directory answer"
 WRITTEN_KEPT = 16
-"""Dictionaries, as they are sent."""
+"""How many dictionaries are kept in the form in which they are sent."""
 REPLY_LIMIT_BYTES = 3 << 20
-"""p2pd passes on no more than 4 MiB, and hivemind never lets go of what is longer."""
+"""p2pd passes on no more than 4 MiB, and hivemind never lets go of a longer message."""
 BOOTSTRAP_PAUSES_S = (0.5, 1.5)
-"""After the first ping, and the second, that nobody has answered or that was refused: where many
-start at once a node may have no time for one of them, which need not end for that."""
+"""Pauses after the first and the second ping that got no answer or a refusal. Where many peers
+start at once, a node may have no time for one of them, which need not end for that."""
 
 log = logging.getLogger(__name__)
 
 
 class DHTProtocol(OpenProtocol):  # type: ignore[misc]
-    """Named as hivemind's own: the name is part of what is spoken."""
+    """Has the name of hivemind's own class, because the name is part of the protocol."""
 
     serializer = FlatSerializer
     host: Host | None = None
-    """Set once the node is made; until then it speaks with its first peers alone."""
+    """Set once the node is made. Until then the node speaks with its first peers alone."""
     whereabouts: Whereabouts | None = None
 
     def __init__(self, *, _initialized_with_create: bool = False) -> None:
@@ -86,7 +87,7 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
             validator.sender = None
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: Any) -> dht_pb2.FindResponse:
-        if len(set(request.keys)) != len(request.keys):  # what is asked for once is read once
+        if len(set(request.keys)) != len(request.keys):  # each key is read once
             return self._refusal(request)
         asker = DHTID.from_bytes(request.peer.node_id)
         keys = list(map(DHTID.from_bytes, request.keys))
@@ -103,7 +104,7 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
         return response
 
     def _found(self, key: DHTID, asker: DHTID, left_bytes: int) -> dht_pb2.FindResult:
-        """As hivemind answers, as far as there is room."""
+        """What hivemind would answer, as far as there is room."""
         result, held = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND), self.storage.get(key)
         for node_id, peer in self.routing_table.get_nearest_neighbors(
             key, k=self.bucket_size, exclude=asker
@@ -120,8 +121,9 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
         return result
 
     def _written_form(self, key: DHTID, dictionary: DictionaryDHTValue) -> bytes:
-        """To write one of many entries takes tens of milliseconds, and anybody may ask for it. An
-        entry takes the place of another only with a later expiration."""
+        """The dictionary as it is sent, kept for later answers. Writing one of many entries takes
+        tens of milliseconds, and anybody may ask for it. The dates of its entries show whether it
+        has changed: an entry replaces another only with a later expiration."""
         form = hash(tuple((it, held.expiration_time) for it, held in dictionary.data.items()))
         before, written = self._written.get(key, (0, b""))
         if before != form or not written:
@@ -130,8 +132,8 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
         return written
 
     def _lets_in(self, sender: str, request_type: type, size_bytes: int) -> bool:
-        """Of who asks what is known here, each KiB that it is answered counts as well: 256 keys in
-        6 KB are answered with 320 KB of neighbours."""
+        """Whether a call comes in. For a node that asks what is known here, each KiB of the answers
+        counts as well: 256 keys in 6 KB are answered with 320 KB of neighbours."""
         if self.host is None:
             return True
         asked = [(KIND, size_bytes)]
@@ -148,7 +150,7 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
             self.host.door.blame(sender, KIND)
 
     def _refusal(self, request: Any) -> Any:
-        """Nothing is known here, and nothing is stored."""
+        """An answer that knows nothing, and stores nothing."""
         if isinstance(request, dht_pb2.PingRequest):
             return dht_pb2.PingResponse(peer=self.node_info, dht_time=get_dht_time())
         count = min(len(request.keys), KEYS_LIMIT)
@@ -160,8 +162,8 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
     async def call_ping(
         self, peer: PeerID, validate: bool = False, strict: bool = True
     ) -> DHTID | None:
-        """At the start, who refuses even the last time is noted, and ends nothing: hivemind would
-        not begin though others let this node in."""
+        """Ping a node. A peer that still refuses at the start's last ping is only noted. hivemind
+        itself would not begin then, although others let this node in."""
         if not await self._may_call(peer):
             return None
         for pause_s in BOOTSTRAP_PAUSES_S if validate else ():
@@ -178,7 +180,7 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
             return None
 
     async def _ping(self, peer: PeerID, validate: bool, strict: bool) -> DHTID | None:
-        """Who answers with an id that cannot be has not answered."""
+        """Ping a node. One that answers with an impossible id counts as not having answered."""
         try:
             return await super().call_ping(peer, validate, strict)
         except (AssertionError, AttributeError, TypeError, ValueError) as error:
@@ -188,8 +190,9 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
     async def update_routing_table(
         self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True
     ) -> None:
-        """Who is new gets the specs of runs that it should keep: all else its own peer alone may
-        bring. hivemind looks at whatever lies here, for each id that anybody gives itself."""
+        """Give a new node the run specs that it should keep: all other values only their own peer
+        may bring. hivemind would look at all values held here, for each id that anybody makes
+        up."""
         table = self.routing_table
         if responded and node_id is not None and node_id not in table:
             if not self._entrances.enter(table, peer_id, now.monotonic_s()):
@@ -226,7 +229,8 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
         return await super().call_find(peer, keys)
 
     async def _may_call(self, peer: PeerID) -> bool:
-        """One to which there is no connection is looked for where other nodes say that it is."""
+        """Whether a node may be called. If no connection to it is there, it is looked for where
+        other nodes say that it is."""
         host, peer_id = self.host, peer.to_base58()
         if host is None or await host.calling.is_linked(peer_id):
             return True
@@ -234,7 +238,7 @@ class DHTProtocol(OpenProtocol):  # type: ignore[misc]
             return False
         if self.whereabouts is not None and await self.whereabouts.reach(peer_id):
             return True
-        return host.calling.trusts(peer_id)  # where p2pd saw it last
+        return host.calling.trusts(peer_id)  # p2pd then calls where it saw the peer last
 
 
 dht_node.DHTProtocol = DHTProtocol

@@ -1,4 +1,5 @@
-"""What a daemon asks of the directory: `directory.Directory` is the one over the DHT."""
+"""The port through which a daemon uses the directory. `directory.Directory` is the one over the
+DHT."""
 
 from collections.abc import Sequence
 from typing import Protocol

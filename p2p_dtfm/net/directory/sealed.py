@@ -1,8 +1,8 @@
 """Presences of a run whose members alone may find one another.
 
-They stand in the directory under names that only who has the run's key can make, and are
-encrypted with it. A node that keeps them for others sees who brings one, which its connection
-tells it anyway, and when it expires; neither the run nor where its members are.
+They stand in the directory under names that only those with the run's key can make, and are
+encrypted with that key. A node that keeps them for others sees who brings one, which its connection
+tells it anyway, and when it expires. It sees neither the run nor where its members are.
 """
 
 import hashlib
@@ -25,11 +25,11 @@ NAME_CHARACTERS = 64
 
 
 class Sealed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What strangers keep, signed by who brings it."""
+    """What strangers keep, signed by the peer that brings it."""
 
     expires_ms: int
     slot: str
-    """Where it stands: tells nothing without the key."""
+    """Where the value stands. It tells nothing without the key."""
     box: bytes
 
 
@@ -41,19 +41,19 @@ class Seal:
         self._cipher = AESGCM(hmac.digest(key, b"p2p-dtfm directory values", hashlib.sha256))
 
     def slot(self, name: str) -> str:
-        """Under which a name is found by those who have the key."""
+        """The slot under which those who have the key find a name."""
         text = b"p2p-dtfm directory slot " + name.encode()
         return hmac.digest(self._key, text, hashlib.sha256).hex()
 
     def close(self, name: str, value: Signed, expires_ms: int, signer: Sign) -> Signed:
-        """`value`, of this very peer, as a stranger may keep it."""
+        """Encrypt and sign `value`, which is this very peer's, so that strangers may keep it."""
         nonce, slot = secrets.token_bytes(NONCE_BYTES), self.slot(name)
         box = nonce + self._cipher.encrypt(nonce, encode(value), slot.encode())
         return sign(value.peer_id, SEALED_KIND, encode(Sealed(expires_ms, slot, box)), signer)
 
     def open(self, name: str, value: bytes) -> Signed:
-        """What was closed under `name`, by who brings it: who has not the key can copy a box, and
-        say that it lives longer. Raises `PeerFault`."""
+        """Decrypt what its bringer closed under `name`. A stranger without the key can copy a box,
+        and claim a longer life for it. Raises `PeerFault`."""
         brought = decode(value, Signed, VALUE_LIMIT_BYTES)
         sealed = open_sealed(brought)
         nonce, rest = sealed.box[:NONCE_BYTES], sealed.box[NONCE_BYTES:]
@@ -72,7 +72,7 @@ def sealed_key(slot: str) -> str:
 
 
 def open_sealed(signed: Signed) -> Sealed:
-    """Check the signature of who brought it, not what is within. Raises `PeerFault`."""
+    """Check the signature of the peer that brought it, not what is within. Raises `PeerFault`."""
     sealed = open_signed(signed, SEALED_KIND, Sealed, verify)
     if len(sealed.slot) != NAME_CHARACTERS or not set(sealed.slot) <= HEXADECIMAL:
         raise PeerFault("a sealed value under a name that cannot be", signed.peer_id)

@@ -1,5 +1,5 @@
-"""What strangers may do to hivemind's table of nodes: answers are believed as they come, and who
-gives itself another id in each question would be another node each time."""
+"""Bounds what strangers may do to hivemind's table of nodes. hivemind believes answers as they
+come. It takes a peer that gives itself another id in each question for another node each time."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,20 +17,20 @@ from p2p_dtfm.net.hivemind_parts import (
 )
 
 PEER_ID_LIMIT_BYTES = 64
-"""hivemind writes each as text: 4 KiB take 26 ms, and 1 MiB take half an hour."""
+"""hivemind writes each peer id as text: 4 KiB take 26 ms, and 1 MiB take half an hour."""
 RENAMED_S = 60.0
-"""For so long a node keeps the id by which it came in; calls to it go by its peer's anyway."""
+"""How long a node keeps the id by which it came in. Calls to it go by its peer id anyway."""
 GIVE_EVERY_S = 0.2
 LOOKED_AT_ONCE = 8
-"""Signatures, before the event loop has a turn: an answer may hold thousands."""
+"""Signatures that are checked before the event loop has a turn: an answer may hold thousands."""
 PEERS_REMEMBERED = 4096
 
 
 class BoundedStub:
-    """Calls to a node, of whose answers no more is read than a correct one says."""
+    """Calls to a node. Of its answers no more is read than a correct node says."""
 
     def __init__(self, stub: Any, neighbours_limit: int, validator: Any) -> None:
-        """`validator`: hivemind asks it once more, and it remembers what it has found good."""
+        """`validator`: hivemind asks it again later, and it remembers what it has found good."""
         self._stub = stub
         self._neighbours_limit = neighbours_limit
         self._validator = validator
@@ -49,10 +49,10 @@ class BoundedStub:
         return response
 
     async def _is_good(self, key: bytes, result: Any) -> bool:
-        """Raises `ValueError` for what is no dictionary."""
+        """Whether a found dictionary is good. Raises `ValueError` for bytes that cannot be read."""
         found = FlatSerializer.loads(result.value)
         if self._validator is None or not isinstance(found, DictionaryDHTValue):
-            return True  # hivemind's own look at it costs nothing, or refuses it
+            return True  # hivemind's own check is cheap, or refuses it
         with found.freeze():
             entries = list(found.items())
         for number, (subkey, (value, expires_s)) in enumerate(entries):
@@ -64,7 +64,7 @@ class BoundedStub:
         return True
 
     def _bound(self, result: Any) -> None:
-        """Raises `ValueError` for neighbours that cannot be."""
+        """Cut the neighbours to the limit. Raises `ValueError` for impossible ones."""
         del result.nearest_node_ids[self._neighbours_limit :]
         del result.nearest_peer_ids[self._neighbours_limit :]
         if any(len(peer) > PEER_ID_LIMIT_BYTES for peer in result.nearest_peer_ids):
@@ -72,8 +72,9 @@ class BoundedStub:
 
 
 class Storage(DHTLocalStorage):  # type: ignore[misc]
-    """hivemind's own refuses what ends earlier than what it holds, but drops what it holds when
-    that would have ended: anybody could bring a run spec again, for a moment."""
+    """Keeps the value that ends later. hivemind's own storage refuses an earlier end, but then
+    drops what it holds once the refused value would have ended. Anybody could bring a run spec
+    again with only a moment to live."""
 
     def store(self, key: Any, value: Any, expiration_time: float, subkey: Any = None) -> bool:
         held = self.data.get(key)
@@ -83,15 +84,15 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
 
 
 class Entrances:
-    """When each peer's node came into the table, and when somebody new was given values last."""
+    """When each peer's node came into the table, and when a new node was given values last."""
 
     def __init__(self) -> None:
         self._entered_s: dict[PeerID, float] = {}
         self._gave_s = -GIVE_EVERY_S
 
     def enter(self, table: Any, peer: PeerID, now_s: float) -> bool:
-        """Whether a node of this peer comes in under an id that the table has not: in the place of
-        the one that it had, and not again and again."""
+        """Whether a peer's node comes in under an id that the table does not have. It replaces the
+        peer's last id, but not again and again."""
         before = table.get(peer_id=peer)
         if before is not None:
             if now_s - self._entered_s.get(peer, -RENAMED_S) < RENAMED_S:
@@ -108,8 +109,8 @@ class Entrances:
 
 
 def due_to(protocol: Any, node_id: DHTID, keys: Sequence[DHTID]) -> list[tuple[DHTID, Any, float]]:
-    """Of the values under these keys, with key and expiration, those that a new node should have
-    and that this one is responsible for."""
+    """The values under these keys that a new node should have, and that this node is responsible
+    for. With key and expiration."""
     found = []
     for key in keys:
         if (item := protocol.storage.get(key)) is None:
@@ -125,7 +126,8 @@ def due_to(protocol: Any, node_id: DHTID, keys: Sequence[DHTID]) -> list[tuple[D
 
 
 def bound_replacements(table: Any, node_id: DHTID) -> None:
-    """Those that wait for room beside a full bucket: of more than it holds the oldest goes."""
+    """Bound the nodes that wait for room beside a full bucket. Once more wait than it holds, the
+    oldest goes."""
     bucket = table.buckets[table.get_bucket_index(node_id)]
     while len(bucket.replacement_nodes) > bucket.size:
         del table[next(iter(bucket.replacement_nodes))]

@@ -1,7 +1,7 @@
 """What a node of ours stores for others: only values whose key, owner and size are right.
 
-A presence is stored only for a run that is known here, and only when its own peer brings it: then a
-thousand invented peers need a thousand connections. A run spec must be one. All is bounded.
+A presence is stored only for a run that is known here, and only when its own peer brings it. So a
+thousand invented peers need a thousand connections. A run spec has to be valid. All is bounded.
 """
 
 import collections
@@ -44,40 +44,41 @@ PEERS_PER_SHARD_LIMIT = 900
 """With values of 4 KiB a full shard stays below 4 MiB, above which a DHT reply is lost."""
 RUNS_LIMIT = 128
 STORED_LIMIT_BYTES = 16 << 20
-"""Of runs that are not this node's own, with `ENTRY_BYTES` for each value."""
+"""The most bytes stored for runs that are not this node's own, with `ENTRY_BYTES` for each
+value."""
 SLOTS_LIMIT = 8
-"""Sealed values of one peer: it is in one run, where it has one."""
+"""The most sealed values of one peer. A peer is in one run, where it has one value."""
 VALUE_KIND = "directory value"
-# clocks may differ by as much as the DHT itself tolerates
+# Clocks may differ by as much as the DHT itself tolerates.
 _SKEW_S = 3.0
 
 log = logging.getLogger(__name__)
 
 
 class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
-    """Asked for each value that is to be stored here, and for each that is found elsewhere."""
+    """Asked about each value that is to be stored here, and each that is found elsewhere."""
 
     def __init__(self) -> None:
         self._sender: str | None = None
         self._is_tired = False
-        """The gate looks at no more values of this request."""
+        """Whether the door looks at no more values of this request."""
         self.door: Door = OpenDoor()
         self.forget_run: Callable[[bytes], None] = lambda key: None
         """Told the key of a run spec that gives way to a newer one."""
         self.on_unknown_run: Callable[[str], None] = lambda run_digest: None
         self.turned_away: dict[str, str] = {}
-        """Peers through which the node was to begin, and that refused it: why."""
+        """Why each peer refused through which the node was to begin, by peer."""
         self._own: set[str] = set()
         self._runs: collections.OrderedDict[str, float] = collections.OrderedDict()
         self._members: dict[bytes, dict[bytes, tuple[float, int]]] = {}
         self._slots: dict[bytes, dict[bytes, float]] = {}
-        """Of each who brings sealed values: where, and until when."""
+        """By peer that brings sealed values: where each stands, and until when."""
         self._stored_bytes = 0
         self._facts = HeldFacts()
 
     @property
     def sender(self) -> str | None:
-        """Who brings what is validated now; None: this node has found it itself."""
+        """The peer that brings what is validated now; None where this node has found it itself."""
         return self._sender
 
     @sender.setter
@@ -85,17 +86,17 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
         self._sender, self._is_tired = sender, False
 
     def own(self, run_digest: str) -> None:
-        """A run that this node takes part in, or looks for: it does not give way to others."""
+        """Note a run that this node takes part in, or looks for. It does not give way to others."""
         self._own.add(run_digest)
 
     def learn(self, run_digest: str) -> None:
-        """A run of others that this node has seen the spec of."""
+        """Note a run of others, whose spec this node has seen."""
         now = get_dht_time()
         self._remember_run(run_digest, now + RUN_TTL_LIMIT_S)
 
     @property
     def stored_bytes(self) -> int:
-        """Of others' presences in runs that are not this node's own."""
+        """Bytes of others' presences in runs that are not this node's own."""
         return self._stored_bytes
 
     @property
@@ -104,7 +105,7 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
         return len(self._runs)
 
     def run_keys(self) -> list[bytes]:
-        """Of the specs that anybody may bring anywhere."""
+        """Keys of the run specs known here, which anybody may bring anywhere."""
         return [key_bytes(run_key(digest)) for digest in dict.fromkeys((*self._own, *self._runs))]
 
     def validate(self, record: DHTRecord) -> bool:
@@ -125,7 +126,7 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
     def _refusal_of_brought(
         self, sender: str, record: DHTRecord, subkey: bytes | None, value: bytes
     ) -> str | None:
-        """What costs least is asked first."""
+        """Why a value that a peer brings is refused, or None. The cheapest checks come first."""
         if subkey is None and _is_facts_of_another(value, sender):
             return "facts that somebody else brings"
         if subkey not in (None, base58.b58decode(sender)):
@@ -134,13 +135,13 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
             return "too many values"
         try:
             reason = self._fault(record.key, subkey, value, record.expiration_time)
-        except PeerFault as fault:  # whoever passes values on has looked at them
+        except PeerFault as fault:  # a correct peer checks values before it passes them on
             self.door.blame(sender, VALUE_KIND)
             return fault.cause
         return reason or self._refusal_of_room(record, subkey, value)
 
     def _looks(self, sender: str, size: int) -> bool:
-        """Whether one more signature is looked at for whoever brings it."""
+        """Whether the door lets the sender have one more signature checked."""
         if not self._is_tired:
             leave = self.door.enter(sender, VALUE_KIND, size)
             self._is_tired = isinstance(leave, str)
@@ -158,7 +159,7 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
 
     @staticmethod
     def _fault(key: bytes, subkey: bytes | None, value: bytes, expires_s: float) -> str | None:
-        """The same. Raises `PeerFault` for what no correct peer has signed."""
+        """As `refusal`, but raises `PeerFault` for what no correct peer has signed."""
         signed = decode(value, Signed, VALUE_LIMIT_BYTES)
         if signed.kind == PRESENCE_KIND:
             return _refusal_of_presence(key, subkey, signed, expires_s)
@@ -189,7 +190,8 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
     def _refusal_of_slot(
         self, record: DHTRecord, subkey: bytes, size: int, now: float
     ) -> str | None:
-        """No run has to be known for a sealed value, so each may bring few at once."""
+        """Why a sealed value is refused, or None. It needs no known run, so each peer may bring few
+        at once."""
         held = {at: until for at, until in self._slots.get(subkey, {}).items() if until > now}
         if record.key not in held and len(held) >= SLOTS_LIMIT:
             return "its peer has brought other sealed values"
@@ -208,7 +210,7 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
         return self._facts.refusal(record.key, found.version, charged, record.expiration_time, now)
 
     def _knows(self, run_digest: str, now: float) -> bool:
-        """Or somebody is asked about the run."""
+        """Whether a run is known here. If not, other nodes are asked for it."""
         if run_digest in self._own or self._runs.get(run_digest, 0.0) >= now:
             return True
         self.on_unknown_run(run_digest)
@@ -225,7 +227,8 @@ class DirectoryValidator(RecordValidatorBase):  # type: ignore[misc]
     def _refusal_of_member(
         self, record: DHTRecord, subkey: bytes, size: int, is_own: bool, now: float
     ) -> str | None:
-        """Bounds the members of a shard, or one writer could make it unreadable for all."""
+        """Bound the members of a shard. Otherwise one writer could make the shard unreadable for
+        all."""
         size += ENTRY_BYTES
         members = self._members.setdefault(record.key, {})
         full = len(members) >= PEERS_PER_SHARD_LIMIT
@@ -263,7 +266,7 @@ def _read(record: DHTRecord) -> tuple[bytes | None, bytes] | str:
     try:
         value = FlatSerializer.loads(record.value)
         subkey = FlatSerializer.loads(record.subkey) if record.subkey else None
-    except Exception as error:  # whatever msgpack makes of a stranger's bytes
+    except Exception as error:  # msgpack may raise anything for a stranger's bytes
         log.debug("undecodable value", exc_info=True)
         return f"undecodable bytes: {error!r}"
     if not isinstance(value, bytes) or not isinstance(subkey, bytes | None):
@@ -308,7 +311,7 @@ def _is_facts_of_another(value: bytes, sender: str) -> bool:
     try:
         signed = decode(value, Signed, VALUE_LIMIT_BYTES)
     except PeerFault:
-        return False  # refused for that
+        return False  # the later checks refuse it
     return signed.kind == FACTS_KIND and signed.peer_id != sender
 
 

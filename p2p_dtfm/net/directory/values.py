@@ -1,4 +1,4 @@
-"""What stands in the directory: presences and run specs, signed, and under which keys."""
+"""The values of the directory, presences and run specs, and the keys under which they stand."""
 
 import hashlib
 
@@ -21,7 +21,8 @@ ADDRESS_LIMIT_CHARACTERS = 200
 
 
 class Presence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """That a peer takes part in a run, and where it is reached. Addresses are full multiaddrs."""
+    """A peer's claim to take part in a run, and where it is reached. Addresses are full
+    multiaddrs."""
 
     peer_id: str
     life: int

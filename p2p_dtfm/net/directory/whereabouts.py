@@ -1,9 +1,9 @@
 """Where nodes of the directory are, by the word of other nodes.
 
 hivemind's nodes name one another by their ids alone. p2pd's own routing would find the addresses,
-but calls whatever strangers tell it, whenever it likes; so it is off. Instead each node tells those
-that it asks where it is, and asks them where others are. Whom an answer names is called as anybody
-is whose address is a claim: few, and slowly.
+but it calls whatever strangers name, whenever it likes; so it is off. Instead each node tells those
+that it asks where it is, and asks them where others are. Addresses in an answer are claims, so
+their owners are called few at a time, and slowly.
 """
 
 import contextlib
@@ -22,27 +22,28 @@ ADDRESSES_LIMIT = 4
 ADDRESS_LIMIT = 256
 NAMED_LIMIT = 4
 GUIDES_LIMIT = 4
-"""So many of those that answered lately are asked."""
+"""How many of the nodes that answered last are asked."""
 DEADLINE_S = 5.0
 _REQUEST_LIMIT_BYTES = 2048
 
 
 class WhereIs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The asking node is at `own`; where are these?"""
+    """A question: the asking node is at `own`, and asks where these nodes are."""
 
     own: tuple[str, ...]
     peer_ids: tuple[str, ...] = ()
 
 
 class AreThere(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """As each of them has said; nobody who is unknown. The answering node is at `own`."""
+    """An answer: where each of the nodes has said that it is. Unknown nodes are left out. The
+    answering node is at `own`."""
 
     own: tuple[str, ...]
     found: dict[str, tuple[str, ...]]
 
 
 class Whereabouts:
-    """`await ready()` before others may ask."""
+    """Tells nodes where this one is, and finds others. `await ready()` before others may ask."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -60,12 +61,13 @@ class Whereabouts:
         await self._control.close()
 
     async def greet(self, peer_id: str) -> None:
-        """Tell a node where this one is; from now on it is asked for others."""
+        """Tell a node where this one is. From now on that node is asked for others."""
         with contextlib.suppress(Unreachable, Refused, PeerFault):
             await self._ask(peer_id, ())
 
     async def reach(self, peer_id: str) -> bool:
-        """Connect to a node that somebody named, where this peer or one of its guides knows it."""
+        """Connect to a node that somebody named, where this peer or one of its guides knows its
+        addresses."""
         if known := self._host.where(peer_id):
             with contextlib.suppress(Unreachable):
                 await self._host.connect(peer_id, known, DEADLINE_S)

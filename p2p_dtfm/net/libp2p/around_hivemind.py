@@ -1,5 +1,5 @@
-"""What hivemind leaves undone: calls and streams that end early, addresses that it cannot read, and
-sockets of the dead."""
+"""Cures for what hivemind leaves undone: calls and streams that end early, addresses that it cannot
+read, and sockets of dead processes."""
 
 import asyncio
 import contextlib
@@ -20,17 +20,17 @@ _AT_MOST = 4096
 _MINIMUM_AGE_S = 60
 
 STREAMS_WAITING = 4096
-"""As many as Linux has wait at most, unless it is told otherwise."""
+"""How many streams may wait to be accepted. By default Linux lets no more wait."""
 
 UNREADABLE = "/unreadable"
-"""Stands for an address of a connection of which hivemind does not know a part."""
+"""Stands for a connection's address that has a part unknown to hivemind."""
 
 
 class PendingCalls(dict[Any, asyncio.Future[Any]]):
     """hivemind's calls that wait for an answer, without those that already gave up waiting.
 
-    hivemind's reader sets the result of any call it finds here. One that was cancelled in the same
-    turn of the loop would raise there, and end the reader and with it all later calls.
+    hivemind's reader sets the result of any call it finds here. For a call that was cancelled in
+    the same turn of the loop that would raise, and end the reader and all later calls.
     """
 
     def __contains__(self, call_id: object) -> bool:
@@ -40,17 +40,18 @@ class PendingCalls(dict[Any, asyncio.Future[Any]]):
 
 @contextlib.asynccontextmanager
 async def listen_with_room(control: Any) -> AsyncIterator[Any]:
-    """Where p2pd brings streams, calls among them. hivemind lets a hundred wait, and p2pd ends what
-    comes while an event loop has no time for these."""
+    """Listen where p2pd brings streams, calls among them, with room for many that wait. hivemind
+    lets a hundred wait, and p2pd ends what comes while a busy event loop accepts none."""
     where = control.listen_maddr["unix"]
     async with await asyncio.start_unix_server(control._handler, where, backlog=STREAMS_WAITING):
         yield control
 
 
 def expect_broken_streams(loop: asyncio.AbstractEventLoop) -> None:
-    """Streams that break before they have said anything: hivemind leaves their errors to the loop.
+    """Ignore streams that break before they have said anything: hivemind leaves their errors to the
+    loop.
 
-    Such an error is no news: who opened the stream is watched, and told of, elsewhere.
+    Such an error is no news: the opener of the stream is watched, and reported, elsewhere.
     """
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -66,16 +67,17 @@ def expect_broken_streams(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def readable(address: Any) -> str | None:
-    """A multiaddr of p2pd as text. p2pd knows more kinds of them than hivemind, and who calls, or
-    is called, chooses of which kind the far end is: one that cannot be read hides no others."""
-    with contextlib.suppress(Exception):  # of the codec of whichever part
+    """A multiaddr of p2pd as text; None where hivemind cannot read it. p2pd knows more kinds than
+    hivemind, and either side of a connection chooses the kind of its end. An unreadable one hides
+    no others."""
+    with contextlib.suppress(Exception):  # the codec of any part may raise anything
         return str(address)
     return None
 
 
 def remove_stale_sockets() -> int:
-    """Remove sockets that dead processes of ours left behind, to which provably nobody is bound;
-    returns how many. hivemind's names for them are random, so they would pile up."""
+    """Remove sockets that dead processes of ours left behind, to which provably nobody is bound.
+    Returns how many. hivemind's names for them are random, so they would pile up."""
     try:
         bound = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()}
     except OSError:
@@ -87,7 +89,7 @@ def remove_stale_sockets() -> int:
                 path.unlink()
                 removed += 1
         except OSError:
-            continue  # somebody else was faster
+            continue  # another process was faster
     return removed
 
 
@@ -97,7 +99,8 @@ def _is_old_and_ours(path: Path) -> bool:
 
 
 def _refuses(path: Path) -> bool:
-    """The kernel's list covers this network namespace; a refused connection covers the others."""
+    """Whether a connection is refused. The kernel's list covers this network namespace only; the
+    refusal covers the others."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(0.2)
         try:

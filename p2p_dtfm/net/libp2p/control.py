@@ -20,11 +20,12 @@ Handler = Callable[[str, bytes], Awaitable[bytes]]
 
 BODY_LIMIT_BYTES = 1 << 20
 MESSAGE_LIMIT_BYTES = BODY_LIMIT_BYTES + 32
-"""With its status and the envelope, and over emulated links with when it left."""
+"""The longest message: a body with its status, its envelope and, over emulated links, when it
+left."""
 AT_LEAST_S = 1.0
-"""Of a call's time for what is left to do, however long the rest has taken: who has ended refuses a
-call through libp2p at once, which says more than silence; and what has waited for a narrow uplink
-is no sign that a line is dead."""
+"""The least time left for each later part of a call, however long the earlier parts took. libp2p
+refuses a call to an ended peer at once, which says more than silence. And a call that waited for a
+narrow uplink must not make its line look dead."""
 CONCURRENT_LIMIT = 256
 CONCURRENT_LIMIT_PER_PEER = 64
 _ANSWERED, _REFUSED = b"\x00", b"\x01"
@@ -36,14 +37,14 @@ class CallWay(Protocol):
     """Another way than libp2p's, for those peers that have one."""
 
     async def call(self, peer_id: str, request: bytes, deadline_s: float) -> bytes | None:
-        """The answer; None: libp2p is to carry it. Raises `Unreachable` on silence."""
+        """The answer; None where libp2p is to carry the call. Raises `Unreachable` on silence."""
         ...
 
 
 class ControlPlane:
     """Unary calls under one protocol name. `await ready()` before others may call.
 
-    `handler(sender, body)` answers; a `PeerFault` that it raises reaches the caller as `Refused`.
+    `handler(sender, body)` answers. A `PeerFault` that it raises reaches the caller as `Refused`.
     When the caller gives up, its handler here is left to finish.
     """
 
@@ -55,7 +56,7 @@ class ControlPlane:
         self._serving: collections.Counter[str] = collections.Counter()
         self._tasks: set[asyncio.Task[bytes]] = set()
         self.way: CallWay | None = None
-        """Tried before libp2p."""
+        """The way that is tried before libp2p."""
 
     async def ready(self) -> "ControlPlane":
         """Start to answer."""
@@ -83,8 +84,8 @@ class ControlPlane:
     async def _shaped_call(
         self, shaper: Shaper, peer_id: str, request: bytes, deadline_s: float
     ) -> bytes:
-        """Whoever carries the call sees by itself that nothing comes, and gives up a line for it:
-        so no limit stands around that."""
+        """A call over an emulated link. The carrier itself notices silence, and gives up a line for
+        it. So no further limit stands around the carrier's part."""
         ends_s = now.monotonic_s() + deadline_s
         try:
             async with asyncio.timeout(deadline_s):
@@ -99,11 +100,12 @@ class ControlPlane:
         begun = self.begin(sender, request)
         if isinstance(begun, bytes):
             return begun
-        await asyncio.wait({begun})  # this may be cancelled; what the handler began, it finishes
+        await asyncio.wait({begun})  # if this is cancelled, the handler still finishes
         return _reply(_REFUSED, BUSY.encode()) if begun.cancelled() else begun.result()
 
     def begin(self, sender: str, request: bytes) -> "bytes | asyncio.Task[bytes]":
-        """The answer, or what will be it: to a call that came whichever way, by a known sender."""
+        """The answer to a known sender's call, or the task that will have it, whichever way the
+        call came."""
         full = self._serving.total() >= CONCURRENT_LIMIT
         full |= self._serving[sender] >= CONCURRENT_LIMIT_PER_PEER
         if full or rarely.happens("busy"):
@@ -141,7 +143,7 @@ class ControlPlane:
         except Unreachable as unreachable:
             return _reply(_REFUSED, one_line(str(unreachable)).encode())
         except Exception:
-            # one bad answer must not end a daemon that trains; the log has the story
+            # One bad answer must not end a daemon that trains; the log has the story.
             log.exception("bug while answering %s on %s", sender, self._name)
             return _reply(_REFUSED, b"internal error")
 

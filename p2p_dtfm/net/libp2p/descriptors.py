@@ -7,7 +7,7 @@ WANTED = 16_384
 
 
 def descriptors_at_most() -> int:
-    """What `allow_many_descriptors` comes to."""
+    """The limit after `allow_many_descriptors`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return WANTED
@@ -15,11 +15,11 @@ def descriptors_at_most() -> int:
 
 
 def allow_many_descriptors() -> None:
-    """A stream is one here and a direct line three, to each neighbour and from it: in a swarm of a
-    hundred the 1,024 that systems give by themselves are not enough. They are meant for programs
-    that use `select`; whoever may have more asks for it, and needs no leave."""
+    """Raise this process's soft limit to its hard limit, which needs no permission. To each
+    neighbour and from it, a stream takes one descriptor and a direct line three. In a swarm of a
+    hundred the usual limit of 1,024, which protects programs that use `select`, is not enough."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = descriptors_at_most()
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):  # a system that has another bound
+        with contextlib.suppress(ValueError, OSError):  # some systems have another bound
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

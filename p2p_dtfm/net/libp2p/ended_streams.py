@@ -1,28 +1,30 @@
-"""Streams that were closed here, and whose other end does not take what was written before."""
+"""Streams that were closed here while their other end does not take what was written before."""
 
 import asyncio
 
 from p2p_dtfm.net.libp2p.port import Writer
 
 LOOK_S = 10.0
-"""So long, and at most twice as long, what was written may lie without a byte of it leaving."""
+"""Written bytes may lie for this long, and at most twice as long, without one of them leaving."""
 
 
 class EndedStreams:
     """Lets go of streams that nobody reads.
 
-    As with asyncio, what was written when a stream is closed still leaves; of a peer that takes
-    none of it, and keeps its connection, a descriptor would stay here for as long as it likes, and
-    another for each further stream.
+    As with asyncio, what was written when a stream is closed still leaves. But a peer may take none
+    of it, and keep its connection. Then a descriptor would stay here for as long as the peer likes,
+    and another for each further stream.
     """
 
     def __init__(self) -> None:
         self._watched: dict[Writer, tuple[asyncio.StreamWriter, int]] = {}
-        """With what is written to, and what of it had not left when it was last looked at."""
+        """For each writer: the stream that carries it, and its bytes that had not left at the last
+        look."""
         self._is_looking = False
 
     def watch(self, writer: Writer, raw: asyncio.StreamWriter) -> None:
-        """From its opening on. `raw`: what carries it, which may be the same."""
+        """Watch a stream from its opening on. `raw`: the stream that carries it, which may be the
+        same."""
         self._watched[writer] = (raw, -1)
         self._look_later()
 

@@ -56,7 +56,7 @@ ADDRESSES_LIMIT = 16
 MESSAGE_LIMIT_BYTES = 4 << 20
 PEERS_REMEMBERED = 4096
 CAUSE_LIMIT = 2_000
-"""Why none of a peer's addresses could be dialled."""
+"""The most characters of the reason why none of a peer's addresses could be dialled."""
 _WAITS_TO_DIAL = "dial backoff"
 _DIAL_FAILED = "failed to dial"
 _NEVER_SENT = (
@@ -67,7 +67,7 @@ _NEVER_SENT = (
     NO_WAY,
 )
 CROSSED = "clientHelloMsg when waiting for"
-"""Of two calls over one pair of ports: the far end begins to talk as well."""
+"""The sign of two calls over one pair of ports: the far end begins to talk as well."""
 CALLED_WITHIN_S = 1.0
 CALLED_POLL_S = 0.1
 STREAMS_LIMIT = 4096
@@ -131,9 +131,9 @@ class Host:
         maps_port: bool = True,
     ) -> "Host":
         """Start p2pd and connect to at least one of `initial_peers`, if there are any. `maps_port`:
-        a router may be asked to forward its port.
+        whether a router may be asked to forward a port.
 
-        Raises `UserError`: a malformed address, a damaged identity or a port that is taken, or p2pd
+        Raises `UserError`: a malformed address, a damaged identity, a port that is taken or a p2pd
         that does not start (exit code 2), or no initial peer that answers within 10 s (6).
         """
         peers = [parse_address(address) for address in initial_peers]
@@ -175,14 +175,14 @@ class Host:
 
     @property
     def is_only_local(self) -> bool:
-        """Told to listen on loopback: no router is between this peer and those that it meets."""
+        """Whether this peer was told to listen on loopback, so that no router is in between."""
         return self._listens_on_loopback
 
     async def connect(
         self, peer_id: str, addresses: Sequence[str], deadline_s: float, is_chosen: bool = False
     ) -> None:
-        """Connect to a peer at any of its addresses, as `calling` allows, unless it has chosen
-        them already. Raises `Unreachable`."""
+        """Connect to a peer at any of its addresses. `calling` chooses among them, unless
+        `is_chosen` says that it has. Raises `Unreachable`."""
         own_suffix = f"/p2p/{peer_id}"
         addresses = [address.removesuffix(own_suffix) for address in addresses]
         is_trusted = is_chosen or self.calling.trusts(peer_id)
@@ -206,10 +206,10 @@ class Host:
             await self.calling.answered(peer_id)
 
     async def _let_it_call_first(self, peer_id: str) -> None:
-        """Two that hear of each other at once would call at once. Where the round trip is long, the
-        calls cross on the very same ports: each end takes the other for the one that answers, both
-        calls fail, and libp2p tries neither again for five seconds, when both try again. So of two
-        the one with the greater id waits a moment. Of whom it meets first nobody has heard."""
+        """Wait a moment for a peer with a smaller id: both may have heard of each other at once.
+        Over long round trips their calls cross on the same ports. Each end then takes the other
+        for the one that answers, and both calls fail. libp2p tries neither again for five seconds,
+        when both try again. At its first peer nobody has heard of this one, so it does not wait."""
         if self.is_only_local or self.peer_id < peer_id or not await self.remote_addresses():
             return
         loop = asyncio.get_running_loop()
@@ -223,7 +223,7 @@ class Host:
         put_newest(self._address_book, peer_id, known, PEERS_REMEMBERED)
 
     def where(self, peer_id: str) -> tuple[str, ...]:
-        """Where it said that it is; nothing: that is not known."""
+        """Where a peer said that it is; empty where that is not known."""
         return self._address_book.get(peer_id, ())
 
     async def disconnect(self, peer_id: str) -> None:
@@ -237,7 +237,7 @@ class Host:
         return tuple(sorted(await self.remote_addresses()))
 
     async def remote_addresses(self) -> dict[str, tuple[str, ...]]:
-        """Of each connected peer, the far ends of its connections, direct ones first."""
+        """The far ends of each connected peer's connections, direct ones first."""
         found: dict[str, list[str]] = {}
         for info in await self._ask(self.p2p.list_peers(), CLOSE_DEADLINE_S):
             ends = found.setdefault(info.peer_id.to_base58(), [])
@@ -245,7 +245,7 @@ class Host:
         return {peer: tuple(sorted(ends, key=is_relayed)) for peer, ends in found.items()}
 
     async def direct_address(self, peer_id: str) -> str | None:
-        """The far end of a direct connection to a peer; None: it is relayed, or there is none."""
+        """The far end of a direct connection to a peer; None where it has none."""
         ends = (await self.remote_addresses()).get(peer_id, ())
         return ends[0] if ends and not is_relayed(ends[0]) else None
 
@@ -264,7 +264,7 @@ class Host:
     def _shaped(
         self, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[asyncio.StreamReader, Writer]:
-        """A new stream as it is used here, of which nothing stays once it is closed."""
+        """A new stream, shaped and watched, so that nothing of it stays once it is closed."""
         shaped: Writer = writer
         if self.shaper is not None:
             reader, shaped = self.shaper.wrap(peer_id, reader, writer)
@@ -274,7 +274,7 @@ class Host:
     async def _with_address_book(
         self, peer_id: str, attempt: Callable[[], Awaitable[Result]], deadline_s: float
     ) -> Result:
-        """Once more over the known addresses, where nothing can have reached the peer yet."""
+        """Try again over the known addresses, if nothing can have reached the peer yet."""
         try:
             if not self.calling.trusts(peer_id) and not await self.calling.is_linked(peer_id):
                 raise Unreachable(peer_id, NO_WAY)  # p2pd would call wherever it was told
@@ -288,8 +288,8 @@ class Host:
         return await attempt()
 
     async def serve_streams(self, name: str, handler: StreamHandler, kind: str = "") -> None:
-        """Call `handler(sender, reader, writer)` for each stream that others open to `name`, and
-        that the door lets in as of `kind`."""
+        """Call `handler(sender, reader, writer)` for each stream that others open to `name`, if the
+        door lets in its `kind`."""
 
         async def serve(
             info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -368,7 +368,7 @@ class Host:
             answer = reply.result()
         except (P2PDaemonError, P2PHandlerError) as error:
             raise Unreachable(peer_id, self._why(peer_id, str(error))) from error
-        # whom we call knows the call's name, and may take back a call of its own by that
+        # the called peer knows the call's name, and may take back a call of its own by that name
         if answer is None:
             raise Unreachable(peer_id, NO_CONTENT)
         return answer
@@ -383,7 +383,7 @@ class Host:
         await self._p2pd.stop()
 
     async def _watch(self) -> None:
-        """p2pd's death, or the death of hivemind's reader of its replies, is the host's."""
+        """Take p2pd's death, or that of hivemind's reader of its replies, for the host's."""
         child = asyncio.create_task(self._p2pd.process.wait())
         reader = self.p2p._client.control._read_task
         try:
@@ -431,13 +431,13 @@ class Host:
             cause = self._why(peer_id, str(error) or repr(error))
             raise Unreachable(peer_id, cause) from error
         except Exception as error:
-            # hivemind's mistake, or what it makes of a word of others: no daemon ends of it
+            # hivemind's own mistake, or its answer to strange words: it must not end a daemon
             log.warning("unexpected, of a request about %s: %s", peer_id, one_line(repr(error)))
             raise Unreachable(peer_id, one_line(repr(error))) from error
 
     def _why(self, peer_id: str, cause: str) -> str:
-        """p2pd does not dial again at once what it could not, and then says no more than that: why
-        it could not was said the last time."""
+        """The cause of a failed dial. For a while p2pd does not dial again and only says so: then
+        the last cause."""
         cause = one_line(cause, CAUSE_LIMIT)
         if _WAITS_TO_DIAL in cause:
             return self._not_dialled.get(peer_id, cause)

@@ -1,6 +1,5 @@
-"""Which connections p2pd keeps, and whether it still says anything. Where it has more than 512 it
-closes some, those first over which nothing goes: as the ones to members whose tensors and calls
-have lines of their own."""
+"""Which connections p2pd keeps, and whether it still answers. Above 512 connections it closes some,
+idle ones first. Those to members whose tensors and calls have direct lines look idle, too."""
 
 import asyncio
 import logging
@@ -13,15 +12,16 @@ from p2p_dtfm.net.hivemind_parts import PeerID, p2pd_pb2, p2pd_wire
 from p2p_dtfm.ports import now
 
 LOOK_EVERY_S = 10.0
-"""For two minutes p2pd closes nobody who is new: haste is of no use to strangers."""
+"""p2pd closes no new connection for two minutes, so strangers gain nothing by haste."""
 DEADLINE_S = 10.0
-"""For p2pd to take it."""
+"""How long p2pd may take to be told of the connections that count."""
 FEW = 64
-"""So many connections are far from too many."""
+"""Up to so many connections p2pd is not told which of them count: it closes none."""
 ANSWERS_WITHIN_S = 5.0
-"""So long it is asked whom it is connected to."""
+"""How long p2pd may take to say whom it is connected to."""
 LATE_S = 2.0
-"""By which a look is late where this process itself has no time, as on a machine that swaps."""
+"""A look that is later than this shows that this process has no time, as on a machine that
+swaps."""
 SILENT_LIMIT_S = 120.0
 _TAG, _WEIGHT = "known", 100
 
@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 
 class Silence:
-    """Of a p2pd that lives and answers nothing: nobody is heard through it any more, and no new one
-    is begun for it. It is ended, once it was asked long enough by a process that had the time."""
+    """How long a living p2pd has answered nothing. Nobody is heard through it then, and no new one
+    is started. It is ended after `SILENT_LIMIT_S` of looks by a process that had the time."""
 
     def __init__(self, calling: Calling, end: Callable[[], None]) -> None:
         self._calling = calling
@@ -39,11 +39,12 @@ class Silence:
         self.over()
 
     def over(self) -> None:
-        """It has answered."""
+        """Note that p2pd has answered."""
         self._silent_s, self._looked_s = 0.0, now.monotonic_s()
 
     def lasts(self) -> None:
-        """It has not. Whom it let be heard meanwhile speaks for it."""
+        """Note that p2pd has not answered. If it let a peer be heard meanwhile, its silence begins
+        anew."""
         since_s, self._looked_s = self._looked_s, now.monotonic_s()
         if self._calling.heard_s >= since_s:
             self._silent_s = 0.0
@@ -63,8 +64,8 @@ async def keep_known(
     is_known: Callable[[str], bool],
     silence: Silence,
 ) -> None:
-    """From time to time, until it is cancelled, tell p2pd whose connections count more than those
-    of strangers. It forgets that with the connection."""
+    """Tell p2pd from time to time whose connections count more than strangers', until cancelled.
+    p2pd forgets that with the connection."""
     while True:
         try:
             peers = tuple(await connected())
@@ -78,7 +79,8 @@ async def keep_known(
 
 
 async def prefer(p2p: Any, peer_ids: Iterable[str]) -> None:
-    """Raises `Unreachable` where p2pd says nothing."""
+    """Tell p2pd that the connections to these peers count. Raises `Unreachable` where p2pd says
+    nothing."""
     control = p2p._client.control
     try:
         async with asyncio.timeout(DEADLINE_S):

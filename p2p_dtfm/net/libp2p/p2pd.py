@@ -1,8 +1,8 @@
-"""Starting the libp2p daemon ourselves: hivemind's own start lacks flags, and shares Ctrl-C.
+"""Starts the libp2p daemon (p2pd). hivemind's own start lacks flags, and shares Ctrl-C.
 
-p2pd gets a session of its own, so that a Ctrl-C in the terminal, which is this program's sign to
-finish its step and leave in order, does not cut it off from the swarm at once. It ends by itself
-when the process that it serves is gone.
+p2pd gets a session of its own. A Ctrl-C in the terminal tells this program to finish its step and
+leave in order, and must not cut it off from the swarm at once. p2pd ends by itself when the process
+that it serves is gone.
 """
 
 import asyncio
@@ -84,11 +84,12 @@ class P2pd:
         self.socket_path.unlink(missing_ok=True)
 
     def kill(self) -> None:
-        """Of one that hangs: it does not hear that it is to end."""
+        """End a p2pd that hangs, and would not hear that it is to end."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Without `Popen.send_signal`, which would reap the child before asyncio's watcher can."""
+        """Send a signal without `Popen.send_signal`, which would reap the child before asyncio's
+        watcher can."""
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, number)
@@ -103,7 +104,7 @@ class P2pd:
         raise P2pdFailed(one_line(last.decode(errors="replace").strip() or "it ended at once"))
 
     async def _drain(self) -> None:
-        """Its output must be taken, or p2pd would one day wait for us to read it."""
+        """Read p2pd's output, or p2pd would one day wait for that."""
         assert self.process.stdout is not None
         while data := await self.process.stdout.read(_READ_BYTES):
             for line in data.splitlines()[:16]:
@@ -128,7 +129,7 @@ def flags_of(
     message_limit_bytes: int,
     maps_port: bool = True,
 ) -> list[str]:
-    """What p2pd is started with."""
+    """The flags that p2pd is started with."""
     # a swarm on loopback has no router to talk to
     beyond = int(not listen or not all(is_loopback(address) for address in listen))
     flags = [
@@ -152,7 +153,7 @@ def flags_of(
 
 
 async def start_p2pd(flags: list[str], listen: list[str]) -> tuple[P2pd, P2P]:
-    """p2pd, and hivemind's client of it. Raises `UserError`."""
+    """Start p2pd, and connect hivemind's client to it. Raises `UserError`."""
     try:
         p2pd = await P2pd.start(flags, STARTUP_TIMEOUT_S)
     except P2pdFailed as error:

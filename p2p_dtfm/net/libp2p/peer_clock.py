@@ -12,7 +12,7 @@ from p2p_dtfm.ports import now
 READINGS = 5
 _PING = "DHTProtocol.rpc_ping"
 TOLERANCE_S = 3.0
-"""The directory refuses what comes from a clock that is further off."""
+"""The directory refuses records from a clock that is further off."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ClockReading:
 
 async def read_clock(host: HostPort, peer_id: str, deadline_s: float) -> ClockReading:
     """The reading with the shortest round trip of five (as in NTP). Raises `Unreachable`."""
-    # without a node id of ours the peer does not take us for a node of the directory
+    # without a node id of ours the peer does not take this one for a node of the directory
     request = dht_pb2.PingRequest(peer=dht_pb2.NodeInfo(), validate=False).SerializeToString()
     readings = []
     for _ in range(READINGS):
@@ -36,7 +36,7 @@ async def read_clock(host: HostPort, peer_id: str, deadline_s: float) -> ClockRe
             answer = dht_pb2.PingResponse.FromString(reply)
         except DecodeError as error:
             raise Unreachable(peer_id, "an answer that is not the directory's") from error
-        if not 0 <= answer.dht_time < 1e11:  # not a number is not in between either
+        if not 0 <= answer.dht_time < 1e11:  # this refuses NaN, too
             raise Unreachable(peer_id, "an answer without a time")
         between_s = asked_s + round_trip_ns / 2e9
         readings.append(ClockReading(int((answer.dht_time - between_s) * 1e9), round_trip_ns))

@@ -1,4 +1,5 @@
-"""What the rest of the program asks of a host: `host.Host` is the one over libp2p."""
+"""The port through which the rest of the program uses a host. `host.Host` is the one over
+libp2p."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,10 +12,10 @@ from p2p_dtfm.net.shaping import Shaper
 
 
 class WriteLimits(Protocol):
-    """Of a stream's transport."""
+    """The write limits of a stream's transport."""
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """How much may wait to be sent."""
+        """Set how much may wait to be sent."""
 
 
 class Writer(Protocol):

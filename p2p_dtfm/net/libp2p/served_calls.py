@@ -1,9 +1,9 @@
 """Calls that others make, each served as a stream that p2pd only passes on.
 
-p2pd has a way of its own to serve calls, and there nothing bounds what strangers have it keep: of a
-call that is announced and never sent it holds all that was announced, without an end, and of calls
-of one name, which the caller chooses, all answers but the last. What a call looks like as a stream
-is the same, so who calls notices nothing.
+p2pd has a way of its own to serve calls, but there nothing bounds what strangers have it keep. If a
+call is announced and never sent, p2pd holds all the announced bytes without end. Of calls with one
+name, which the caller chooses, it keeps all answers but the last. A call looks the same as a
+stream, so the caller notices nothing.
 """
 
 import asyncio
@@ -20,14 +20,16 @@ from google.protobuf.message import DecodeError
 from p2p_dtfm.net.hivemind_parts import PeerID, p2pd_pb2, p2pd_wire
 
 NEAR_LIMIT_BYTES, CALL_LIMIT_BYTES = 4 << 20, (1 << 20) + 1024
-"""With its envelope: no kind of call is longer than the second. Near ones are told so."""
+"""The longest call, with its envelope, of a near peer and of any other. No kind of call is longer
+than the second. A near peer is told when a call is too long."""
 PATIENCE_S = 30.0
 LEAST_BYTES_PER_S = 4096
-"""Of a call, or an answer, on its way."""
+"""The slowest rate at which a call, or an answer, may travel."""
 NEAR_LIMIT_PER_PEER = 128
 FAR_LIMIT, FAR_LIMIT_PER_PEER = 512, 32
 FAR_LIMIT_BYTES = 32 << 20
-"""Of all strangers and newcomers together, calls and answers on their way; their oldest ones go."""
+"""The most bytes of calls and answers under way for all strangers and newcomers together. Beyond it
+their oldest calls go."""
 
 Handler = Callable[[bytes, PeerID], Awaitable[bytes]]
 _VARINT_BITS = 32
@@ -45,21 +47,21 @@ class _ServedCall:
 
 
 class ServedCalls:
-    """In place of hivemind's client, for its own protocol as well. `is_near(sender)`: whether a
-    call is served however many strangers make some."""
+    """Serves calls in place of hivemind's client, for hivemind's own protocol as well.
+    `is_near(sender)`: whether a sender's call is served however many strangers make some."""
 
     def __init__(self, p2p: Any, is_near: Callable[[str], bool]) -> None:
         self._p2p = p2p
         self._is_near = is_near
         self._near: collections.Counter[str] = collections.Counter()
         self._far: dict[_ServedCall, None] = {}
-        """Oldest first."""
+        """The calls of strangers and newcomers, the oldest first."""
         p2p._client.add_unary_handler = self.add_unary_handler
         p2p._client.remove_unary_handler = self.remove_unary_handler
 
     @property
     def count(self) -> int:
-        """Of those that are served now."""
+        """How many calls are served now."""
         return self._near.total() + len(self._far)
 
     async def add_unary_handler(self, name: str, handler: Handler, balanced: bool = False) -> None:
@@ -83,7 +85,7 @@ class ServedCalls:
                 await self._give(call, answer)
         except _BROKEN as error:
             log.debug("a call of %s: %r", call.sender, error)
-            writer.transport.abort()  # nobody waits until somebody takes what was written
+            writer.transport.abort()  # do not wait until anybody takes what was written
         finally:
             writer.close()
 
@@ -123,7 +125,8 @@ class ServedCalls:
         call.writer.transport.abort()
 
     def _takes(self, call: _ServedCall, size_bytes: int) -> float:
-        """So many bytes are on their way now. Until when, by the event loop's clock."""
+        """Note how many bytes are on their way now. Returns their deadline, by the event loop's
+        clock."""
         call.size_bytes = size_bytes
         self._make_room()
         return asyncio.get_running_loop().time() + PATIENCE_S + size_bytes / LEAST_BYTES_PER_S
@@ -145,11 +148,11 @@ class ServedCalls:
 
 
 async def _answer(handler: Handler, request: Any, sender: PeerID) -> bytes:
-    """As p2pd itself would say it."""
+    """The answer in p2pd's own form."""
     try:
         body = await handler(request.callUnary.data, sender)
         response = p2pd_pb2.CallUnaryResponse(response=body)
-    except Exception as error:  # whatever a handler makes of a stranger's bytes
+    except Exception as error:  # a stranger's bytes may raise anything
         log.debug("no answer", exc_info=True)
         response = p2pd_pb2.CallUnaryResponse(error=repr(error).encode())
     message = p2pd_pb2.PersistentConnectionRequest(callId=request.callId, unaryResponse=response)

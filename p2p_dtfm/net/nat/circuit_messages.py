@@ -44,11 +44,11 @@ class RelayStatus(IntEnum):
 
 @dataclass(frozen=True)
 class RelayMessage:
-    """A hop or stop message; what is not set is not sent."""
+    """A hop or stop message. Unset fields are not sent."""
 
     kind: int
     peer: bytes = b""
-    """Raw peer id: whom to connect to, or who calls."""
+    """A raw peer id: the peer to connect to, or the caller."""
     status: RelayStatus = RelayStatus.NONE
     expires_s: int = 0
     """Unix time at which a granted reservation ends."""
@@ -79,12 +79,12 @@ def encode_stop(message: RelayMessage) -> bytes:
 
 
 async def read_hop(reader: asyncio.StreamReader) -> RelayMessage:
-    """Raises `PeerFault` for what is no hop message, `EOFError` at the end."""
+    """Read a hop message. Raises `PeerFault` for anything else, `EOFError` at the end."""
     return _message(await _read_body(reader), limit_field=4, status_field=5)
 
 
 async def read_stop(reader: asyncio.StreamReader) -> RelayMessage:
-    """Raises `PeerFault` for what is no stop message, `EOFError` at the end."""
+    """Read a stop message. Raises `PeerFault` for anything else, `EOFError` at the end."""
     return _message(await _read_body(reader), limit_field=3, status_field=4)
 
 

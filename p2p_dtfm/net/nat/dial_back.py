@@ -1,7 +1,7 @@
-"""Whether others can call this peer: one that it called itself tries to call back.
+"""Whether others can call this peer: a peer that it called itself tries to call back.
 
 The connection that asked is no proof: a router lets answers in, and nothing else. So the asked peer
-opens a connection anew, from another port, to where the question came from, and nowhere else:
+opens a new connection, from another port. It calls only the host where the question came from, so
 nobody can make it knock at a stranger's door.
 """
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class CallBack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Ports at which the asking peer believes to be reached."""
+    """The ports at which the asking peer believes it can be reached."""
 
     ports: tuple[int, ...]
 
@@ -44,7 +44,7 @@ class SeenAddress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class CallBacks:
-    """Calls back whoever asks. `await ready()` before others may ask."""
+    """Calls back each peer that asks. `await ready()` before others may ask."""
 
     def __init__(self, host: HostPort) -> None:
         self._host = host
@@ -91,7 +91,7 @@ class CallBacks:
         return encode(SeenAddress(name, port, answering))
 
     def _doors(self, name: str, ports: tuple[int, ...]) -> list[int]:
-        """Those of the ports at which nobody was called in vain lately. Raises `PeerFault`."""
+        """The ports that were not called in vain lately. Raises `PeerFault` where none is left."""
         doors = [(name, port) for port in dict.fromkeys(ports)]
         chosen = self._host.calling.dialling.call_back(doors, now.monotonic_ns())
         if ports and not chosen:
@@ -104,7 +104,7 @@ class CallBacks:
 
 
 async def _is_libp2p(host: str, port: int) -> bool:
-    """Whether a libp2p peer answers there: a router's own page is none."""
+    """Whether a libp2p peer answers there, and not a router's own page."""
     with contextlib.suppress(OSError, EOFError, TimeoutError):
         async with asyncio.timeout(DIAL_DEADLINE_S):
             reader, writer = await asyncio.open_connection(host, port)

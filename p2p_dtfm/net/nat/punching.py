@@ -1,10 +1,11 @@
 """Direct connections between two peers behind routers, agreed on over a relay.
 
-Both send their first packet at once, each to where the other one's router shows it to the world.
-On the way out it makes the own router expect an answer, so the other's packet, which looks like
-one, is let in: a TCP connection that both ends opened. libp2p wants one end to have called and the
-other to have listened; so the called one opens its end itself and joins it to its own p2pd. p2pd's
-own way to do this (DCUtR) begins only when four machines elsewhere have seen a peer (decision 14).
+Both peers send their first packet at once, each to where the other one's router shows it to the
+world. On the way out the packet makes its own router expect an answer. The other's packet looks
+like one, and is let in: a TCP connection that both ends opened. libp2p wants one end to have called
+and the other to have listened. So the called peer opens its end itself and joins it to its own
+p2pd. p2pd's own way (DCUtR) begins only when four machines elsewhere have seen a peer (decision
+14).
 """
 
 import asyncio
@@ -29,7 +30,8 @@ ASK_DEADLINE_S = 5.0
 OPEN_DEADLINE_S = 6.0
 """p2pd gives up a call after five seconds."""
 BRIDGES_LIMIT = 64
-"""Half of them are kept for members: each lasts as long as whoever asked for it likes."""
+"""Half of the bridges are kept for members: each lasts as long as the peer that asked for it
+likes."""
 PEERS_REMEMBERED = 1024
 _REQUEST_LIMIT_BYTES = 256
 _READ_BYTES = 1 << 18
@@ -57,8 +59,9 @@ class CalledAt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 class Punching:
     """Makes relayed links direct. `await ready()` before others may ask.
 
-    `endpoint()` is where the world sees this peer, None if that is not known; `is_open()` whether
-    anybody can call it there; `listen_port()` the port at which its p2pd listens, 0 if not known.
+    `endpoint()` is where the world sees this peer, or None if that is not known. `is_open()` says
+    whether anybody can call it there. `listen_port()` is the port at which its p2pd listens, or 0
+    if not known.
     """
 
     def __init__(
@@ -75,9 +78,9 @@ class Punching:
         self._control = ControlPlane(host, self._answer, name="punching")
         self._under_way: set[str] = set()
         self.asked_s: dict[str, float] = {}
-        """When a peer last asked for a direct connection: then it need not be asked."""
+        """When each peer last asked for a direct connection: then it need not be asked."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        """What is under way for each peer that asked: one at a time."""
+        """The work under way for each peer that asked, one at a time."""
 
     async def ready(self) -> "Punching":
         """Start to answer."""
@@ -85,11 +88,10 @@ class Punching:
         return self
 
     async def punch(self, peer_id: str, relayed: tuple[str, ...]) -> bool:
-        """Try for a direct connection to a peer to which there is a relayed one: whether it came
-        about. Meanwhile the relayed one is cut; `relayed` is where the peer is found again.
-        """
+        """Try for a direct connection to a relayed peer, and say whether it came about. Meanwhile
+        the relayed connection is cut; `relayed` is where the peer is found again."""
         endpoint = self._endpoint()
-        trusts = self._host.calling.trusts(peer_id)  # else it may ask for it by itself
+        trusts = self._host.calling.trusts(peer_id)  # otherwise the peer may ask by itself
         if endpoint is None or peer_id in self._under_way or not trusts:
             return False
         self._under_way.add(peer_id)
@@ -109,7 +111,7 @@ class Punching:
             self._under_way.discard(peer_id)
 
     async def _becomes_direct(self, peer_id: str) -> bool:
-        """A peer that calls back by itself needs a moment."""
+        """Wait until the connection is direct: a peer that calls back by itself needs a moment."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(OPEN_DEADLINE_S if self._is_open() else 1.0):
                 while await self._host.direct_address(peer_id) is None:
@@ -129,7 +131,7 @@ class Punching:
         limit = BRIDGES_LIMIT if self._host.door.is_near(sender) else BRIDGES_LIMIT // 2
         if sender in self._tasks or len(self._tasks) >= limit:
             raise PeerFault("busy", sender)
-        if not self._host.calling.trusts(sender):  # nobody sees where somebody relayed is
+        if not self._host.calling.trusts(sender):  # nobody sees where a relayed peer is
             door = (request.host, request.port)
             if not self._host.calling.dialling.choose([door], None, now.monotonic_ns()):
                 raise PeerFault("busy", sender)
@@ -146,7 +148,7 @@ class Punching:
         return encode(CalledAt(*endpoint))
 
     def _end_to_join(self) -> Endpoint | None:
-        """Where the world sees this peer; None as well where its own p2pd is not found."""
+        """Where the world sees this peer; None also where the port of its own p2pd is not known."""
         return self._endpoint() if self._listen_port() else None
 
     def _spawn(self, peer_id: str, work: Coroutine[Any, Any, None]) -> None:
@@ -160,7 +162,7 @@ class Punching:
             await self._host.connect(peer_id, [where], OPEN_DEADLINE_S, is_chosen=True)
 
     async def _open_and_bridge(self, request: CallMe) -> None:
-        """One end of a connection that both ends open, joined to this peer's own p2pd."""
+        """Open one end of a connection that both ends open, and join it to this peer's own p2pd."""
         port = self._listen_port()
         with contextlib.suppress(OSError, TimeoutError, EOFError):
             opening = _socket_at(port)
@@ -190,7 +192,7 @@ class Punching:
 
 
 def _socket_at(port: int) -> socket.socket:
-    """A socket that calls from the port at which p2pd listens: the router then uses the same way
+    """A socket that calls from the port at which p2pd listens. The router then uses the same way
     out as for p2pd's own calls."""
     opening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     opening.setblocking(False)

@@ -1,8 +1,8 @@
 """A relay for peers behind routers: libp2p's circuit relay v2, its public side.
 
-p2pd has a relay of its own, whose limits cannot be set: after 128 KiB or two minutes it cuts a
-circuit (decision 14). This one takes its place in p2pd. What it carries is encrypted between the
-two ends, by their own keys; the relay sees bytes, and who speaks with whom.
+p2pd has a relay of its own, whose limits cannot be set: it cuts a circuit after 128 KiB or two
+minutes (decision 14). This one takes its place in p2pd. What it carries is encrypted between the
+two ends, by their own keys. The relay sees bytes, and who speaks with whom.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ IDLE_S = 300.0
 """libp2p's connections say something each 30 s, or they are dead."""
 DEADLINE_S = 10.0
 PEER_ID_LIMIT_BYTES = 64
-"""To write 4 KiB as text takes a tenth of a second."""
+"""To write a peer id of 4 KiB as text takes a tenth of a second."""
 _READ_BYTES = 1 << 16
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Relay:
         self._is_open = is_open
         self._reserved_until_s: dict[str, float] = {}
         self._circuits: collections.Counter[str] = collections.Counter()
-        """All that went through, in both directions."""
+        """Both ends of all circuits that go through this relay."""
 
     async def ready(self) -> "Relay":
         """Take the place of p2pd's own relay."""
@@ -106,7 +106,7 @@ class Relay:
             del held[peer_id]
 
     def _forget_a_stranger_for(self, sender: str) -> None:
-        """Members go first: keys are made for nothing."""
+        """Drop a stranger's reservation for a member: new keys cost strangers nothing."""
         is_near = self._host.door.is_near
         stranger = next((it for it in self._reserved_until_s if not is_near(it)), None)
         if stranger is not None and is_near(sender):
@@ -145,7 +145,7 @@ class Relay:
             return RelayStatus.NO_RESERVATION
         is_near, limit = self._host.door.is_near, CIRCUITS_LIMIT
         per_peer = CIRCUITS_LIMIT_PER_PEER
-        if not is_near(caller):  # keys are made for nothing: members find room beside them
+        if not is_near(caller):  # new keys cost nothing: keep room for members
             limit = CIRCUITS_LIMIT * 3 // 4 if is_near(called) else CIRCUITS_LIMIT // 2
             per_peer = CIRCUITS_LIMIT_PER_PEER // 2
         if self.circuits >= limit or self._circuits[called] >= per_peer:
@@ -155,8 +155,9 @@ class Relay:
         return RelayStatus.OK
 
     async def _call(self, caller: str, called: str) -> tuple[asyncio.StreamReader, Writer]:
-        """Nobody is looked for: where its connection is gone, two relays would each look for it
-        through the other one, and who calls waits for that and hears nothing."""
+        """Open a circuit's stream to a connected peer. One that is not connected is not looked for.
+        Otherwise two relays could look for it through each other, and the caller would wait and
+        hear nothing."""
         if await self._host.direct_address(called) is None:
             raise Unreachable(called, "its connection is gone")
         reader, writer = await self._host.open_stream(called, STOP_PROTOCOL, DEADLINE_S)
@@ -188,7 +189,7 @@ async def _carry(reader: asyncio.StreamReader, writer: Writer) -> None:
 
 
 async def reserve(host: HostPort, relay: str) -> float:
-    """Ask a relay to let others reach this peer through it: for how many seconds it will.
+    """Ask a relay to let others reach this peer through it. Returns for how many seconds it will.
 
     Raises `Unreachable`, or `Refused` by a relay that is full, closed, or only for a few bytes.
     """
@@ -211,7 +212,7 @@ async def reserve(host: HostPort, relay: str) -> float:
 
 
 def relayed_address(relay_address: str, relay: str, peer_id: str) -> str:
-    """Where `peer_id` is reached through a relay; `relay_address` without its /p2p/ part."""
+    """Where `peer_id` is reached through a relay. `relay_address` comes without its /p2p/ part."""
     return f"{relay_address}/p2p/{relay}/p2p-circuit/p2p/{peer_id}"
 
 

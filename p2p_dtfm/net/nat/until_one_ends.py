@@ -6,7 +6,7 @@ from typing import Any
 
 
 async def until_one_ends(*ways: Coroutine[Any, Any, None]) -> None:
-    """Carry bytes both ways; the other way is cut when one has ended."""
+    """Carry bytes both ways, and cut the other way when one has ended."""
     both = [asyncio.create_task(way) for way in ways]
     try:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)

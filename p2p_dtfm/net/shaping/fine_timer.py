@@ -1,6 +1,6 @@
-"""Waits of less than a millisecond, to which event loops round theirs: by a timer of the kernel's.
+"""Waits of less than a millisecond, by a timer of the kernel's. Event loops round such waits.
 
-uvloop takes a fifth less processor than asyncio's own loop, and its timers are whole milliseconds,
+uvloop takes a fifth less processor than asyncio's own loop. But its timers are whole milliseconds,
 by a clock that stands still while it runs what is due. A link of a millisecond needs better ones.
 """
 
@@ -15,7 +15,7 @@ import weakref
 from p2p_dtfm.ports import now
 
 SOON_S = 0.0001
-"""Who waits for so little has waited long enough: it takes as long to set a timer."""
+"""A wait as short as this counts as over: to set a timer takes as long."""
 _CLOCK_MONOTONIC, _ABSOLUTE = 1, 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -31,7 +31,7 @@ class _Setting(ctypes.Structure):
 
 
 class FineTimer:
-    """Of one event loop. All who wait share one descriptor."""
+    """The timer of one event loop. All who wait share one descriptor."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
@@ -43,7 +43,7 @@ class FineTimer:
         loop.add_reader(self._timer, _ring, weakref.ref(self))
 
     async def until(self, at_s: float) -> None:
-        """Wait until then, by `now.monotonic_s`."""
+        """Wait until `at_s`, by `now.monotonic_s`."""
         if at_s - now.monotonic_s() <= SOON_S:
             return
         reached = asyncio.get_running_loop().create_future()
@@ -58,18 +58,19 @@ class FineTimer:
             raise
 
     def _drop_given_up(self) -> None:
-        """Once all have given up, nothing here holds on to the loop, which may be gone."""
+        """Drop waits that were given up. Once all are, nothing here holds on to the loop, which may
+        be gone."""
         while self._waiting and self._waiting[0][2].done():
             heapq.heappop(self._waiting)
 
     def ring(self) -> None:
-        """The timer has come to its end: so have those who waited for it."""
+        """Wake those whose time has come, and set the timer for the next."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._timer, 8)
         until_s = now.monotonic_s() + SOON_S
         while self._waiting and (self._waiting[0][0] <= until_s or self._waiting[0][2].done()):
             _, _, reached = heapq.heappop(self._waiting)
-            if not reached.done():  # who was cancelled waits no more
+            if not reached.done():  # a cancelled waiter waits no more
                 reached.set_result(None)
         if self._waiting:
             self._set(self._waiting[0][0])
@@ -91,7 +92,7 @@ _timers = weakref.WeakKeyDictionary()
 
 
 async def until(at_s: float) -> None:
-    """Wait until then, by `now.monotonic_s`, in whatever loop this is."""
+    """Wait until `at_s`, by `now.monotonic_s`, in whatever loop this is."""
     loop = asyncio.get_running_loop()
     if (timer := _timers.get(loop)) is None:
         timer = _timers[loop] = FineTimer(loop)

@@ -8,7 +8,7 @@ from p2p_dtfm.net.shaping.shape import ShapedLink
 from p2p_dtfm.ports import now
 
 CORRUPTS_WITHIN_S = 3.0
-"""Where nothing is sent for so long, nothing is damaged."""
+"""If nothing is sent for so long, nothing is damaged."""
 LATE_LIMIT_S = 0.05
 """How far a busy process may lag behind the ideal clock of its links and still catch up."""
 _CHUNK_S = 0.004
@@ -17,13 +17,13 @@ _LARGEST_CHUNK_BYTES = 1 << 18
 
 
 def chunk_bytes(bytes_per_s: int) -> int:
-    """How much passes at once, so that others get their turn; a rate of 0 is no limit."""
+    """The bytes that pass at once, so that others get their turn. A rate of 0 is no limit."""
     wanted = int(bytes_per_s * _CHUNK_S) or _LARGEST_CHUNK_BYTES
     return min(max(wanted, _SMALLEST_CHUNK_BYTES), _LARGEST_CHUNK_BYTES)
 
 
 class Channel:
-    """Something that bytes pass one after another; `bytes_per_s` 0 holds nothing up."""
+    """A line that bytes pass one after another. `bytes_per_s` 0 holds nothing up."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self.bytes_per_s = bytes_per_s
@@ -32,7 +32,7 @@ class Channel:
     def finish(self, ready_s: float, size_bytes: int, cut_through: bool = False) -> float:
         """When bytes that are there at `ready_s` have passed.
 
-        With `cut_through` they were passing already while they came: they finish no earlier than
+        With `cut_through` they were already passing while they came, and finish no earlier than
         they are there.
         """
         if not self.bytes_per_s:
@@ -45,14 +45,14 @@ class Channel:
 
 @dataclass
 class Damage:
-    """What has been done to what a peer sends."""
+    """The damage that has been done to what a peer sends."""
 
     done: int
     """The highest number of `ShapedLink.corrupted` of which a byte was changed."""
 
 
 class ShapedPath:
-    """The way to one peer. Who sends over it takes turns, chunk by chunk."""
+    """The way to one peer. Its senders take turns, chunk by chunk."""
 
     def __init__(self, link: ShapedLink, uplink: Channel, damage: Damage) -> None:
         self._channel = Channel(link.bytes_per_s)
@@ -86,11 +86,11 @@ class ShapedPath:
         return bytes(changed)
 
     async def carry(self, size_bytes: int, ready_s: float) -> float:
-        """Wait until a chunk has left that was there at `ready_s`; returns when it left.
+        """Wait until a chunk that was there at `ready_s` has left; returns when it left.
 
-        Times are those of an ideal clock: what is late to wake up is not late for the link.
-        The uplink is asked for one chunk of a link at a time, so that links share it evenly, and
-        the link waits where the uplink is the slower of the two.
+        Times are those of an ideal clock: a sender that wakes up late is not late for the link. The
+        uplink is asked for one chunk of a link at a time, so that links share it evenly. The link
+        waits where the uplink is the slower of the two.
         """
         async with self._turn:
             if not self._whole.is_set():

@@ -21,9 +21,9 @@ class ShapedPeer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class ShapedLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The way from one peer to another, by their ids. `latency_ns` is one way; a rate of 0 is no
-    limit. What is sent while the way is `cut` waits; when `corrupted` grows, a byte of what is sent
-    next over a stream arrives as another one: once for each number among all ways of an origin, and
-    only if something is sent soon."""
+    limit. What is sent while the way is `cut` waits. When `corrupted` grows, one byte of what is
+    sent next over a stream arrives changed. This happens once for each number among all ways of an
+    origin, and only if something is sent soon."""
 
     origin: str
     to: str
@@ -41,7 +41,8 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     links: tuple[ShapedLink, ...]
 
     def save(self, path: Path) -> Path:
-        """Daemons that follow the file see the old shape or the new one, never half of it."""
+        """Write the file. Daemons that follow it see the old shape or the new one, never half of
+        it."""
         temporary = path.with_suffix(".new")
         temporary.write_bytes(msgspec.json.encode(self))
         temporary.replace(path)
@@ -49,7 +50,7 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def load(cls, path: Path) -> "Shape":
-        """Raises `UserError`."""
+        """Read the file. Raises `UserError`."""
         fix = "give a file that `p2p-dtfm demo --scenario` wrote"
         try:
             if path.stat().st_size > FILE_LIMIT_BYTES:

@@ -1,5 +1,5 @@
-"""The two ends of a shaped stream: one sends no faster than its link, the other delays what it
-hears."""
+"""The two ends of a shaped stream: the sender keeps to its link's rate, and the receiver delays
+what it hears."""
 
 import asyncio
 import collections
@@ -11,14 +11,15 @@ from p2p_dtfm.net.shaping.links import LATE_LIMIT_S, ShapedPath, chunk_bytes
 from p2p_dtfm.ports import now
 
 SEND_BUFFER_BYTES = 1 << 18
-"""What a sender may have written of a stream that has not left yet, as in a socket's buffer."""
+"""Bytes that a sender may have written of a stream and that have not left yet, as in a socket's
+buffer."""
 _RAW_BUFFER_BYTES = 1 << 20
 STAMP = struct.Struct(">Id")
 """How many bytes follow, and when they left."""
 
 
 class Receiver(Protocol):
-    """Whose line the bytes of a stream come in by."""
+    """The peer whose downlink the bytes of a stream come in by."""
 
     stamps: bool
     downlink_bytes_per_s: int
@@ -26,12 +27,12 @@ class Receiver(Protocol):
     def latency_s(self, origin: str) -> float: ...
 
     async def come(self, due_s: float, size_bytes: int) -> None:
-        """Wait until bytes that are due then are in."""
+        """Wait until bytes that are due at `due_s` are in."""
 
 
 class ShapedWriter:
-    """What `asyncio.StreamWriter` is to our streams, with a socket's small buffer, so that the link
-    does not idle while its sender prepares the next piece. What is written is copied."""
+    """Stands in for `asyncio.StreamWriter`, with a socket's small buffer. So the link does not idle
+    while its sender prepares the next piece. What is written is copied."""
 
     def __init__(
         self, link: ShapedPath, raw: asyncio.StreamWriter, arrivals: "Arrivals", stamps: bool
@@ -106,7 +107,7 @@ class ShapedWriter:
 
 
 class Arrivals:
-    """Moves bytes from the stream as it is to one that a distant receiver would read."""
+    """Moves bytes from the real stream to one that a distant receiver would read."""
 
     def __init__(
         self, receiver: Receiver, origin: str, bound_bytes: int, raw: asyncio.StreamReader
@@ -184,7 +185,7 @@ class Stamps:
         self._left_bytes = 0
 
     def split(self, data: bytes) -> list[tuple[float, bytes | Exception]]:
-        """The pieces, each with when it left; nothing leaves later than now."""
+        """The pieces, each with the time at which it left, which is never later than now."""
         found: list[tuple[float, bytes | Exception]] = []
         view, now_s = memoryview(data), now.monotonic_s()
         while view:
@@ -203,7 +204,7 @@ class Stamps:
 
 
 class _Valve(asyncio.ReadTransport):
-    """What a `StreamReader` closes while nobody reads what it holds."""
+    """Closed by a `StreamReader` while nobody reads what it holds."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -20,10 +20,10 @@ from p2p_dtfm.ports import now
 CALL_OVERHEAD_BYTES = 200
 """What a call costs on the wire besides its body: envelopes, encryption, packet headers."""
 QUEUE_BYTES = 1 << 20
-"""What a router keeps of a stream whose receiver is slow, besides what is under way."""
+"""Bytes that a router keeps of a stream whose receiver is slow, besides those under way."""
 FOLLOW_S = 0.1
 _CALL_MARK = b"left"
-"""Nothing that is called begins so."""
+"""No request and no reply begins so."""
 _CALL_STAMP = struct.Struct(">4sd")
 
 
@@ -42,7 +42,8 @@ class Shaper:
         self.name = me.name
         self.names = {peer.peer_id: peer.name for peer in shape.peers}
         self.stamps = True
-        """Whether both ends of a stream do as this one, so that its pieces say when they left."""
+        """Whether both ends of a stream are shaped as this one, so that its pieces say when they
+        left."""
         self.uplink_bytes_per_s = me.uplink_bytes_per_s
         self.downlink_bytes_per_s = me.downlink_bytes_per_s
         self._uplink = Channel(me.uplink_bytes_per_s)
@@ -53,7 +54,7 @@ class Shaper:
         self._in = {link.origin: link for link in shape.links if link.to == peer_id}
 
     def change(self, shape: Shape) -> None:
-        """Links become slower or faster, are cut or healed; what is under way stays so."""
+        """Make links slower or faster, cut or heal them. What is under way is not affected."""
         for link in shape.links:
             if link.origin == self._me and link.to in self._out:
                 self._out[link.to].change(link)
@@ -74,7 +75,7 @@ class Shaper:
 
     @property
     def label(self) -> str | None:
-        """Goes with every figure that was measured over these links, where they are emulated."""
+        """The label of every figure measured over these links, where they are emulated."""
         return f"{self.name} of {self.scenario}"
 
     def shapes(self, peer_id: str) -> bool:
@@ -107,20 +108,20 @@ class Shaper:
         if link is None:
             return message
         left_s = now_s = now.monotonic_s()
-        if self.stamps and message.startswith(_CALL_MARK):  # a refusal at once has none
+        if self.stamps and message.startswith(_CALL_MARK):  # an immediate refusal has no mark
             _, left_s = _CALL_STAMP.unpack_from(message.ljust(_CALL_STAMP.size, b"\0"))
             message = message[_CALL_STAMP.size :]
         due_s = min(left_s, now_s) + link.latency_ns / 1e9
         left_bytes = len(message) + CALL_OVERHEAD_BYTES
         rate, most = self._downlink.bytes_per_s, chunk_bytes(self._downlink.bytes_per_s)
-        while left_bytes > 0:  # chunk by chunk, as streams: who sends much takes its turns
+        while left_bytes > 0:  # chunk by chunk, as streams: a large message takes its turns
             part = min(left_bytes, most)
             left_bytes -= part
             await self.come(due_s - (left_bytes / rate if rate else 0.0), part)
         return message
 
     async def come(self, due_s: float, size_bytes: int) -> None:
-        """Wait until bytes that are due then have passed this peer's own line."""
+        """Wait until bytes that are due at `due_s` have passed this peer's own line."""
         await until(due_s)
         if self._downlink.bytes_per_s:
             await until(self._downlink.finish(due_s, size_bytes, cut_through=True))
@@ -138,7 +139,7 @@ class Shaper:
 
 
 class LineLimit(Shaper):
-    """A peer's own line, held to what its owner gives away, whomever it talks with.
+    """A peer's own line, held to what its owner gives away, whichever peer it talks with.
 
     The planner is told these rates, and probes measure them. The directory's traffic, which is
     little, is not counted. A rate of 0 is no limit.
@@ -151,7 +152,7 @@ class LineLimit(Shaper):
 
     @property
     def label(self) -> None:
-        """Nothing is emulated: these are the rates of a real line."""
+        """None: these are the rates of a real line."""
         return None
 
     def latency_s(self, origin: str) -> float:

@@ -38,27 +38,26 @@ OpenBlob = Callable[[str], Path | bytes | memoryview | None]
 MayHave = Callable[[str, str], None]
 """Raises `PeerFault` for a sender that does not get the blob with this digest."""
 Unread = Callable[[str], Callable[[], bool] | None]
-"""What is to be done in a thread before a file may be given, and says whether it is what it is
-called; None: nothing. A disk may have lost what was written to it, and who gives others what is
-left is called a liar by each of them."""
+"""What a thread has to do before a file may be given, saying whether the file is what it is called;
+None: nothing. A disk may have lost what was written to it, and everybody that is given the remains
+calls the giver a liar."""
 OnFault = Callable[[str, PeerFault], None]
 OnProgress = Callable[[str, int, int], None]
 """Digest, bytes that are here, bytes in all. The end, good or not, is told as (digest, 0, 0)."""
 OnCame = Callable[[int], None]
-"""So many bytes more are here."""
+"""Told how many more bytes are here."""
 
 CALLS_IN_FLIGHT = 4
 BUSY_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 BEGUN_LIMIT_BYTES = 256 << 20
-"""In memory, of downloads that broke off: whoever has the rest may be found later."""
+"""Most bytes kept of downloads that broke off: a peer with the rest may be found later."""
 CROWD = 3
-"""Of so many it is asked first who has a blob at all."""
+"""From this many peers on, they are asked first which of them has the blob at all."""
 ASKED_AT_ONCE = 16
 ASK_DEADLINE_S = 3.0
 PEERS_REMEMBERED = 4096
 GIVES_S = 15.0
-"""What was asked for is on its way for so long, at most: chunks are as large as a line carries in
-a few seconds."""
+"""How long at most a given chunk is on its way: a line carries a chunk in a few seconds."""
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
@@ -68,7 +67,7 @@ class BlobUnavailable(Exception):
     """No peer that was asked has given the blob."""
 
     def __init__(self, digest: str, causes: dict[str, str], denied: Collection[str] = ()) -> None:
-        """`denied`: who has answered, that it has none or otherwise than with the blob."""
+        """`denied`: peers that have answered, but without the blob."""
         self.digest = digest
         self.causes = causes
         self.denied = frozenset(denied)
@@ -88,7 +87,7 @@ class _Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class _Call(NamedTuple):
-    """For a chunk."""
+    """A request for a chunk that is under way."""
 
     task: asyncio.Task[_Chunk]
     asked_s: float
@@ -105,9 +104,9 @@ class _Download:
         self.name = digest, hasher
         self.max_bytes = max_bytes
         self.causes: dict[str, str] = {}
-        """What went wrong with whom."""
+        """What went wrong, by peer."""
         self.denied: set[str] = set()
-        """Of these whoever has answered: it is no link, nor is it busy."""
+        """Those in `causes` that have answered: neither their link nor being busy is the cause."""
         self.offset = 0
         self.total: int | None = None
         self.donors: list[str] = []
@@ -120,7 +119,7 @@ class _Download:
         return self.offset > 0
 
     async def keep(self, chunk: _Chunk) -> None:
-        if isinstance(self._file, io.BytesIO):  # may be gone on with after a call was cancelled
+        if isinstance(self._file, io.BytesIO):  # a cancelled call may be continued
             self._file.write(chunk.content)
         else:
             await asyncio.to_thread(disk.write, self._file, chunk.content)
@@ -136,7 +135,7 @@ class _Download:
     async def is_right(self) -> bool:
         """Whether what has come has the digest."""
         file = self._file
-        if isinstance(file, io.BytesIO):  # not copied, and whoever goes on waits for no thread
+        if isinstance(file, io.BytesIO):  # no copy, and whoever continues waits for no thread
             file = io.BytesIO(file.getvalue())
         file.seek(0)
         return await asyncio.to_thread(digest_of, file, self._hasher()) == self.digest
@@ -161,12 +160,13 @@ class BlobExchange:
         self._on_fault = on_fault
         self._on_progress = on_progress
         self.received_bytes = 0
-        """In all, of chunks that were asked for."""
+        """Bytes in all of the chunks that were asked for."""
         self.given_bytes: collections.Counter[str] = collections.Counter()
-        """To each peer, of those that asked lately."""
+        """Bytes given to each peer that asked lately."""
         self._gave_at_s: dict[str, float] = {}
         self._begun: dict[tuple[str, NewHasher], tuple[_Download, io.BytesIO]] = {}
-        """By digest and what it is a digest by: who names a blob chooses its digits."""
+        """Downloads that broke off, by digest and hash function: whoever names a blob chooses its
+        digits."""
         self._donors = Donors()
         self._plane = ControlPlane(host, self._serve, name="blob")
 
@@ -178,10 +178,10 @@ class BlobExchange:
     async def fetch(self, digest: str, peers: Sequence[str], target: Path, max_bytes: int) -> Path:
         """Fetch the blob into `target`, which appears whole and verified or not at all.
 
-        Peers are asked in turn; one that fails is followed by the next at the same offset, and so
-        is one that is slow, which may be asked again (`net.streams.donors`). A donor of wrong bytes
-        is reported to `on_fault`. Raises `BlobUnavailable`, and `OSError` for a disk that does not
-        take it.
+        Peers are asked in turn. After one that fails or is slow, the next goes on at the same
+        offset. A slow one may be asked again (`net.streams.donors`). A donor of wrong bytes is
+        reported to `on_fault`. Raises `BlobUnavailable`, and `OSError` for a disk that does not
+        take the blob.
         """
         target.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
@@ -203,10 +203,9 @@ class BlobExchange:
         hasher: NewHasher = blake2b_of_blobs,
         on_came: OnCame | None = None,
     ) -> bytes:
-        """As `fetch`, for what is not to lie on disk, and may be named by another digest of 256
-        bits. What has come of a blob when nobody can give
-        the rest, or the call is cancelled, is not asked for again next time. `on_came` is told of
-        what comes."""
+        """As `fetch`, for a blob that is not to lie on disk, and may be named by another digest of
+        256 bits. If nobody can give the rest, or the call is cancelled, the bytes that have come
+        are kept for the next call. `on_came` is told of what comes."""
         file = io.BytesIO()
         download = _Download(file, digest, max_bytes, hasher)
         if download.name in self._begun:
@@ -221,12 +220,14 @@ class BlobExchange:
         return file.getvalue()
 
     def gave_lately(self, peer_id: str) -> bool:
-        """Whether it has fetched here what may still be on its way, as far as this end sees."""
+        """Whether the peer was given a chunk that may still be on its way, as far as this end
+        sees."""
         gave_at_s = self._gave_at_s.get(peer_id)
         return gave_at_s is not None and now.monotonic_s() - gave_at_s < GIVES_S
 
     def _set_aside(self, download: _Download, file: io.BytesIO, kept: int) -> None:
-        """So many of the last stay, however large: it is gone on with at once, most often."""
+        """Keep what has come of a download. The last `kept` downloads stay however large, because
+        most often the caller continues at once."""
         if download.has_begun:
             self._begun[download.name] = (download, file)
         begun = self._begun
@@ -245,9 +246,9 @@ class BlobExchange:
             self._on_progress(download.digest, 0, 0)
 
     async def _who_may_have(self, download: _Download, peers: Sequence[str]) -> list[str]:
-        """The first of many are asked for one byte, all at once: who has the blob alone is given
-        the time that its line takes, since nobody is better. What was broken off too early would
-        be on that line twice."""
+        """Ask the first of many peers for one byte, all at once, and put those that have the blob
+        first. A single one that has it gets the time that its line takes, since nobody is better. A
+        chunk that is broken off too early would be on its line twice."""
         asked, rest = peers[:ASKED_AT_ONCE], peers[ASKED_AT_ONCE:]
         answers = await asyncio.gather(*(self._has(peer, download) for peer in asked))
         have = [peer for peer, has in zip(asked, answers, strict=True) if has]
@@ -255,7 +256,7 @@ class BlobExchange:
         return [*have, *unknown, *rest]
 
     async def _has(self, peer: str, download: _Download) -> bool | None:
-        """None: it has not said."""
+        """Whether the peer has the blob; None where it has not said."""
         request = encode(_Request(download.digest, 0, 1))
         try:
             await self._plane.call(peer, request, ASK_DEADLINE_S)
@@ -270,7 +271,8 @@ class BlobExchange:
         return True
 
     async def _download_right(self, download: _Download, peers: Sequence[str]) -> bool:
-        """First all donors together; if that has the wrong digest, each of them on its own."""
+        """Try all donors together. If the result has the wrong digest, try each of them by
+        itself."""
         if not await self._download(download, peers):
             return False
         if await download.is_right():
@@ -299,7 +301,7 @@ class BlobExchange:
             self._on_fault(peer_id, fault)
 
     async def _download(self, download: _Download, peers: Sequence[str]) -> bool:
-        """From where it stands on; whether it came to its end."""
+        """Continue the download where it stands, and say whether it came to its end."""
         turns = DonorTurns(self._donors, peers)
         while (following := turns.next()) is not None:
             peer, patience = following
@@ -320,7 +322,7 @@ class BlobExchange:
         return False
 
     async def _continue(self, download: _Download, peer: str, patience: DonorPatience) -> None:
-        """Raises `TooSlow` where it takes more patience."""
+        """Continue with one donor. Raises `TooSlow` where the donor takes more patience."""
         turn = self._donors.turn(peer, patience)
         try:
             await self._take(download, peer, turn)
@@ -333,7 +335,7 @@ class BlobExchange:
         """Fetch from one peer what is missing, several chunks at once, and keep what came."""
         first = await self._in_time(turn, self._begin(peer, download, turn))
         if download.total not in (None, first.total_bytes):
-            download.restart()  # the two donors speak of different files: trust neither's half
+            download.restart()  # the donors speak of different files: trust neither's half
             first = await self._in_time(turn, self._begin(peer, download, turn))
         download.total = first.total_bytes
         download.donors.append(peer)
@@ -355,7 +357,7 @@ class BlobExchange:
             await asyncio.gather(*(call.task for call in calls), return_exceptions=True)
 
     async def _in_time(self, turn: DonorTurn, call: _Call) -> _Chunk:
-        """Raises `TooSlow`."""
+        """Wait for a chunk. Raises `TooSlow`."""
         try:
             async with asyncio.timeout(turn.left_s(call.asked_s, call.length)) as limit:
                 chunk = await call.task
@@ -394,8 +396,8 @@ class BlobExchange:
         return chunk
 
     async def _ask(self, peer: str, request: bytes) -> bytes:
-        """Once more, a few times, where the peer is busy: over a fast line chunks are asked for
-        faster than it lets newcomers have them."""
+        """Ask, and ask a busy peer again a few times. Over a fast line chunks are asked for faster
+        than a peer lets newcomers have them."""
         for pause_s in BUSY_PAUSES_S:
             try:
                 return await self._plane.call(peer, request, CHUNK_DEADLINE_S)
@@ -437,11 +439,12 @@ class BlobExchange:
             raise PeerFault(f"blob {request.digest[:12]} cannot be read here") from error
 
     async def _require_sound(self, digest: str) -> None:
-        """Raises `FileNotFoundError`. One file is read whole at a time, and whoever waits for that
-        has no thread: there are few, and all of the daemon's work needs them."""
+        """Read a file whole before its first chunk is given. Raises `FileNotFoundError`. One file
+        is read at a time, and other requests wait without a thread: all of the daemon's work needs
+        the few there are."""
         if self._unread(digest) is None:
             return
         async with self._reads:
-            read = self._unread(digest)  # somebody else may have done it meanwhile
+            read = self._unread(digest)  # another request may have done it meanwhile
             if read is not None and not await asyncio.to_thread(read):
                 raise FileNotFoundError(digest)

@@ -1,15 +1,15 @@
 """Bulk tensors: persistent streams for each neighbour and lane, acknowledged frame by frame.
 
-The opener sends a hello and then frames; the acceptor answers on the same stream with one verdict
-on the hello and then a cumulative count of accepted frames, or parts of frames (u64), or, in place
-of a count, 2^64-1 and the reason why it hangs up. A lane has one stream, and more (`stripes`) where
-the round trip is long; large frames then travel in parts. Each direction of traffic has its own
-streams, so two peers that send to each other at once cannot wait for each other. Activations go
+The opener sends a hello and then frames. The acceptor answers on the same stream with one verdict
+on the hello. Then it sends cumulative counts of accepted frames, or parts of frames (u64). In place
+of a count, 2^64-1 and a reason mean that it hangs up. A lane has one stream, and more (`stripes`)
+where the round trip is long; large frames then travel in parts. Each direction of traffic has its
+own streams, so two peers that send to each other at once cannot wait for each other. Activations go
 before gradients of parameters, and those before state (`lane_priority`).
 
 What carries a stream is a `wire`: libp2p, or a direct line where the peer can be called. A lane
-begins with whichever is known to work, and moves to a direct line once there is one: between two
-frames, when all that were sent are acknowledged.
+begins with whichever is known to work, and moves to a direct line once there is one. It moves
+between two frames, when all that were sent are acknowledged.
 """
 
 import asyncio
@@ -58,13 +58,13 @@ from p2p_dtfm.ports import now, rarely
 OPEN_DEADLINE_S = 10.0
 PEERS_REMEMBERED = 1024
 LANES_KEPT = 64
-"""Of more, those that stand idle end: by direct lines each costs both ends a thread and three
-descriptors, and in a large swarm each peer is everybody's neighbour once."""
+"""Beyond this number idle lanes end. Over direct lines each costs both ends a thread and three
+descriptors, and in a large swarm any two peers are neighbours at some time."""
 QUIET_S = 10.0
-"""How long a lane that moves is waited for."""
+"""How long a lane that moves may take to come to rest."""
 MOVE_PAUSE_S = 60.0
-"""How long one that did not come to rest in that time is left where it is: each try costs both ends
-a line and a thread, and holds up who sends."""
+"""How long a lane that did not come to rest in that time stays where it is. Each try costs both
+ends a line and a thread, and holds up the senders."""
 _ESTIMATE_WEIGHT = 0.3
 CLOSING = "this peer is closing"
 
@@ -73,13 +73,14 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Opening:
-    """Of a lane that somebody opens or moves."""
+    """The opening or moving of one lane, one at a time."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
-    """They hold it, or wait for it."""
+    """How many hold the lock, or wait for it."""
     failure: Failure | None = None
-    """The newest; whoever waited while it came about has it too, and does not try again."""
+    """The newest failure. Whoever waited while it came about gets it too, and does not try
+    again."""
 
 
 class BulkPlane:
@@ -96,7 +97,7 @@ class BulkPlane:
         limits: BulkLimits | None = None,
         lines: LinesPort | None = None,
     ) -> None:
-        """`lines`: direct lines, which belong to the plane from now on; without, libp2p carries
+        """`lines`: direct lines, which belong to the plane from now on. Without them libp2p carries
         everything."""
         self._limits = limits = limits or BulkLimits()
         of_one = 2 * max(limits.window_bytes, limits.frames.payload_bytes)
@@ -128,13 +129,13 @@ class BulkPlane:
         return self
 
     async def send(self, peer_id: str, lane: str, header: FrameHeader, payload: Payload) -> None:
-        """Write a frame; returns when it is written, which is before it is accepted.
+        """Write a frame. Returns when it is written, which is before the peer accepts it.
 
         From then on the caller may change `payload`.
 
-        Waits while `window_bytes` are unacknowledged. Raises `Refused` when the peer hung up
-        with a reason and `Unreachable` when the stream broke. Frames that were written and never
-        acknowledged are lost then: `on_undelivered` hears of it at once, or else the next send.
+        Waits while `window_bytes` are unacknowledged. Raises `Refused` when the peer hung up with a
+        reason, and `Unreachable` when the stream broke. Frames that were written and never
+        acknowledged are then lost: `undelivered` hears of them at once, or else the next send does.
         """
         view = as_bytes(payload)
         held = await self._lane(peer_id, lane)
@@ -151,7 +152,7 @@ class BulkPlane:
             self._lane_priority.leaves(peer_id, lane, left_s)
 
     def _known_rate(self, peer_id: str) -> float:
-        """Bytes per second at which frames to it leave, as far as that is known; 0: it is not."""
+        """Known bytes per second at which frames leave for a peer; 0 where not known."""
         shaper = self._host.shaper
         rates = (shaper.uplink_bytes_per_s if shaper else 0, self._estimates.get(peer_id, 0.0))
         return min((rate for rate in rates if rate), default=0.0)
@@ -168,7 +169,7 @@ class BulkPlane:
             raise
 
     def link_estimate(self, peer_id: str) -> int | None:
-        """Bytes per second to a peer as recent large frames travelled, or None."""
+        """Bytes per second to a peer, as recent large frames travelled, or None."""
         estimate = self._estimates.get(peer_id)
         return None if estimate is None else int(estimate)
 
@@ -183,14 +184,14 @@ class BulkPlane:
         return held is not None and held.way.is_direct
 
     def carriers(self) -> dict[str, dict[str, str]]:
-        """Of each peer that is sent to now, by lane: "line" or "libp2p"."""
+        """What carries each lane to each peer that is sent to now: "line" or "libp2p"."""
         found: dict[str, dict[str, str]] = {}
         for (peer_id, lane), held in self._outgoing.items():
             found.setdefault(peer_id, {})[lane] = "line" if held.way.is_direct else "libp2p"
         return found
 
     def unacknowledged_bytes(self, peer_id: str, lane: str) -> int:
-        """What has been written of a lane and not yet been accepted."""
+        """Bytes of a lane that have been written and not yet been accepted."""
         held = self._outgoing.get((peer_id, lane))
         return 0 if held is None else held.unacknowledged_bytes
 
@@ -229,7 +230,7 @@ class BulkPlane:
             held = self._outgoing.get(key)
             if held is not None and held.failure is not None:
                 self._forget(held)
-                if held.lost_frames:  # whoever sent them must hear of it, once
+                if held.lost_frames:  # their sender must hear of it, once
                     raise held.failure
                 held = None
             if held is None:
@@ -248,8 +249,8 @@ class BulkPlane:
             return held
 
     def _make_room(self) -> None:
-        """Before a lane is opened: those that broke while nobody sent, which were told of then, and
-        of many those that have been idle for longest take no place from others."""
+        """Make room before a lane is opened. Broken lanes whose loss was told end, and of many
+        lanes those that have been idle for longest."""
         for lane in list(self._outgoing.values()):
             if lane.failure is not None and not lane.lost_frames:
                 self._forget(lane)
@@ -265,7 +266,8 @@ class BulkPlane:
 
     @contextlib.asynccontextmanager
     async def _opens(self, key: tuple[str, str]) -> AsyncIterator[_Opening]:
-        """One at a time opens a lane, or moves it. Raises what has failed while it waited."""
+        """Let one caller at a time open a lane, or move it. Raises a failure that came while the
+        caller waited."""
         opening = self._opening.setdefault(key, _Opening())
         opening.users += 1
         known = opening.failure
@@ -295,8 +297,8 @@ class BulkPlane:
             moving.add_done_callback(lambda done: self._moving.pop(key, None))
 
     async def _move(self, before: Lane) -> None:
-        """Put a lane on a direct line, if there is one. The line is made while the lane goes on as
-        it is; then nothing more is sent until all that was is acknowledged."""
+        """Put a lane on a direct line, if there is one. The lane goes on while the line is made.
+        Then nothing more is sent until all that was sent is acknowledged."""
         assert self._direct is not None
         peer_id, lane, key = before.peer_id, before.lane, (before.peer_id, before.lane)
         wire: Wire | None = None
@@ -305,7 +307,7 @@ class BulkPlane:
             wire = await self._direct.open(peer_id, _protocol(lane), OPEN_DEADLINE_S)
             async with self._opens(key):
                 if self._outgoing.get(key) is not before:
-                    return  # it has failed meanwhile; the next one begins with a direct line
+                    return  # it has failed; the next one begins with a direct line
                 async with asyncio.timeout(QUIET_S):
                     await before.quiet()
                 before.gives_way = True
@@ -322,10 +324,10 @@ class BulkPlane:
         finally:
             if wire is not None:
                 wire.close()
-        await asyncio.sleep(pause_s)  # no other move of it begins meanwhile
+        await asyncio.sleep(pause_s)  # until then no other move of this lane begins
 
     def _new_lane(self, peer_id: str, lane: str, way: Way, first: Wire | None = None) -> Lane:
-        """`first`: a wire that is open already, for its first stripe."""
+        """Make a lane. `first`: a wire that is open already, for its first stripe."""
         self._session = max(self._session + 1, now.wall_ns())
         session, heard = self._session, self._listeners
 
@@ -359,8 +361,8 @@ class BulkPlane:
 
 
 async def to_its_end(send: Coroutine[Any, Any, None]) -> None:
-    """Send a frame, whose payload stays as it is; it goes on where whoever waits for it is
-    cancelled. One that is cut short costs the lane, and what others have under way there."""
+    """Send a frame whose payload stays as it is, to its end, even if the caller is cancelled. A
+    frame that is cut short costs the lane, and all that is under way on it."""
     sending = asyncio.create_task(send, name="sends to its end")
     sending.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # seen
     await asyncio.shield(sending)
@@ -371,7 +373,8 @@ def _protocol(lane: str) -> str:
 
 
 async def _say_hello(peer_id: str, wire: Wire, hello: LaneHello) -> Wire:
-    """The wire, once the other side has let it in. Raises `Refused` or `Unreachable`."""
+    """Say hello on a wire, and return it once the other side has let it in. Raises `Refused` or
+    `Unreachable`."""
     try:
         async with asyncio.timeout(OPEN_DEADLINE_S):
             greeting = encode(hello)

@@ -1,4 +1,5 @@
-"""What the bulk plane is told at its start: whom it tells, and how much it takes."""
+"""What the bulk plane is given at its start: the listeners to tell, and the limits of what it
+takes."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -16,48 +17,49 @@ AdmitFrame = Callable[[str, str, FrameHeader], Awaitable[None] | None]
 STALL_S = 60.0
 WINDOW_BYTES = 64 << 20
 IDLE_S = 300.0
-"""Who has sent nothing for so long may be left out where many are."""
+"""A lane on which nothing was sent for so long may end where there are many."""
 STRIPES_LIMIT = 16
-"""Measured at 1 Gbit/s and 100 ms: 8 streams carry 75 MB/s, 16 carry 98, 32 no more than 16."""
+"""Measured at 1 Gbit/s and 100 ms: 8 streams carry 75 MB/s, 16 carry 98, and 32 no more than 16."""
 
 
 def _nobody(peer_id: str, lane: str, error: Unreachable) -> None:
-    """Who sends hears of it anyway."""
+    """Do nothing: the sender hears of it anyway."""
 
 
 def _any(sender: str, lane: str, header: FrameHeader) -> None:
-    """Every frame may come."""
+    """Admit every frame."""
 
 
 @dataclass(frozen=True)
 class BulkListeners:
-    """Who takes frames, and hears of what goes wrong.
+    """Functions that take frames, or hear of what goes wrong.
 
-    `frame(sender, header, payload)` takes a frame; while it (or what it returns) waits, that lane
+    `frame(sender, header, payload)` takes a frame. While it (or what it returns) waits, that lane
     of that sender waits too. A `PeerFault` from it ends the stream and reaches the sender as
-    `Refused`; `fault(sender, fault)` hears of every such end. `lost(peer_id, lane, error)` hears of
-    streams that broke, in either direction; `undelivered(peer_id, lane, error)` of frames that were
-    written and never acknowledged. `admit(sender, lane, header)` raises `PeerFault` for a frame
-    that cannot be, before memory is taken for it, and so may what it returns, which is waited for.
+    `Refused`. `fault(sender, fault)` hears of every such end. `lost(peer_id, lane, error)` hears of
+    streams that broke, in either direction. `undelivered(peer_id, lane, error)` hears of frames
+    that were written and never acknowledged. `admit(sender, lane, header)` raises `PeerFault` for a
+    frame that cannot be, before memory is taken for it. What it returns is waited for, and may
+    raise the same.
     """
 
     frame: OnFrame
     fault: OnFault
     lost: OnLost = _nobody
     undelivered: OnUndelivered | None = None
-    """Without it the next send raises."""
+    """Without this listener the next send raises."""
     admit: AdmitFrame = _any
 
 
 @dataclass(frozen=True)
 class BulkLimits:
-    """How much is under way at once, and how long it may stand still."""
+    """How much is under way at once, and for how long a stream may stand still."""
 
     frames: FrameLimits = field(default_factory=FrameLimits)
     window_bytes: int = WINDOW_BYTES
-    """Written on a lane and not acknowledged."""
+    """Most bytes written on a lane and not acknowledged."""
     stall_s: float = STALL_S
     most_stripes: int = STRIPES_LIMIT
     in_flight_bytes: int = 0
-    """Of what all senders have announced; one frame of each that the door lets go first is taken in
-    any case."""
+    """Most bytes that all senders together have announced. From each sender that the door lets go
+    first, one frame is taken in any case."""

@@ -1,4 +1,4 @@
-"""Room for what others have announced: who exceeds its part waits."""
+"""Room for what senders have announced: one that exceeds its part waits."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ class ByteRoom:
     def __init__(
         self, budget: ByteBudget, goes_first: Callable[[str], bool] = lambda sender: True
     ) -> None:
-        """`goes_first`: whose first frame finds room in any case."""
+        """`goes_first`: the senders whose first frame finds room in any case."""
         self._budget = budget
         self._goes_first = goes_first
         self._freed = asyncio.Event()
@@ -26,11 +26,12 @@ class ByteRoom:
         return self._budget.total
 
     def try_to_take(self, sender: str, size_bytes: int) -> bool:
-        """Whether there is room; if so it is taken."""
+        """Take room if there is any, and say whether there was."""
         return self._budget.take(sender, size_bytes, self._goes_first(sender))
 
     async def freed(self) -> None:
-        """Wait until anything is given back, or for a moment: who waits may have been closed."""
+        """Wait until anything is given back, or for a moment, because the waiter's lane may have
+        been closed."""
         self._freed.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_S):
@@ -45,6 +46,6 @@ class ByteRoom:
                 await self.freed()
 
     def give_back(self, sender: str, size_bytes: int) -> None:
-        """What was taken is consumed, or dropped."""
+        """Give room back, once what came is consumed or dropped."""
         self._budget.give_back(sender, size_bytes)
         self._freed.set()

@@ -1,9 +1,9 @@
 """How long a donor may take for what it was asked for, and which of several is asked first.
 
-A donor is left for the next one as soon as it gives less than others allow whoever fetches; who
-was left is asked again only once all others have been, each time with more patience. So nobody who
-is slow is given up where nobody better is there, and nobody holds up a fetch for longer than it
-takes to see that it is slow.
+The fetcher leaves a donor for the next one as soon as it gives less than others would allow. A
+donor that was left is asked again only once all others have been, each time with more patience. So
+a slow donor is not given up where nobody better is there. And nobody holds up a fetch for longer
+than it takes to see that it is slow.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,14 +16,14 @@ from p2p_dtfm.ports import now
 CHUNK_LIMIT_BYTES = 512 << 10
 CHUNK_LEAST_BYTES = 32 << 10
 CHUNK_FIRST_BYTES = 64 << 10
-"""Of one that was not asked before: it comes in time over the slowest lines."""
+"""The first chunk of a donor that was not asked before. It comes in time over the slowest lines."""
 QUICK_S = 1.0
 LONG_S = 3.0
-"""A chunk that came sooner is followed by larger ones, one that took longer by smaller ones: what
-is asked for at once is what the line carries in about as much time."""
+"""A chunk that took longer than this is followed by smaller ones, and one that came within
+`QUICK_S` by larger ones. So one request asks for what the line carries in about as much time."""
 CHUNK_DEADLINE_S = 30.0
 CREDIT = 4
-"""A donor may rest on what it gave before for at most this many times the wait for one chunk."""
+"""What a donor gave before counts for at most this many times the wait for one chunk."""
 SLOW_ONES_TRIED = 4
 """After this many donors that give something, but too slowly, the fetch goes on with the best of
 them."""
@@ -33,12 +33,12 @@ DONORS_REMEMBERED = 1024
 
 
 class DonorPatience(NamedTuple):
-    """With one donor."""
+    """The patience that a fetch has with one donor."""
 
     wait_s: float
-    """For one chunk after the other."""
+    """The longest wait from one chunk to the next."""
     bytes_per_s: int
-    """What all of them must come to, beside that; 0: anything."""
+    """The rate that all its chunks must come to, after a first `wait_s`; 0 for any rate."""
 
 
 PATIENCES = (
@@ -46,11 +46,12 @@ PATIENCES = (
     DonorPatience(10.0, FETCH_BYTES_PER_S // 8),
     DonorPatience(CHUNK_DEADLINE_S, 0),
 )
-"""While others are left; then with those that were too slow, and with those that still are."""
+"""The first holds while others are left, the second for donors that were too slow, and the third
+for those that still are."""
 
 
 class TooSlow(Exception):
-    """Others are asked first."""
+    """A donor gives too slowly, so others are asked first."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self.bytes_per_s = bytes_per_s
@@ -58,15 +59,15 @@ class TooSlow(Exception):
 
 
 class DonorTurn:
-    """What comes from one donor, until the end or the next one's turn."""
+    """What comes from one donor, until the end of the blob or the next donor's turn."""
 
     def __init__(self, patience: DonorPatience, length_bytes: int) -> None:
         self.length_bytes = length_bytes
-        """To ask for now."""
+        """Bytes to ask for in the next request."""
         self._patience = patience
         self._began_s = self._last_s = now.monotonic_s()
         self._due_s = self._began_s + patience.wait_s
-        """By when something more must be here."""
+        """By when the donor's rate demands another chunk, not counting that chunk's own time."""
         self._came_bytes = 0
 
     @property
@@ -74,7 +75,7 @@ class DonorTurn:
         return int(self._came_bytes / max(0.001, now.monotonic_s() - self._began_s))
 
     def left_s(self, asked_s: float, length_bytes: int) -> float:
-        """For the chunk that comes next."""
+        """How long the next chunk may still take."""
         wait_s, bytes_per_s = self._patience
         ends_s = max(asked_s, self._last_s) + wait_s
         if bytes_per_s:
@@ -82,7 +83,7 @@ class DonorTurn:
         return ends_s - now.monotonic_s()
 
     def came(self, asked_s: float, size_bytes: int) -> None:
-        """A chunk is here."""
+        """Note a chunk that came, and choose the length of the next ones."""
         now_s, (wait_s, bytes_per_s) = now.monotonic_s(), self._patience
         self._came_bytes += size_bytes
         self._last_s = now_s
@@ -103,18 +104,18 @@ class _KnownDonor:
 
 
 class Donors:
-    """Those that were asked lately, and how it went."""
+    """Donors that were asked lately, and what came of it."""
 
     def __init__(self) -> None:
         self._known: dict[str, _KnownDonor] = {}
 
     def is_slow(self, peer_id: str) -> bool:
-        """Whether it was too slow a while ago."""
+        """Whether the donor was too slow a while ago."""
         known = self._known.get(peer_id)
         return known is not None and now.monotonic_s() < known.last_until_s
 
     def gives(self, peer_id: str) -> bool:
-        """Whether anything came from it lately."""
+        """Whether anything came from the donor lately."""
         return peer_id in self._known and self._known[peer_id].bytes_per_s > 0
 
     def fastest_first(self, peers: Iterable[str]) -> list[str]:
@@ -130,7 +131,8 @@ class Donors:
         self._note(peer_id, turn, CHUNK_LEAST_BYTES, now.monotonic_s() + LAST_S)
 
     def note_in_time(self, peer_id: str, turn: DonorTurn) -> None:
-        """If with much patience, it stays as slow as it was."""
+        """Note a donor that gave all. If it needed much patience, it counts as slow as it did
+        before."""
         known, is_fast = self._known.get(peer_id), turn.bytes_per_s >= FETCH_BYTES_PER_S
         until_s = known.last_until_s if known is not None and not is_fast else 0.0
         self._note(peer_id, turn, turn.length_bytes, until_s)
@@ -143,10 +145,10 @@ class Donors:
 
 
 class DonorTurns:
-    """Of the donors of one blob: whose turn it is, and how much patience there is for it."""
+    """The donors of one blob: whose turn it is, and how much patience there is for it."""
 
     def __init__(self, donors: Donors, peers: Sequence[str]) -> None:
-        """`peers`: without those that have said that they have none."""
+        """`peers`: without those that have said that they do not have the blob."""
         self._donors = donors
         self._late = [peer for peer in peers if donors.is_slow(peer)]
         self._left = [peer for peer in peers if peer not in self._late]
@@ -158,8 +160,8 @@ class DonorTurns:
         return self._round == len(PATIENCES) - 1
 
     def next(self) -> tuple[str, DonorPatience] | None:
-        """None once all were asked with all patience."""
-        if len(self._left) + len(self._late) == 1:  # nobody better is there
+        """The next donor and its patience; None once all were asked with all patience."""
+        if len(self._left) + len(self._late) == 1:  # no other donor is there
             self._round = len(PATIENCES) - 1
             self._left, self._late = [*self._left, *self._late], []
         while not self._left or (self._gave_some >= SLOW_ONES_TRIED and not self._is_last_round):
@@ -170,7 +172,7 @@ class DonorTurns:
         return self._left.pop(0), PATIENCES[self._round]
 
     def note_late(self, peer: str, error: TooSlow) -> bool:
-        """Whether it will be asked again, should nobody be better."""
+        """Note a slow donor, and say whether it will be asked again, should nobody be better."""
         if not self._is_last_round:
             self._late.append(peer)
             self._gave_some += error.bytes_per_s > 0

@@ -1,28 +1,28 @@
 """Memory of frames that come over direct lines, used again once nobody holds it.
 
-Fresh memory is mapped and cleared page by page, which for large frames costs as much as opening
-what is sealed. Nobody has to say when a frame is done with: a view of it, or a tensor over it,
-refers to it, so one that only this pool refers to is free.
+Fresh memory is mapped and cleared page by page. For large frames that costs as much as opening what
+is sealed. Nobody has to say when a frame is done with: a view of its memory, or a tensor over it,
+refers to the memory. So memory that only this pool refers to is free.
 """
 
 import sys
 
 SMALLEST_BYTES = 1 << 17
-"""Smaller ones are the allocator's."""
+"""Smaller frames get their memory from the allocator."""
 KEPT_BYTES = 32 << 20
 
 
 class FrameMemory:
-    """Used by one thread; others may hold what it gave, and let go of it."""
+    """Used by one thread. Other threads may hold what it gave, and let go of it."""
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self._kept_bytes = kept_bytes
         self._given: list[bytearray] = []
-        """Of the last ones, the oldest first."""
+        """What was given last, the oldest first."""
         self._held_bytes = 0
 
     def take(self, size_bytes: int) -> bytearray:
-        """Exactly so many bytes, whatever is in them."""
+        """Memory of exactly `size_bytes`, whatever is in it."""
         if not SMALLEST_BYTES <= size_bytes <= self._kept_bytes:
             return bytearray(size_bytes)
         for place in range(len(self._given)):

@@ -24,13 +24,14 @@ Payload = bytes | bytearray | memoryview
 FRAME_VERSION = 1
 HEADER_LIMIT_BYTES = 4096
 PART_BYTES = 1 << 18
-"""Large frames may travel as parts of this size, each with the frame's header; the last is rest."""
+"""Large frames may travel as parts of this size, each with the frame's header. The last part is the
+rest."""
 WHOLE = -1
 _PREFIX = struct.Struct(">4sBBH")
 PREFIX_BYTES = _PREFIX.size
 _MAGIC = b"DTFM"
 SLOWEST_BYTES_PER_S = 4096
-"""What comes more slowly than this, and `stall_s` besides, is given up."""
+"""A frame that comes more slowly than this, with `stall_s` besides, is given up."""
 _READ_BYTES = 1 << 18
 _RANK_LIMIT = 8
 _DIMENSION_LIMIT = 1 << 40
@@ -62,8 +63,8 @@ OTHER_CODEC_BYTES: Mapping[str, int] = {
     "sparse": 2,
     "sign": 1,
 }
-"""Codecs whose payload has a length of its own: bytes that it has for each element at most, besides
-`CODEC_ROOM_BYTES`. Whoever decodes it knows the exact length."""
+"""Codecs whose payload has a length of its own: the most bytes for each element, besides
+`CODEC_ROOM_BYTES`. The decoder knows the exact length."""
 CODEC_ROOM_BYTES = 64 << 10
 
 
@@ -91,26 +92,26 @@ class FrameHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     payload_bytes: int = 0
     """Set by `encode_frame`."""
     checksum: int = 0
-    """CRC-32 of what follows; set by `encode_frame`. It finds bugs, not enemies: libp2p seals. 0
-    over a direct line, where nothing lies between this process and the seal."""
+    """CRC-32 of what follows, set by `encode_frame`. It finds bugs, not enemies: libp2p seals. It
+    is 0 over a direct line, where nothing lies between this process and the seal."""
     frame: int = 0
     """Number of the frame that a part belongs to, in its lane."""
     part: int = WHOLE
-    """Which `PART_BYTES` of the payload follow."""
+    """Which part of `PART_BYTES` of the payload follows."""
     losses: bytes = b""
-    """In runs with audits, on some frames: what its sender tells of its losses
+    """In runs with audits, on some frames: what the sender tells of its losses
     (`core.audit.told_losses`)."""
 
     @property
     def following_bytes(self) -> int:
-        """What comes after the header."""
+        """Bytes that come after the header."""
         if self.part == WHOLE:
             return self.payload_bytes
         return min(PART_BYTES, self.payload_bytes - self.part * PART_BYTES)
 
 
 class FrameLimits(msgspec.Struct, frozen=True):
-    """What a receiver is ready for."""
+    """The limits of what a receiver takes."""
 
     payload_bytes: int = 64 << 20
 
@@ -212,8 +213,8 @@ def _check_length(header: FrameHeader, count: int) -> None:
 
 
 def patience_s(stall_s: float, size_bytes: int) -> float:
-    """How long so many bytes may take to come, however steadily they do: of half a frame somebody
-    else holds the memory."""
+    """How long so many bytes may take to come, however steadily they come: half a frame holds
+    memory that others need."""
     return stall_s + size_bytes / SLOWEST_BYTES_PER_S
 
 
@@ -231,16 +232,18 @@ class FrameReader:
 
     @property
     def header(self) -> FrameHeader | None:
-        """Of the frame whose payload comes next; memory is taken when its first byte is here."""
+        """The header of the frame whose payload comes next. Memory is taken when its first byte is
+        here."""
         return self._header
 
     @property
     def inside_frame(self) -> bool:
-        """Whether a frame has begun and not ended: an end of the stream here tears it."""
+        """Whether a frame has begun and not ended, so that an end of the stream here tears it."""
         return bool(self._start) or self._header is not None
 
     def feed(self, data: Payload) -> list[tuple[FrameHeader, bytearray]]:
-        """The frames that `data` completes. Raises `PeerFault`; the reader is then of no use."""
+        """The frames that `data` completes. Raises `PeerFault`, after which the reader is of no
+        use."""
         frames: list[tuple[FrameHeader, bytearray]] = []
         view = as_bytes(data)
         while True:
@@ -299,8 +302,9 @@ async def read_frame(
 
     `admit` sees each header before memory is taken for what follows it; it may wait, or raise.
 
-    Raises `PeerFault` for a wrong frame, `EOFError` for a torn one, and `TimeoutError` when
-    nothing comes for `stall_s` in the middle of one, or all of it takes longer than `patience_s`.
+    Raises `PeerFault` for a wrong frame and `EOFError` for a torn one. Raises `TimeoutError` when
+    nothing comes for `stall_s` in the middle of a frame, or all of it takes longer than
+    `patience_s`.
     """
     frames = FrameReader(limits)
     is_admitted = False

@@ -30,11 +30,11 @@ HELLO_DEADLINE_S = 10.0
 STREAMS_LIMIT = 1024
 _HELLO_LIMIT_BYTES = 1024
 LATE_HELLO_NS = 60_000_000_000
-"""Sessions are named by their sender's clock. A hello may be read so long after it was given up;
-more than that before the lane that there is, it is of one whose clock was set back."""
+"""Sessions are named by their sender's clock. A hello that the sender gave up may be read so much
+later. If a hello is older than the present lane by more, its sender's clock was set back."""
 _LINGER_S = 2.0
 LOOKS = 4
-"""At what is half here, in the time that it may be silent."""
+"""How often a frame that is half here is looked at within `stall_s`."""
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class LaneHello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     run_digest: str
     lane: str
     session: int
-    """Names this opening of the lane: a lane's later stripes say to which they belong."""
+    """Names this opening of the lane: a lane's later stripes say to which opening they belong."""
     stripe: int
 
 
@@ -55,27 +55,27 @@ class Superseded(EOFError):
 
 
 class IncomingLane:
-    """The streams of one lane of one sender; the first that fails ends them all."""
+    """The streams of one lane of one sender. The first that fails ends them all."""
 
     def __init__(self, name: str, session: int, reassembly: Reassembly) -> None:
         self.name = name
         self.session = session
         self.wires: dict[Wire, None] = {}
-        """In the order in which they came."""
+        """The streams, in the order in which they came."""
         self.reassembly = reassembly
         self.turn = asyncio.Lock()
         self.watching: asyncio.Task[None] | None = None
-        """Over what is half here."""
+        """The task that watches frames that are half here."""
         self._failed = False
 
     def fail(self) -> bool:
-        """Whether this is the first failure: the others follow from it."""
+        """Note a failure, and say whether it is the first: the others follow from it."""
         first, self._failed = not self._failed, True
         return first
 
     @property
     def idle_s(self) -> float:
-        """For how long nothing has come; 0 while something is here that was not taken yet."""
+        """For how long nothing has come; 0 while something that was not taken yet is here."""
         return 0.0 if self.reassembly.is_half_here else self.reassembly.listening.silent_s
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class IncomingLanes:
         limits: BulkLimits,
         room: ByteRoom,
     ) -> None:
-        """`room` is for what all senders have announced."""
+        """`room` is for what all senders together have announced."""
         self.listeners = listeners
         self.lanes: dict[tuple[str, str], IncomingLane] = {}
         self._host = host
@@ -113,7 +113,7 @@ class IncomingLanes:
                 lane.close()
 
     def close(self) -> None:
-        """What comes afterwards is closed at once."""
+        """Close all lanes. Streams that come afterwards are closed at once."""
         self._is_closed = True
         for lane in list(self.lanes.values()):
             lane.close()
@@ -123,21 +123,21 @@ class IncomingLanes:
     async def accept_stream(
         self, sender: str, reader: asyncio.StreamReader, writer: Writer
     ) -> None:
-        """One through libp2p, which the host has let in. It ends with this plane, whatever its
-        frame still waits for."""
+        """Serve a stream through libp2p, which the host has let in. It ends with this plane,
+        whatever its frame still waits for."""
         task = asyncio.current_task()
         assert task is not None
         self._arriving.add(task)
         try:
             await self._accept(sender, StreamWire(reader, writer), None)
         except asyncio.CancelledError:
-            if not self._is_closed:  # else it was `close`
+            if not self._is_closed:  # otherwise `close` cancelled it
                 raise
         finally:
             self._arriving.discard(task)
 
     def accept_line(self, sender: str, line: DirectLine) -> None:
-        """A direct line, of one whom TLS has let in."""
+        """Serve a direct line of a peer that TLS has let in."""
         work = self._accept(sender, LineWire(line, self._memory), self._host.door)
         self._spawn(work, "direct line, incoming")
 
@@ -148,7 +148,8 @@ class IncomingLanes:
         return task
 
     async def _accept(self, sender: str, wire: Wire, door: Door | None) -> None:
-        """`door`: still to be asked, once it is known which lane this is."""
+        """Greet a stream, and receive its frames. `door`, if given, is asked once the lane is
+        known."""
         lane: IncomingLane | None = None
         with contextlib.ExitStack() as leaving:
             try:
@@ -160,7 +161,7 @@ class IncomingLanes:
                     self.listeners.fault(sender, PeerFault(fault.cause, sender))
                 await _hang_up(wire, fault.cause)
             except (TimeoutError, *CONNECTION_ERRORS) as error:
-                is_idle = lane is not None and lane.idle_s >= IDLE_S  # of these few are kept
+                is_idle = lane is not None and lane.idle_s >= IDLE_S  # only few idle lanes are kept
                 if lane is not None and lane.fail() and not is_idle:
                     cause = one_line(str(error) or repr(error))
                     self.listeners.lost(sender, lane.name, Unreachable(sender, cause))
@@ -190,13 +191,13 @@ class IncomingLanes:
         lane.wires[wire] = None
         try:
             await self._tell(wire, 0)
-        except BaseException:  # it has gone meanwhile; later stripes may have come beside it
+        except BaseException:  # the stream has gone; later stripes may have come beside it
             self._over(sender, lane, wire)
             raise
         return lane
 
     def _over(self, sender: str, lane: IncomingLane, wire: Wire) -> None:
-        """One of a lane's streams has ended: they live and end together."""
+        """End a lane when one of its streams has ended: they live and end together."""
         lane.wires.pop(wire, None)
         lane.close()
         if self.lanes.get((sender, lane.name)) is lane:
@@ -230,8 +231,8 @@ class IncomingLanes:
             raise PeerFault(f"already {STREAMS_LIMIT} bulk streams are open here")
         if previous is not None and 0 < previous.session - hello.session < LATE_HELLO_NS:
             raise Superseded("its sender has opened the lane anew since")
-        if previous is not None:  # the sender started anew; what hangs there is of its past
-            previous.fail()  # which is no loss of which anybody has to hear
+        if previous is not None:  # the sender started anew; this is of its past
+            previous.fail()  # nobody has to hear of this loss
             previous.close()
         limit = max(self._limits.window_bytes, self._limits.frames.payload_bytes)
         lane = self.lanes[key] = IncomingLane(
@@ -240,8 +241,8 @@ class IncomingLanes:
         return lane
 
     def _make_room(self) -> bool:
-        """Whether a lane was idle; those of members end last. Its sender opens it again when it has
-        something to send."""
+        """End the lane that is idle for longest, if any is idle; those of members end last. The
+        sender opens it again when it has something to send."""
         goes_first = self._host.door.goes_first
         idle = [
             (not goes_first(key[0]), lane.idle_s, key)
@@ -251,7 +252,7 @@ class IncomingLanes:
         if not idle:
             return False
         lane = self.lanes.pop(max(idle)[2])
-        lane.fail()  # which is no loss of which anybody has to hear
+        lane.fail()  # nobody has to hear of this loss
         lane.close()
         return True
 
@@ -306,7 +307,8 @@ class IncomingLanes:
                 self._room.give_back(sender, taken_bytes)
 
     async def _watch(self, sender: str, lane: IncomingLane) -> None:
-        """While something of a lane is half here: between its frames nobody else looks."""
+        """End the lane if a frame that is half here comes too late: between its parts nobody else
+        looks."""
         while lane.reassembly.is_half_here:
             await asyncio.sleep(self._limits.stall_s / LOOKS)
             cause = lane.reassembly.why_late(self._limits.stall_s)

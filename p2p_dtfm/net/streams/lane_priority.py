@@ -1,12 +1,13 @@
 """Which lane goes first where several have something to send.
 
 Activations and their gradients hold up computing, parameter gradients the end of a step, and state
-nobody. Lanes to one peer share its link; lanes to all peers share this host's uplink, where it is
-known to be limited. A lane gives way before each piece that it writes, and not for ever: so a slow
+nobody. Lanes to one peer share its link. Lanes to all peers share this host's uplink, where it is
+known to be limited. A lane gives way before each piece that it writes, but not for ever. So a slow
 link holds up others for a moment only, and nothing starves.
 
-What is written has not left: buffers take a small frame at once, and many streams of another lane
-would then have most of the link. So a lane keeps its place for as long as its bytes take to leave.
+Bytes that are written have not left. Buffers take a small frame at once, and many streams of
+another lane would then have most of the link. So a lane keeps its place for as long as its bytes
+take to leave.
 """
 
 import asyncio
@@ -17,11 +18,11 @@ from collections.abc import Iterator
 from p2p_dtfm.ports import now
 
 RANKS = {"forward": 0, "backward": 0, "reduce": 1, "state": 2}
-"""By lane; the lower goes first."""
+"""The rank of each lane. The lower goes first."""
 GIVE_WAY_S = 0.2
-"""For each piece, at most."""
+"""The longest that a lane gives way before each piece."""
 LEAVES_LIMIT_S = 1.0
-"""An estimate of a rate may be wrong."""
+"""The longest that bytes count as leaving, because an estimated rate may be wrong."""
 
 
 class LanePriority:
@@ -31,12 +32,12 @@ class LanePriority:
         self.shares_uplink = False
         self._writing: dict[tuple[str, int], int] = {}
         self._leaving: dict[tuple[str, int], float] = {}
-        """Until when what was written is still on its way out of here, by peer and rank."""
+        """By peer and rank: until when written bytes are still leaving here."""
         self._changed = asyncio.Event()
 
     @contextlib.contextmanager
     def taken(self, peer_id: str, lane: str) -> Iterator[None]:
-        """While this lane has something to write."""
+        """Keep this lane's place while it has something to write."""
         key = (peer_id, RANKS[lane])
         self._writing[key] = self._writing.get(key, 0) + 1
         try:
@@ -48,18 +49,18 @@ class LanePriority:
             self._changed.set()
 
     def leaves(self, peer_id: str, lane: str, seconds: float) -> None:
-        """What was just written takes so long to leave."""
+        """Note that the bytes just written take so many seconds to leave."""
         key, until_s = (peer_id, RANKS[lane]), now.monotonic_s() + min(seconds, LEAVES_LIMIT_S)
         leaving = self._not_left()
         self._leaving = {**leaving, key: max(until_s, leaving.get(key, 0.0))}
 
     def _not_left(self) -> dict[tuple[str, int], float]:
-        """By now. From any thread."""
+        """The peers and ranks whose bytes are still leaving now. Called from any thread."""
         now_s = now.monotonic_s()
         return {key: end_s for key, end_s in self._leaving.items() if end_s > now_s}
 
     def of(self, peer_id: str, lane: str) -> "LaneTurn":
-        """What a lane asks before each piece that it writes."""
+        """The turn that a lane asks before each piece that it writes."""
         return LaneTurn(self, peer_id, lane)
 
     async def give(self, peer_id: str, lane: str) -> None:
@@ -73,7 +74,7 @@ class LanePriority:
                     await self._changed.wait()
 
     def _next_change_s(self) -> float:
-        """Until something has left, of which nobody is told."""
+        """Seconds until the next bytes have left. No event tells of that."""
         end_s = min(self._not_left().values(), default=math.inf)
         return max(0.0, end_s - now.monotonic_s())
 
@@ -97,9 +98,9 @@ class LaneTurn:
         self._lane = lane
 
     def must_wait(self) -> bool:
-        """Whether another goes first; from any thread."""
+        """Whether another lane goes first. Asked from any thread."""
         return self._priority.must_give(self._peer_id, self._lane)
 
     async def wait(self) -> None:
-        """Let it go first, but not for long."""
+        """Let the other lane go first, but not for long."""
         await self._priority.give(self._peer_id, self._lane)

@@ -1,7 +1,8 @@
-"""How long a lane has listened for the rest of what is half here.
+"""How long a lane has listened for the rest of a frame that is half here.
 
-A sender's time runs only while it could send: not while this peer keeps its stream waiting, and a
-stream in the middle of a frame, or of a part of one, has a time of its own (`frames.patience_s`).
+A sender's time runs only while it could send. It stands still while this peer keeps its streams
+waiting. A stream in the middle of a frame, or of a part of one, has a time of its own
+(`frames.patience_s`).
 """
 
 import contextlib
@@ -11,7 +12,7 @@ from p2p_dtfm.ports import now
 
 
 class Listening:
-    """Of all streams of one lane together."""
+    """The listening of all streams of one lane together."""
 
     def __init__(self) -> None:
         self._kept_waiting = 0
@@ -22,7 +23,7 @@ class Listening:
 
     @property
     def so_far_s(self) -> float:
-        """For how long, in all; to compare with each other."""
+        """How long the lane has listened in all. Two readings are compared with each other."""
         going_on_s = 0.0 if self._kept_waiting else now.monotonic_s() - self._since_s
         return self._listened_s + going_on_s
 
@@ -32,12 +33,13 @@ class Listening:
         return 0.0 if self._inside or self._kept_waiting else self.so_far_s - self._moved_s
 
     def moved(self) -> None:
-        """Something has come."""
+        """Note that something has come."""
         self._moved_s = self.so_far_s
 
     @contextlib.contextmanager
     def kept_waiting(self) -> Iterator[None]:
-        """By this peer, for room or for who takes what came: more may lie behind it."""
+        """Stop the time while this peer keeps the lane waiting, for room or for whoever takes what
+        came. More may lie behind it."""
         if not self._kept_waiting:
             self._listened_s = self.so_far_s
         self._kept_waiting += 1
@@ -50,7 +52,7 @@ class Listening:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """A stream is in the middle of a frame, or of a part."""
+        """Mark a stream as being in the middle of a frame, or of a part."""
         self._inside += 1
         try:
             yield

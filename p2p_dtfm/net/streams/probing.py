@@ -24,7 +24,7 @@ _REPORT_BYTES = 1 << 16
 _SERVED_BYTES_LIMIT = 32 << 20
 _SERVED_SECONDS_LIMIT = 12.0
 _SILENT_SECONDS_LIMIT = 2.5
-"""After which a prober that sends nothing makes room for others."""
+"""How long a prober may send nothing before it makes room for others."""
 _LONG_SECONDS = 2.0
 _PEERS_REMEMBERED = 1024
 _COUNT = struct.Struct(">Q")
@@ -35,8 +35,8 @@ _ZEROS = bytes(_REPORT_BYTES)
 class Probes:
     """Probes other peers, one at a time, and serves their probes, one at a time.
 
-    A probed peer reports the count of bytes that arrived, each 64 KiB, so that a slow link yields
-    a figure too when the time is over. `await ready()` before others may probe.
+    A probed peer reports how many bytes have arrived, after each 64 KiB. So a slow link yields a
+    figure too when the time is over. `await ready()` before others may probe.
     """
 
     def __init__(self, host: HostPort) -> None:
@@ -46,7 +46,7 @@ class Probes:
         self._serving = False
         self._not_before_s: dict[str, float] = {}
         self.said: Callable[[], bytes] = lambda: b""
-        """What a probe of the round trip is answered with."""
+        """Makes the answer to a probe of the round trip."""
         self.hear: Callable[[str, bytes, int], None] = lambda peer_id, answer, round_trip_ns: None
         """Told what a probed peer has answered, and after how many nanoseconds."""
 
@@ -68,7 +68,7 @@ class Probes:
         return took_ns
 
     async def ask_once(self, peer_id: str) -> int:
-        """Nanoseconds of a single call, on a connection that is there: less sure, and cheap.
+        """Nanoseconds of a single call, on a connection that is there. It is less sure, and cheap.
 
         Raises `Unreachable` or `Refused`.
         """
@@ -84,9 +84,8 @@ class Probes:
         first_bytes: int = FIRST_PROBE_BYTES,
         deadline_s: float = BANDWIDTH_DEADLINE_S,
     ) -> int:
-        """Bytes per second outward. Sends `first_bytes`, and four times as many until that takes
-        50 ms or are 8 MiB. Raises `Unreachable`, or `Refused` by a busy peer.
-        """
+        """Bytes per second outward. Sends `first_bytes`, and then four times as many, until a probe
+        takes 50 ms or has 8 MiB. Raises `Unreachable`, or `Refused` where the peer is busy."""
         async with self._probing:
             reader, writer = await self._host.open_stream(peer_id, PROBE_PROTOCOL, CALL_DEADLINE_S)
             try:
@@ -131,7 +130,8 @@ class Probes:
                     self._remember(sender, now.monotonic_s() - began_s)
 
     def _waits_for_its_turn(self, sender: str) -> bool:
-        """Whoever has used the line leaves it to others for three times as long."""
+        """Whether the sender must leave the line to others: for three times as long as it used the
+        line."""
         return self._not_before_s.get(sender, 0.0) > now.monotonic_s()
 
     def _remember(self, sender: str, used_s: float) -> None:
@@ -189,9 +189,9 @@ async def _send_and_count(
 ) -> tuple[int, float, int]:
     """(bytes between two reports, seconds between them, bytes that arrived in all).
 
-    From the first report to the last: both came the same way back, so the round trip, which on a
-    long link takes longer than the bytes do, does not count. Where all reports came at once, from
-    the first write on.
+    Measures from the first report to the last. Both came back the same way, so the round trip does
+    not count, which on a long link takes longer than the bytes do. Where all reports came at once,
+    measures from the first write on.
     """
     began = now.monotonic_s()
     arrived = first_count = 0

@@ -16,7 +16,7 @@ class _Partial:
     def __init__(self, header: FrameHeader, began_s: float) -> None:
         self.header = _of_frame(header)
         self.began_s = began_s
-        """By what the lane had listened then."""
+        """How long the lane had listened when this frame began."""
         self.payload = bytearray(header.payload_bytes)
         self.missing = set(range(-(-header.payload_bytes // PART_BYTES)))
 
@@ -45,8 +45,9 @@ class Reassembly:
         return bool(self._partial)
 
     def why_late(self, stall_s: float) -> str:
-        """Why what is half here is waited for no longer; empty: it is. As of a whole frame: nothing
-        comes for `stall_s`, or it takes longer than `patience_s`."""
+        """Why frames that are half here are waited for no longer; empty while they are. The limits
+        are those of a whole frame: nothing comes for `stall_s`, or it takes longer than
+        `patience_s`."""
         if not self._partial:
             return ""
         if self.listening.silent_s > stall_s:
@@ -64,10 +65,10 @@ class Reassembly:
     async def add(
         self, header: FrameHeader, part: bytearray
     ) -> tuple[FrameHeader, bytearray] | None:
-        """The frame that this part completes, or None; waits while there is no room for it.
+        """The frame that this part completes, or None. Waits while there is no room for it.
 
-        `release` follows when a completed frame was taken. Raises `PeerFault`, and `EOFError` when
-        the lane is closed meanwhile.
+        The caller calls `release` once it has taken a completed frame. Raises `PeerFault`, and
+        `EOFError` when the lane is closed meanwhile.
         """
         while (partial := self._partial.get(header.frame)) is None:
             if self._closed:
@@ -93,14 +94,14 @@ class Reassembly:
         return partial.header, partial.payload
 
     def release(self, header: FrameHeader) -> None:
-        """A frame that `add` returned is held no longer."""
+        """Give back the room of a frame that `add` returned."""
         self._held_bytes -= header.payload_bytes
         if self._shared:
             self._shared.give_back(self._sender, header.payload_bytes)
         self._room.set()
 
     def close(self) -> None:
-        """Let go of all parts, and of who waits for room."""
+        """Let go of all parts, and wake all who wait for room."""
         self._closed = True
         for partial in self._partial.values():
             self.release(partial.header)
@@ -115,5 +116,5 @@ class Reassembly:
 
 
 def _of_frame(header: FrameHeader) -> FrameHeader:
-    """What all parts of a frame say alike."""
+    """The part of the header that is the same for all parts of a frame."""
     return msgspec.structs.replace(header, checksum=0, part=WHOLE)

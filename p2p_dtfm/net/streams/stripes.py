@@ -1,8 +1,8 @@
 """The sending side of a lane: one stream, or several where one cannot fill a long link.
 
-A stream has only so many bytes under way, so over a long round trip it carries window / round trip,
-however fast the link is. A lane therefore doubles its streams while it is busy, the
-round trip is long, and the last doubling helped.
+A stream has only so many bytes under way. So over a long round trip it carries window / round trip,
+however fast the link is. A lane therefore doubles its streams while it is busy, the round trip is
+long, and the last doubling helped.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from p2p_dtfm.ports import now
 LONG_ROUND_TRIP_S = 0.01
 HELPED = 1.05
 PATIENCE = 2
-"""Doublings in a row that may not help before a lane settles: other traffic disturbs the judge."""
+"""Doublings in a row that may fail before a lane settles: other traffic disturbs the judge."""
 HELD_BACK_TIMES = 3
 _BUSY_S = 0.5
 _BUSY_ROUND_TRIPS = 4
@@ -33,7 +33,7 @@ _ESTIMATE_BYTES = 1 << 18
 _ESTIMATE_S = 0.05
 _BLOCKED_S = 0.002
 _BUFFERED_BYTES = 1 << 20
-"""What libp2p takes of a stream before the link has carried it."""
+"""Bytes of a stream that libp2p takes before the link has carried them."""
 _LAST_WORD_S = 0.2
 COUNT = struct.Struct(">Q")
 HANG_UP = (1 << 64) - 1
@@ -44,8 +44,8 @@ OpenStripe = Callable[[int], Awaitable[Wire]]
 
 @dataclass(frozen=True)
 class LaneListeners:
-    """Who hears of a lane: of faults, of streams that broke, of measured rates in bytes per
-    second, and of frames that were written and never acknowledged."""
+    """Functions that hear of a lane: of faults, of streams that broke, of measured rates in bytes
+    per second, and of frames that were written and never acknowledged."""
 
     fault: OnFault
     lost: OnLost
@@ -69,11 +69,11 @@ class Lane:
         self.turn = turn
         self.peer_id, self.lane = whose
         self.way = way
-        """By which its streams go."""
+        """What carries the lane's streams."""
         self.most_stripes = min(limits.most_stripes, way.most_stripes)
         self.failure: Failure | None = None
         self.gives_way = False
-        """Another lane is opened in its place: the receiver may close this one first."""
+        """Another lane is being opened in its place, so the receiver may close this one first."""
         self.lost_frames = 0
         self.used_s = now.monotonic_s()
         """When anything was sent last."""
@@ -105,29 +105,29 @@ class Lane:
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing is being sent, and all that was is acknowledged."""
+        """Whether nothing is being sent, and all that was sent is acknowledged."""
         return not self._sending and not any(stripe.waiting for stripe in self.stripes)
 
     async def quiet(self) -> None:
-        """Wait for that. Raises `Refused` or `Unreachable` once the lane has failed."""
+        """Wait until the lane is quiet. Raises `Refused` or `Unreachable` once it has failed."""
         await self.until(lambda: self.is_quiet)
 
     def broke(self) -> None:
-        """Its stream ended without a word."""
+        """Note that a stream ended without a word."""
         unreachable = Unreachable(self.peer_id, f"the {self.lane} stream to it broke")
         is_idle = self.is_quiet and now.monotonic_s() - self.used_s >= IDLE_S
         self.fail(unreachable)
-        if not is_idle:  # whoever has too many lets go of such, and is none the worse
+        if not is_idle:  # a peer with too many lanes ends idle ones, and loses nothing
             self.listeners.lost(self.peer_id, self.lane, unreachable)
 
     def stays(self) -> None:
-        """No other takes its place after all."""
+        """Note that no other lane takes its place after all."""
         self.gives_way = False
         if self.failure is None and any(stripe.reading.done() for stripe in self.stripes):
             self.broke()
 
     def retire(self) -> None:
-        """A quiet lane whose place is needed, or another takes: nobody has lost anything."""
+        """End a quiet lane whose place is needed, or taken: nobody has lost anything."""
         assert self.is_quiet, "frames are under way"
         if self._growing is not None:
             self._growing.cancel()
@@ -162,7 +162,7 @@ class Lane:
             await self._hear_last_word()
             self.fail(Unreachable(self.peer_id, one_line(str(error) or "the stream stalled")))
             assert self.failure is not None
-            self.lost_frames = 0  # who sends hears of it now
+            self.lost_frames = 0  # the sender hears of it now
             raise self.failure from error
         except (Refused, Unreachable):
             raise
@@ -199,7 +199,7 @@ class Lane:
         await self.until(lambda: not any(stripe.waiting for stripe in self.stripes))
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Raises `Refused` or `Unreachable` once the lane has failed."""
+        """Wait for `condition`. Raises `Refused` or `Unreachable` once the lane has failed."""
         while self.failure is None and not condition():
             self.changed.clear()
             await self.changed.wait()
@@ -207,8 +207,8 @@ class Lane:
             raise self.failure
 
     def fail(self, failure: Failure, known_frame: int | None = None) -> None:
-        """The first failure counts; everybody who waits hears of it. `known_frame` is one of
-        which the sender hears otherwise."""
+        """Fail the lane. The first failure counts, and everybody who waits hears of it. The sender
+        of `known_frame` hears otherwise of that frame."""
         if self.failure is not None:
             return
         self.failure = failure
@@ -224,7 +224,7 @@ class Lane:
             self.listeners.undelivered(self.peer_id, self.lane, failure)
 
     async def _hear_last_word(self) -> None:
-        """A reader may be about to hear why."""
+        """Wait shortly: a reader may be about to hear why the stream ended."""
         readings = {stripe.reading for stripe in self.stripes}
         await asyncio.wait(readings, timeout=_LAST_WORD_S, return_when=asyncio.FIRST_COMPLETED)
 
@@ -244,9 +244,9 @@ class Lane:
         if count > 1 and (rate := growth.sample(count * _BUFFERED_BYTES)) is not None:
             self.listeners.rate(self.peer_id, rate)
         if not growth.was_busy(_BUSY_S):
-            return  # whatever the round trip is, for which the kernel would be asked
+            return  # do not ask the kernel for the round trip
         round_trip_s = self.stripes[0].wire.round_trip_s()
-        if round_trip_s is None:  # with what its ends, if they are busy, add to it
+        if round_trip_s is None:  # this one includes delays at busy ends
             round_trip_s = self.round_trip_s
         long = round_trip_s >= LONG_ROUND_TRIP_S
         enough_s = max(_BUSY_S, _BUSY_ROUND_TRIPS * round_trip_s)
@@ -256,7 +256,7 @@ class Lane:
             self._growing = asyncio.create_task(self._grow(min(self.most_stripes, 2 * count)))
 
     def _is_held_back(self) -> bool | None:
-        """Any of its streams, since this was last asked; None: they do not say."""
+        """Whether any stream was held back since this was last asked; None where not known."""
         held_back = [stripe.wire.is_held_back() for stripe in self.stripes]
         return None if None in held_back else any(held_back)
 
@@ -265,7 +265,7 @@ class Lane:
             for number in range(len(self.stripes), count):
                 self.stripes.append(Stripe(self, await self._open_stripe(number)))
         except (Refused, Unreachable):
-            self._growth.settled = True  # what there is goes on
+            self._growth.settled = True  # the streams that are there go on
         finally:
             self._growing = None
             self._growth.restart()
@@ -284,9 +284,9 @@ class Growth:
         self._rate_before = 0.0
         self._without_help = 0
         self._grew = False
-        """By the last decision."""
+        """Whether the last decision was to grow."""
         self._held_back = 0
-        """So many decisions in a row."""
+        """Decisions in a row at which the lane was held back."""
 
     def began(self, now_s: float) -> None:
         if not self._senders:
@@ -295,7 +295,7 @@ class Growth:
 
     def ended(self, now_s: float, size_bytes: int) -> None:
         self._senders -= 1
-        if now_s - self._since_s >= _BLOCKED_S:  # or libp2p's buffers took it all at once
+        if now_s - self._since_s >= _BLOCKED_S:  # otherwise libp2p's buffers took it all at once
             self._busy_s += now_s - self._since_s
             self._busy_bytes += size_bytes
         self._since_s = now_s
@@ -310,7 +310,7 @@ class Growth:
         return size_bytes / busy_s
 
     def was_busy(self, enough_s: float) -> bool:
-        """Whether there may be something to decide."""
+        """Whether the lane was busy for long enough to decide."""
         return not self.settled and self._busy_s >= enough_s
 
     def should_grow(
@@ -319,10 +319,10 @@ class Growth:
         may_grow: bool,
         is_held_back: Callable[[], bool | None] = lambda: None,
     ) -> bool:
-        """Decide once for each `enough_s` of being busy. `is_held_back` says of the streams that
-        there are whether anything but the way holds them back: of those that say so, one that
-        still gets faster by itself is left to it, and so is one that is not held back three
-        times in a row (to find out what the way carries costs losses, once)."""
+        """Decide once for each `enough_s` of being busy. `is_held_back` says whether anything but
+        the way holds the present streams back; None where unknown. Where it is known, a lane that
+        still gets faster by itself does not grow. Nor does one that was not held back three times
+        in a row, since finding out what the way carries costs losses, once."""
         if not self.was_busy(enough_s):
             return False
         rate, held_back = self._busy_bytes / self._busy_s, is_held_back()
@@ -365,10 +365,10 @@ class Stripe:
         self.round_trip_s = 0.0
         self._lane = lane
         self.turn = asyncio.Lock()
-        """Of the large frames, one at a time takes its parts to this stream."""
+        """Held by the one large frame that takes its parts to this stream."""
         self._write_lock = asyncio.Lock()
         self._is_halfway = False
-        """A write is under way, or ended before all of it was written: nothing may follow then."""
+        """A write is under way, or ended before all of it was written. Nothing may follow then."""
         self._acknowledged = 0
         self._last_acknowledgement_s = 0.0
         self.reading = asyncio.create_task(self._read_acknowledgements(), name=f"acks {lane.lane}")
@@ -390,7 +390,7 @@ class Stripe:
                 unit = _Unit(frame, size_bytes, now.monotonic_s())
                 self.waiting.append(unit)
                 lane.unacknowledged_bytes += size_bytes
-                size_bytes = 0  # from here on the acknowledgement takes it off the load
+                size_bytes = 0  # the acknowledgement takes it off the load
                 self._is_halfway = True
                 await self.wire.write_frame(start, payload, lane.turn, lane.limits.stall_s)
                 self._is_halfway = False
@@ -439,8 +439,8 @@ class Stripe:
         if len(self._lane.stripes) > 1 or unit.size_bytes < _ESTIMATE_BYTES:
             return
         queued = self._last_acknowledgement_s > unit.first_write_s
-        # a frame that queued behind others began to travel when the last of them arrived; one that
-        # did not has the whole round trip in its time
+        # A frame that queued behind others began to travel when the last of them arrived. Any other
+        # frame has the whole round trip in its time.
         began_s = unit.first_write_s + self.round_trip_s
         if queued:
             began_s = self._last_acknowledgement_s

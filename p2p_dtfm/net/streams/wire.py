@@ -1,7 +1,7 @@
 """The port between lanes and what carries them: a stream through libp2p, or a direct line.
 
-Words (hellos, verdicts, counts, reasons) are a few bytes; frames are what the lanes are for. A wire
-is used by one reader and, for frames, by one writer at a time.
+Words (hellos, verdicts, counts, reasons) are a few bytes; frames are what the lanes are for. One
+reader and, for frames, one writer at a time use a wire.
 """
 
 import asyncio
@@ -37,30 +37,32 @@ _OFF_LOOP_BYTES = 1 << 20
 _LINGER_S = 2.0
 _REASON_LIMIT_BYTES = 1024
 LENGTH = struct.Struct(">H")
-"""Of a hello, or a reason."""
+"""The length of a hello, or of a reason."""
 
 
 class Wire(Protocol):
-    """One stream of a lane. What breaks raises one of `CONNECTION_ERRORS`, or `TimeoutError`."""
+    """One stream of a lane. A break raises one of `CONNECTION_ERRORS`, or `TimeoutError`."""
 
     seals: bool
-    """What arrives is what was sent, to the bit: frames need no checksum."""
+    """Whether all that arrives is what was sent, to the bit, so that frames need no checksum."""
 
     def round_trip_s(self) -> float | None:
-        """Of the connection itself, however busy its ends are; None: not known."""
+        """The round trip of the connection itself, however busy its ends are; None where not
+        known."""
         ...
 
     def is_held_back(self) -> bool | None:
-        """Since it was last asked: by buffers or losses, so that another one beside it may carry
-        more; None: not known."""
+        """Whether buffers or losses have held the stream back since this was last asked. If so,
+        another stream beside it may carry more. None where not known."""
         ...
 
     async def read(self, size_bytes: int) -> bytes:
-        """A word of exactly so many bytes, whenever it comes."""
+        """Read a word of exactly `size_bytes`, whenever it comes."""
         ...
 
     def write(self, word: bytes) -> Awaitable[None] | None:
-        """A word. What is to be waited for: nothing, or until few wait to be written."""
+        """Write a word. Returns what to wait for, until few words wait to be written; None for
+        nothing."""
 
     async def read_frame(
         self, limits: FrameLimits, stall_s: float, admit: Admit
@@ -72,23 +74,23 @@ class Wire(Protocol):
     async def write_frame(
         self, start: bytes, payload: memoryview, turn: RightOfWay, stall_s: float
     ) -> None:
-        """Once it returns, the payload's memory is the caller's again. Others go first where
-        `turn` says so."""
+        """Write a frame. Once this returns, the payload's memory is the caller's again. Other lanes
+        go first where `turn` says so."""
 
     async def rest(self) -> None:
-        """Read and forget until the other side has closed."""
+        """Read and discard until the other side has closed."""
 
     def close(self) -> None: ...
 
 
 async def written(waiting: Awaitable[None] | None) -> None:
-    """What `Wire.write` has left to be waited for."""
+    """Wait for what `Wire.write` has returned."""
     if waiting is not None:
         await waiting
 
 
 class StreamWire:
-    """Through libp2p."""
+    """A stream through libp2p."""
 
     seals = False
 
@@ -128,7 +130,7 @@ class StreamWire:
     async def write_frame(
         self, start: bytes, payload: memoryview, turn: RightOfWay, stall_s: float
     ) -> None:
-        # a drain then means that nothing of the caller's payload is referred to any more
+        # a drain then means that nothing refers to the caller's payload any more
         self.writer.transport.set_write_buffer_limits(high=0)
         first = min(payload.nbytes, _JOINED_BYTES)  # small frames in one write
         await self._write_piece(start + payload[:first], turn, stall_s)
@@ -159,12 +161,12 @@ class StreamWire:
 
 
 class LineWire:
-    """A direct line."""
+    """A stream over a direct line."""
 
     seals = True
 
     def __init__(self, line: DirectLine, memory: FrameMemory | None = None) -> None:
-        """`memory`: where frames are put that come over it."""
+        """`memory`: where frames that come over the line are put."""
         self.line = line
         self._memory = memory or FrameMemory(0)
         self._before = KernelFigures(None)
@@ -226,25 +228,25 @@ def widen(reader: asyncio.StreamReader) -> None:
 
 
 def _narrow(reader: asyncio.StreamReader) -> None:
-    """What comes while a frame waits to be let in, or to be taken, counts in no budget: at most
-    twice so much, and what one read of the socket brings. Where nothing waits, nothing comes before
-    it is wide again."""
+    """Bound what comes while a frame waits to be let in, or to be taken, since that counts in no
+    budget. The bound is twice the limit, plus one read of the socket. If no frame waits, nothing
+    comes before the stream is wide again."""
     reader._limit = _WAITING_BYTES  # type: ignore[attr-defined]
 
 
 class Way(Protocol):
-    """How new wires come to be."""
+    """Makes new wires."""
 
     is_direct: bool
     most_stripes: int
 
     async def open(self, peer_id: str, protocol: str, deadline_s: float) -> Wire:
-        """Raises `Unreachable`."""
+        """Open a wire to a peer. Raises `Unreachable`."""
         ...
 
 
 class StreamWay:
-    """Streams of a host."""
+    """Opens streams of a host."""
 
     is_direct = False
     most_stripes = STRIPES_LIMIT
@@ -266,7 +268,7 @@ class LinesPort(Protocol):
     def works(self, peer_id: str) -> bool: ...
 
     async def open(self, peer_id: str) -> DirectLine:
-        """Raises `Unreachable`."""
+        """Open a line to a peer. Raises `Unreachable`."""
         ...
 
     def broke(self, peer_id: str) -> None: ...
@@ -275,7 +277,7 @@ class LinesPort(Protocol):
 
 
 class LineWay:
-    """Direct lines."""
+    """Opens direct lines."""
 
     is_direct = True
     most_stripes = DIRECT_STRIPES_LIMIT
@@ -292,14 +294,15 @@ class LineWay:
 
 
 async def start_of(header: FrameHeader, payload: memoryview, with_checksum: bool) -> bytes:
-    """What precedes the payload. The checksum of a large tensor takes milliseconds."""
+    """The bytes before the payload. Computed in a thread for large tensors, whose checksum takes
+    milliseconds."""
     if with_checksum and payload.nbytes >= _OFF_LOOP_BYTES:
         return (await asyncio.to_thread(encode_frame, header, payload))[1]
     return encode_frame(header, payload, with_checksum)[1]
 
 
 async def read_reason(wire: Wire, peer_id: str) -> Refused:
-    """The text of a peer that hangs up."""
+    """The reason that a peer gives when it hangs up."""
     async with asyncio.timeout(_LINGER_S):
         (length,) = LENGTH.unpack(await wire.read(LENGTH.size))
         text = await wire.read(min(length, _REASON_LIMIT_BYTES))

@@ -1,4 +1,5 @@
-"""What would make a step shorter: one change at a time, planned anew, and what each comes to."""
+"""What would make a step shorter: one change at a time, planned anew, and the step that each
+gives."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,7 +17,8 @@ from p2p_dtfm.sim.scenario.what_if import what_if
 
 GROUPS_TRIED = 4
 PEERS_LIMIT = 24
-"""A plan of 64 takes half a minute, and there are some ten of them."""
+"""The largest swarm whose changes are planned. A plan of 64 takes half a minute, and there are some
+ten of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,9 @@ class Change:
 
 
 def changes_of(scenario: Scenario, spec: RunSpec) -> tuple[Change, ...]:
-    """Of a scenario of up to `PEERS_LIMIT` peers; of a larger one nothing. One more peer is left
-    out where the scenario does not say how it would be linked, as one of a single peer need not."""
+    """The changes for a scenario of up to `PEERS_LIMIT` peers; none for a larger one. One more peer
+    is left out where the scenario does not say how it would be linked. That of a single peer need
+    not say so."""
     if len(scenario.peers) > PEERS_LIMIT:
         return ()
     changes = []
@@ -88,6 +91,6 @@ def _faster_line(peer: ScenarioPeer) -> ScenarioPeer:
 
 
 def faster_devices(scenario: Scenario) -> Scenario:
-    """Twice the speed of everybody."""
+    """Twice the speed of each device."""
     faster = (replace(peer, forward_flops=2 * (peer.forward_flops or 0)) for peer in scenario.peers)
     return replace(scenario, peers=tuple(faster))

@@ -1,4 +1,4 @@
-"""Run specs near a given one: what of it may be changed, one setting or several at a time."""
+"""Run specs near a given one: which settings may be changed, one or several at a time."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,18 +10,18 @@ from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 
 Values = dict[str, Any]
-"""A run spec as its file says it."""
+"""A run spec as its file states it."""
 Read = Callable[[Values, str], RunSpec]
-"""Such values and where they are from as a run spec, with the sizes of layers that it lists. Raises
-`UserError`."""
+"""Makes a run spec from such values and the name of their file, with the sizes of the layers that
+it lists. Raises `UserError`."""
 
 BATCH_FACTORS = (1, 2, 4, 8, 16)
 INNER_STEPS = (0, 4, 8, 13, 20, 40)
-"""0: one step for all."""
+"""0 stands for one step for all."""
 OUTER = {"outer_learning_rate", "outer_momentum"}
 INNER_STEPS_OF_FOUR = 13
-"""With Muon four replicas were measured with so many and momentum 0.5, two with more and 0.3
-(docs/compression.md)."""
+"""With Muon four replicas were measured with so many inner steps and momentum 0.5, and two with
+more and 0.3 (docs/compression.md)."""
 REDUCTIONS: Mapping[str, Values] = {
     "fp32": {"reduction": "fp32"},
     "bf16": {"reduction": "bf16"},
@@ -45,7 +45,8 @@ BOUNDARIES = (
     ("rotated6",),
     ("subspace",),
 )
-"""Of several the planner chooses for each edge. What the last two cost alone is measured."""
+"""Codecs of boundaries. Where there are several, the planner chooses for each edge. The loss that
+the last two cost by themselves is measured."""
 MICROBATCH_FACTORS = (1, 2, 0.5, 0.25)
 CONTEXT_FACTORS = (1, 0.5, 0.25)
 DEFAULT_DIMENSIONS = ("global-batch", "inner-steps", "reduction", "boundaries", "microbatch")
@@ -58,23 +59,24 @@ STARTS: tuple[Values, ...] = (
     {"global-batch": 8, "inner-steps": 40, "reduction": "sparse 11 times"},
     {"global-batch": 16, "inner-steps": 13, "reduction": "sign", "optimizer": "muon"},
 )  # fmt: skip
-"""Changes that pay together where none does alone."""
+"""Changes that pay together where none pays alone."""
 
 
 class SettingsChoice(NamedTuple):
-    """Settings by dimension, as factors or names; what is not in it stays as the run says."""
+    """Settings by dimension, as factors or names. Settings that are not listed stay as the run has
+    them."""
 
     settings: tuple[tuple[str, Any], ...]
     values: Values
     spec: RunSpec
 
     def told(self) -> str:
-        """In the words of a run spec."""
+        """The settings in the words of a run spec."""
         return ", ".join(_told(self.spec, name) for name, _ in self.settings) or "as it is"
 
 
 def dimensions_in(text: str | None) -> tuple[str, ...]:
-    """What may be changed, as it was typed. Raises `UserError`."""
+    """The dimensions to be changed, as typed. Raises `UserError`."""
     if text is None:
         return DEFAULT_DIMENSIONS
     wanted = tuple(part.strip() for part in text.split(",") if part.strip())
@@ -105,7 +107,7 @@ def neighbours(
     dimensions: Iterable[str],
     read: Read = parse_run_spec,
 ) -> Iterator[SettingsChoice]:
-    """With one setting more, or another one."""
+    """The choices with one setting more, or another value of one."""
     for name in dimensions:
         for value in _values_of(name):
             settings = dict(choice.settings) | {name: value}
@@ -126,7 +128,7 @@ def _values_of(name: str) -> tuple[Any, ...]:
 
 
 def _made(values: Values, origin: str, settings: Values, read: Read) -> SettingsChoice | None:
-    """None where the run spec does not allow it."""
+    """The choice with these settings; None where the run spec does not allow it."""
     made = deepcopy(values)
     try:
         _change(made, settings)
@@ -142,8 +144,8 @@ class _OutOfReachError(Exception):
 
 
 def _change(values: Values, settings: Values) -> None:
-    """Equal tokens in all: fewer, larger steps; the schedule counts inner steps where there are
-    any."""
+    """Apply the settings to `values`, with equal tokens in all: fewer, larger steps. The schedule
+    counts inner steps where there are any."""
     batch, sync = values["batch"], values.setdefault("sync", {})
     codecs, model = values.setdefault("codecs", {}), values["model"]
     inner_before = _inner_steps(values)
@@ -174,8 +176,8 @@ def _change(values: Values, settings: Values) -> None:
 
 
 def _agree_after(sync: Values, inner_steps: int, optimizer: str) -> None:
-    """Where that is what turns local steps on, with the outer step that was measured with so many;
-    what the file says of it stays."""
+    """Set the inner steps. If that turns local steps on, also set the outer step that was measured
+    with so many, unless the file states one."""
     if not inner_steps:
         sync["mode"] = "every_step"
         return
@@ -188,7 +190,7 @@ def _agree_after(sync: Values, inner_steps: int, optimizer: str) -> None:
 
 
 def _inner_steps(values: Values) -> int:
-    """Optimizer's steps between two reductions."""
+    """Optimizer steps between two reductions."""
     sync = values.get("sync", {})
     return int(sync.get("inner_steps", 8)) if sync.get("mode") == "local" else 1
 

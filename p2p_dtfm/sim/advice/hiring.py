@@ -1,10 +1,10 @@
 """Which peers of a scenario are worth their price: tokens for a dollar instead of for a second.
 
-Peers alike in everything are taken together, cheapest for what they compute first: the first of
-these kinds are planned, the first two, and so on, then each alone, since who computes cheaply may
-have a thin line. From the best of these swarms on, as long as that makes a better one: the swarm
-less each kind, and less half of each. A plan's price is that of the peers with a stage; whoever is
-spare goes home.
+Peers that are alike in everything form a kind. The kinds are sorted by price for what they compute,
+the cheapest first. Planned are the first kind, the first two, and so on, then each kind alone,
+since a peer that computes cheaply may have a thin line. From the best of these swarms on, the
+search leaves out each kind, and half of each, as long as that makes a better swarm. A plan's price
+is that of the peers with a stage; spares go home.
 """
 
 from collections.abc import Iterator
@@ -20,33 +20,36 @@ from p2p_dtfm.sim.scenario.scenario import Scenario, ScenarioPeer
 from p2p_dtfm.sim.scenario.scenario_snapshot import flops_of, scenario_snapshot
 
 MOST_KINDS = 12
-"""Of peers, taken apart; where there are more, those next to each other in price are one."""
+"""The most kinds of peers. Where there are more, neighbours in price are joined."""
 NEARLY = 0.02
-"""One peer alone waits for nobody: by so much less for a dollar a faster swarm is as cheap."""
+"""The part of its tokens for a dollar by which a faster swarm may fall short and still count as
+cheap. One peer alone waits for nobody, and would always be the cheapest."""
 PLANS_FOR_A_KIND = 4
-"""At most, on the average: with the first kinds, alone, and left out or by half, once over."""
+"""The most plans for each kind, on average: with the first kinds, alone, and twice left out or
+halved."""
 MICRO = 1_000_000
 HOUR_S = 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Hired:
-    """A swarm and what it comes to, as predicted."""
+    """A swarm with its plan, and its predicted speed and price."""
 
     scenario: Scenario
-    """Those with a stage, in the file's order."""
+    """The peers with a stage, in the file's order."""
     plan: Plan
     tokens_per_s: float
     price_per_hour: float
 
     @property
     def tokens_per_dollar(self) -> float:
-        """Of a swarm that costs nothing, of its first millionth of a dollar."""
+        """Tokens for a dollar. A swarm that costs nothing is taken to cost a millionth of a
+        dollar."""
         return self.tokens_per_s * HOUR_S / max(self.price_per_hour, 1 / MICRO)
 
 
 def price_per_hour(scenario: Scenario, plan: Plan) -> float:
-    """Of the peers with a stage."""
+    """The price of the peers with a stage."""
     prices = (scenario.peer(name).price_micro_per_hour for name in plan.stage_holders())
     return sum(prices) / MICRO
 
@@ -54,7 +57,7 @@ def price_per_hour(scenario: Scenario, plan: Plan) -> float:
 def hire(
     scenario: Scenario, spec: RunSpec, progress: Progress = lambda done, most: None
 ) -> tuple[Hired, Hired]:
-    """(most tokens for a dollar, the fastest of what was planned). Raises `UserError` where nobody
+    """(most tokens for a dollar, the fastest of what was planned). Raises `UserError` where no peer
     has a price, or no plan is found."""
     if not any(peer.price_micro_per_hour for peer in scenario.peers):
         raise UserError(
@@ -108,7 +111,7 @@ def _cheapest(found: list[Hired]) -> Hired:
 
 
 def planned_hire(scenario: Scenario, spec: RunSpec) -> Hired | None:
-    """The scenario's plan, with those who have a stage in it; None where there is no plan."""
+    """The scenario's plan, with the peers that have a stage in it; None where there is no plan."""
     plan = compute_plan(scenario_snapshot(scenario, spec, AS_RUN))
     if isinstance(plan, NoPlan):
         return None
@@ -119,7 +122,7 @@ def planned_hire(scenario: Scenario, spec: RunSpec) -> Hired | None:
 
 
 def _kinds(scenario: Scenario) -> list[list[str]]:
-    """Names of peers that are alike, cheapest for their speed first."""
+    """Names of peers that are alike, kind by kind, the cheapest for their speed first."""
     alike: dict[ScenarioPeer, list[str]] = {}
     for peer in scenario.peers:
         alike.setdefault(replace(peer, name=""), []).append(peer.name)
@@ -134,7 +137,7 @@ def _kinds(scenario: Scenario) -> list[list[str]]:
 
 
 def _begun(kinds: list[list[str]]) -> Iterator[frozenset[str]]:
-    """All kinds, one less at a time, dearest first; then each alone."""
+    """All kinds, then one less at a time, the dearest first; then each alone."""
     for count in range(len(kinds), 0, -1):
         yield frozenset(name for kind in kinds[:count] for name in kind)
     for kind in kinds:
@@ -142,7 +145,7 @@ def _begun(kinds: list[list[str]]) -> Iterator[frozenset[str]]:
 
 
 def _smaller(hired: Scenario, kinds: list[list[str]]) -> Iterator[frozenset[str]]:
-    """The swarm less each kind and less half of it, dearest first."""
+    """The swarm without each kind, and without half of it, the dearest first."""
     names = frozenset(peer.name for peer in hired.peers)
     for kind in reversed(kinds):
         there = [name for name in kind if name in names]

@@ -7,7 +7,7 @@ from p2p_dtfm.core.protocol.run_spec import CodecSpec, RunSpec
 
 
 class LossCost(NamedTuple):
-    """Against fp32 and one step for all after each batch, at equal tokens."""
+    """The cost against fp32 and one step for all after each batch, at equal tokens."""
 
     percent: float
     source: str
@@ -18,18 +18,18 @@ class MeasuredRow(NamedTuple):
 
     replicas: int
     most_inner_steps: int
-    """Inner steps between two reductions, at most: more were not measured."""
+    """The most inner steps between two reductions. More were not measured."""
     optimizers: tuple[str, str]
-    """Of the run in step that it was compared with, and of the row."""
+    """The optimizers of the run in step that the row was compared with, and of the row."""
     inner_batch: tuple[float, float]
-    """Sequences of a replica's inner step, as a part of those of a step of that run: the fewest and
-    the most that were measured."""
+    """The fewest and the most sequences of a replica's inner step that were measured, as a part of
+    a step's in the compared run."""
     rate: float
-    """Peak learning rate of AdamW, as a part of that run's."""
+    """AdamW's peak learning rate, as a part of the compared run's."""
     outer: tuple[float, float]
     """Learning rate and momentum of the outer step."""
     reduction: tuple[str, ...]
-    """As `_told` tells it."""
+    """The reduction in `_told`'s words."""
     cost: LossCost
 
 
@@ -41,11 +41,11 @@ BOUNDARIES: dict[str, LossCost] = {
         0.36, "tiny, one codec between two stages, ten seeds (docs/benchmarks/compression.md)"
     ),
 }
-"""Both ways, of runs that are in fp32 and in step besides."""
+"""The codecs of both directions, in runs that are otherwise in fp32 and in step."""
 INNER_BATCHES = (1 / 8, 420 / (4 * 13 * 32))
-"""With Muon: of eight replicas, which lose more, and of two and four."""
+"""The bounds with Muon: of eight replicas, which lose more, and of two and four."""
 MUON_RATE = 0.02
-"""Measured with no other one."""
+"""The only rate of Muon that was measured."""
 EXACT = LossCost(0.0, "the run's own batches, reduced in fp32")
 MEASURED = (
     MeasuredRow(
@@ -76,7 +76,8 @@ MEASURED = (
 
 
 def loss_cost(spec: RunSpec, original: RunSpec, replicas: int) -> LossCost | None:
-    """Of a spec that was made from another, with so many pipelines; None: nobody measured it."""
+    """The cost of a spec that was made from `original`, with so many pipelines. None where it was
+    not measured."""
     codecs = spec.codecs
     optimizers = original.optimizer.kind, spec.optimizer.kind
     changes_batches = (

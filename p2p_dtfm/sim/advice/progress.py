@@ -3,4 +3,4 @@
 from collections.abc import Callable
 
 Progress = Callable[[int, int], None]
-"""How many plans are made, and how many there may be."""
+"""Told how many plans are made, and how many there may be."""

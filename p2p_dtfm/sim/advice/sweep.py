@@ -1,4 +1,4 @@
-"""Plans of run specs near a given one, and which of them make a swarm bound by computing."""
+"""Plans of run specs near a given one, and which of them make computing the bound of a swarm."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,25 +19,27 @@ from p2p_dtfm.sim.scenario.scenario_snapshot import scenario_snapshot
 
 MOST_PLANS = 48
 PEERS_PLANNED = 800
-"""Peers of all plans together, beyond the fewest plans: a larger swarm's plan takes longer."""
+"""The most peers of all plans together, beyond the fewest plans: a larger swarm's plan takes
+longer."""
 FEWEST_PLANS = 8
 BOUND_BY_COMPUTING = 0.8
-"""Of the speed that all devices have together: what is used from which on links hold up little."""
+"""The share of all devices' speed from which on a swarm is bound by computing: links then hold up
+little."""
 WORTH_A_CHANGE = 0.02
-"""Of a speed: by less another run spec is no better."""
+"""The part by which another run spec has to be faster to count as better."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """A choice and what it comes to, as predicted."""
+    """A choice with its plan and what that is predicted to give."""
 
     choice: SettingsChoice
     plan: Plan
     tokens_per_s: float
     bytes_per_token: float
-    """That all peers together send, boundaries and reduction."""
+    """Bytes that all peers together send for a token, in boundaries and reductions."""
     computing: float
-    """Of the speed that all devices of the swarm have together."""
+    """The used share of the speed that all devices of the swarm have together."""
     loss: LossCost | None
 
     @property
@@ -47,12 +49,12 @@ class Weighed:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """`before` is the run as it is, None where the swarm cannot train it."""
+    """`before` is the run as it is, or None where the swarm cannot train it."""
 
     before: Weighed | None
     best: Weighed
     frontier: tuple[Weighed, ...]
-    """Nothing planned is faster with as few bytes and as little loss; fastest first."""
+    """Choices that none beats in speed with as few bytes and as little loss; the fastest first."""
     plan_count: int
 
 
@@ -69,7 +71,8 @@ def advise(
     progress: Progress = lambda done, most: None,
     read: Read = parse_run_spec,
 ) -> Advice:
-    """Look at what may be changed: from a few starts on the best one, one setting at a time.
+    """Look at what may be changed: from a few starts, and from the best one on, one setting at a
+    time.
 
     Raises `UserError` where nothing helps.
     """
@@ -109,13 +112,14 @@ def _judged(scenario: Scenario, sweep: "_Sweep", best: Weighed | None) -> Advice
 
 
 def _fast(each: Weighed) -> tuple[float, int, float]:
-    """Of equally fast ones that which changes least, then sends least."""
+    """A key that puts the fastest last. Of equally fast choices, the one that changes least wins,
+    then the one that sends least."""
     return round(each.tokens_per_s, 1), -len(each.choice.settings), -each.bytes_per_token
 
 
 def _cheap(each: Weighed) -> tuple[bool, float, int, int, float]:
-    """Least loss as far as it is measured; then the smallest batch, what changes least, and the
-    fastest."""
+    """A key that puts first the least loss, as far as it is measured. Then come the smallest batch,
+    the fewest changes, and the fastest."""
     percent = each.loss.percent if each.loss else 0.0
     batch, changes = each.choice.spec.batch.global_batch, len(each.choice.settings)
     return each.loss is None, percent, batch, changes, -each.tokens_per_s
@@ -126,7 +130,7 @@ def _gains(rival: Weighed, than: Weighed) -> bool:
 
 
 def _frontier(found: list[Weighed]) -> Iterator[Weighed]:
-    """What nobody measured counts as the greatest loss."""
+    """The choices that no other beats. A loss that is not measured counts as the greatest."""
     kept: list[tuple[float, float]] = []
     for each in sorted(found, key=_fast, reverse=True):
         loss = each.loss.percent if each.loss else float("inf")
@@ -147,7 +151,7 @@ class _Sweep:
         self.progress = progress
         self.original = original
         self.seen: dict[str, Weighed | None] = {}
-        """By the digest of the run spec."""
+        """What each choice gives, by the digest of its run spec."""
 
     @property
     def left(self) -> int:
@@ -162,7 +166,7 @@ class _Sweep:
         return self.seen.get(self.original.digest())
 
     def weigh(self, choice: SettingsChoice) -> Weighed | None:
-        """None where there is no plan, or no work left for it."""
+        """What a choice gives; None where there is no plan, or no work left for it."""
         digest = choice.spec.digest()
         if digest not in self.seen and self.left:
             self.seen[digest] = self._weighed(choice)
@@ -189,14 +193,15 @@ class _Sweep:
 
 
 def _microbatches_per_s(snapshot: Snapshot) -> float:
-    """That all devices would compute together if nobody waited."""
+    """Microbatches that all devices would compute a second if none waited."""
     blocks = snapshot.workload.block_count
     times = [layer_ns_of(record.device, snapshot.workload) for record in snapshot.records]
     return sum(1e9 / (t.embedding_ns + blocks * t.block_ns + t.head_ns) for t in times)
 
 
 def sent_bytes(snapshot: Snapshot, plan: Plan) -> int:
-    """In a step by all peers: activations and their gradients, parts of gradients and sums."""
+    """Bytes that all peers send in a step: activations and their gradients, parts of gradients and
+    sums."""
     work = snapshot.workload
     crossed = sum(
         there + back

@@ -43,8 +43,8 @@ SETTLE_LIMIT_S = 180
 SETTLE_VIEWS = 12
 SETTLE_VIEWS_AFTER_LOSSES = 24
 """After the last fault, all that can come back must be in one view again and have committed three
-steps: within this (virtual) time, and without more views than this, be it that layers were lost or
-the swarm was split."""
+steps. That has to happen within this (virtual) time and this number of views. The larger number
+holds for seeds in which layers may be lost or the swarm may be split."""
 TIMING = AgreementTiming(
     gather_ns=3 * SECOND_NS,
     ready_ns=6 * SECOND_NS,
@@ -73,7 +73,7 @@ _TEMPLATE = PeerRecord(
 
 @dataclass
 class Result:
-    """How one seed ended; `violation` is empty if every invariant held."""
+    """How one seed ended. `violation` is empty if every invariant held."""
 
     seed: int
     violation: str = ""
@@ -83,7 +83,7 @@ class Result:
     only_holders: int = 0
     """Crashes and stops of the only holder of some layer, in runs that must lose no step."""
     messages: tuple[int, int, int] = (0, 0, 0)
-    """Lost, repeated and late."""
+    """Lost, repeated and late messages."""
     steps: int = 0
     views: int = 0
     settle_s: float = 0.0
@@ -91,22 +91,22 @@ class Result:
     given_up_steps: int = 0
     whole_cuts: int = 0
     repeated_steps: int = 0
-    """Most that a view went back by to one."""
+    """The most steps that a view went back by to a cut."""
     kept_forwards: int = 0
     redone_forwards: int = 0
-    """Of microbatches through stages, at failures: see
+    """Forwards of microbatches through stages that failures caused to be computed again: see
     `core.recovery.partial_replay.PartialReplay`."""
     mended_views: int = 0
     """Views in which peers stand in for others."""
     mended_again: int = 0
-    """Of these, the ones that an unplanned view followed: something failed once more."""
+    """Mended views that an unplanned view followed: something failed once more."""
     mended_forwards: int = 0
-    """Of `kept_forwards`, those kept in mended views."""
+    """The part of `kept_forwards` that was kept in mended views."""
     provisional_views: int = 0
     """Views that others follow at once, so that a better plan takes over."""
     recoveries_ns: list[int] = field(default_factory=list)
     watched_crashes: int = 0
-    """After so many the next commit was waited for, a minute at most."""
+    """Crashes after which the next commit was waited for, a minute at most."""
 
 
 class SeededRun:
@@ -164,7 +164,7 @@ class SeededRun:
                 raise Violation(f"{result.settle_views} views were needed to settle")
         except (Violation, AssertionError) as error:
             result.violation = str(error) or repr(error)
-        except Exception as error:  # noqa: BLE001 - of whatever kind, other seeds go on
+        except Exception as error:  # noqa: BLE001 - other seeds go on, whatever it is
             result.violation = problem_of(error)
         result.story = world.story
         result.faults = sum(self.faults.inflicted.values())
@@ -200,7 +200,7 @@ class SeededRun:
         return self.world.event_count % 16 == 0 and self._settled()
 
     def _settled(self) -> bool:
-        """All are in one view, and it has committed three steps since."""
+        """Whether all are in one view that has committed three steps since."""
         lost = self.faults.lost
         peers = self.world.peers.values()
         present = [peer for peer in peers if not peer.left and peer.name not in lost]
@@ -226,7 +226,8 @@ class SeededRun:
 
 
 def _whole_view(peers: list[SimulatedPeer]) -> ViewId | None:
-    """That which all these are in, and nobody else; with a plan."""
+    """The one view with a plan that all these peers are in, and no other peer; None if there is
+    none."""
     view = peers[0].view
     if view is None or not isinstance(view.plan, Plan):
         return None
@@ -240,7 +241,7 @@ def run_seed(seed: int, timing: AgreementTiming = TIMING) -> Result:
 
 
 def _run_all(seeds: range, timing: AgreementTiming, jobs: int) -> Iterator[Result]:
-    """In the order of the seeds, `jobs` at a time in processes of their own."""
+    """Results in the order of the seeds, `jobs` at a time in processes of their own."""
     if jobs <= 1:
         yield from (run_seed(seed, timing) for seed in seeds)
         return
@@ -249,13 +250,13 @@ def _run_all(seeds: range, timing: AgreementTiming, jobs: int) -> Iterator[Resul
 
 
 def problem_of(error: Exception) -> str:
-    """What a seed raises, in a first line and then where from."""
+    """What a seed raises: a first line, and then where it comes from."""
     told = "".join(traceback.format_exception(error))
     return f"{type(error).__name__}: {error}\n{told}"
 
 
 def seeds_of(text: str) -> range:
-    """Of "A" or "A-B". Raises `argparse.ArgumentTypeError`, also where it is none."""
+    """The seeds of "A" or "A-B". Raises `argparse.ArgumentTypeError` for anything else."""
     first, _, last = text.partition("-")
     if not first.isdecimal() or not (last or first).isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not A or A-B, with whole numbers")
@@ -298,7 +299,7 @@ def main() -> int:
 
 
 def recoveries_text(results: list[Result]) -> str:
-    """How long crashes held up the next commit, and how many for longer than that is looked at."""
+    """How long crashes held up the next commit, and how many held it up beyond the watched time."""
     recoveries = sorted(ns / SECOND_NS for r in results for ns in r.recoveries_ns)
     unseen = sum(r.watched_crashes for r in results) - len(recoveries)
     if not recoveries:
@@ -311,7 +312,7 @@ def recoveries_text(results: list[Result]) -> str:
 
 
 def _print_story(result: Result, is_wanted: bool) -> None:
-    """All of it where it is wanted, else how a failed seed ended."""
+    """Print the whole story where it is wanted, else how a failed seed ended."""
     if is_wanted or result.violation:
         print("\n".join(result.story if is_wanted else result.story[-30:]))
     if result.violation:

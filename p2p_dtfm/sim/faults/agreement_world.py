@@ -1,7 +1,7 @@
 """Peers of `core` in virtual time, over a network that delays, loses, repeats and is cut.
 
-Everything follows from the seed. Steps commit by the real `Ledger`, takeover and recovery are
-decided by the real `Agreement`, and `Invariants` sees every takeover, commit and state.
+Everything follows from the seed. Steps commit by the real `Ledger`. The real `Agreement` decides
+takeover and recovery. `Invariants` sees every takeover, commit and state.
 """
 
 import heapq
@@ -29,11 +29,12 @@ from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 TICK_NS = SECOND_NS // 4
 EVENTS_EACH_LIMIT = 10_000
 EVENT_LIMIT = 2_000_000
-"""In a whole world; where there are many peers, so many for each of them."""
+"""The most events in a whole world. Where there are many peers, the limit holds for each of
+them."""
 
 
 class AgreementWorld:
-    """`planner` is a pure function of a snapshot; `template` is the record that all start from."""
+    """`planner` is a pure function of a snapshot. All peers start from the record `template`."""
 
     peer_type = SimulatedPeer
 
@@ -61,12 +62,12 @@ class AgreementWorld:
         self.transfer_ns = 2 * SECOND_NS
         self.rejoins = False
         self.liars: frozenset[str] = frozenset()
-        """Peers of which others may find out that they say what is not so."""
+        """Peers that others may find out to be lying."""
         self.familiar: dict[str, tuple[str, ...]] = {}
-        """Whom a peer knows from before, where that is not everybody."""
+        """The peers that a peer knows from before, where those are not all."""
         self.invariants = Invariants(workload.microbatch_count)
         self.redone: dict[ViewId, PartialReplay] = {}
-        """How the step of the view before went on."""
+        """How the step of the view before went on, by view."""
         self.last_commit_ns = 0
         self.event_count = 0
         self._template = template
@@ -86,7 +87,7 @@ class AgreementWorld:
         peer.do(peer.agreement.found(peer.now_ns))
 
     def ask_to_join(self, name: str, member: str) -> None:
-        """Ask again each second until let in."""
+        """Ask to join, again each second until let in."""
         peer = self.peers[name]
         if peer.view is None and not peer.agreement.attempting and peer.alive:
             self.send(name, member, peer.agreement.wants_view())
@@ -102,7 +103,7 @@ class AgreementWorld:
         heapq.heappush(self._events, (self.now_ns + delay_ns, next(self._order), event))
 
     def run_until(self, condition: Callable[[], bool], limit_s: int = 120) -> None:
-        """Run events until `condition` holds; a world that does not get there is a failure."""
+        """Run events until `condition` holds. A world that does not get there is a failure."""
         end_ns = self.now_ns + limit_s * SECOND_NS
         while not condition():
             if not self._events or self._events[0][0] > end_ns:
@@ -159,7 +160,7 @@ class AgreementWorld:
             self.after(delay_ns, lambda: peer.run(process, lambda: peer.receive(sender, message)))
 
     def crash(self, name: str, lose_disk: bool) -> None:
-        """The process ends at once; whoever has a stream to it notices, unless cut off."""
+        """End the process at once. Peers with a stream to it notice, unless cut off."""
         peer = self.peers[name]
         peer.alive = False
         if lose_disk:
@@ -188,7 +189,7 @@ class AgreementWorld:
             self.peers[name].go_on()
 
     def cut(self, links: Iterable[DirectedLink], what: str) -> Callable[[], None]:
-        """Cut these directed links; the result heals them."""
+        """Cut these directed links. The returned function heals them."""
         cut = frozenset(links)
         self.network.cuts.append(cut)
         self.tell("network", f"CUT {what}")

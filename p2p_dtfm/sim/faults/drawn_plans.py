@@ -1,4 +1,5 @@
-"""Plans for simulated peers, drawn by what was gathered: no better than any, but all draw alike."""
+"""Plans for simulated peers, drawn from what was gathered. They are no better than others, but all
+peers draw the same one."""
 
 import msgspec
 
@@ -9,7 +10,8 @@ from p2p_dtfm.core.protocol.records import Intent
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 
 _STEPS_NS = (1_000_000_000, 4_000_000_000, 100_000_000_000, 100_000_000_000)
-"""Predicted, over links that nobody has measured: guardians lag where it is short."""
+"""Predicted step times, over links that nobody has measured. Where the time is short, guardians
+lag."""
 
 
 def any_plan(snapshot: Snapshot) -> Plan | NoPlan:
@@ -32,7 +34,7 @@ def any_plan(snapshot: Snapshot) -> Plan | NoPlan:
 
 
 def _mended(plan: Plan, names: list[str]) -> list[tuple[Stage, ...]]:
-    """Others take the places of those who are gone; a pipeline with a gap is closed."""
+    """Let others take the places of peers that are gone, and close a pipeline with a gap."""
     holders = plan.stage_holders()
     free = [name for name in names if name not in holders]
     mended = []

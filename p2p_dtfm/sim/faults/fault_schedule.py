@@ -19,11 +19,11 @@ KINDS = (*CRASHES, *CRASHES, "stop", "stop", "slow", "join", "leave", *CUTS, "ba
 
 @dataclass
 class Faults:
-    """What a seed inflicts.
+    """The faults that a seed inflicts.
 
-    A `careful` one crashes and stops peers only where those that go on have a copy of every layer,
-    be it a holder's or a guardian's, and cuts no links: then no committed step may ever be lost.
-    With `for_good` some of those peers never come back.
+    A `careful` schedule cuts no links. It crashes and stops peers only where those that go on have
+    a copy of every layer, a holder's or a guardian's. Then no committed step may ever be lost. With
+    `for_good` some of those peers never come back.
     """
 
     world: AgreementWorld
@@ -31,12 +31,12 @@ class Faults:
     careful: bool
     for_good: bool = False
     only_holders: int = 0
-    """Crashes and stops of a layer's only holder: a guardian stands in."""
+    """Crashes and stops of a layer's only holder, for which a guardian stands in."""
     inflicted: dict[str, int] = field(default_factory=dict)
     recoveries_ns: list[int] = field(default_factory=list)
-    """From a crash to the next committed step."""
+    """Times from a crash to the next committed step."""
     watched_crashes: int = 0
-    """So many times that was to be seen: it comes within a minute, and before the end, or not."""
+    """Crashes after which that commit was waited for, for a minute and until the end at most."""
     _heals: list[Callable[[], None]] = field(default_factory=list)
     _next_name: int = 0
     _lost: set[str] = field(default_factory=set)
@@ -48,7 +48,7 @@ class Faults:
             self.world.after(delay_ns, lambda kind=kind: self._inflict(kind))  # type: ignore[misc]
 
     def end(self) -> None:
-        """No more faults: links heal, who was stopped goes on, who crashed starts again."""
+        """End all faults: links heal, stopped peers go on, and crashed ones start again."""
         for heal in self._heals:
             heal()
         self.world.network.become_good()
@@ -61,7 +61,7 @@ class Faults:
 
     @property
     def lost(self) -> frozenset[str]:
-        """Who never comes back."""
+        """The peers that never come back."""
         return frozenset(self._lost)
 
     # one fault ----------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class Faults:
         return [peer for peer in self.world.peers.values() if not peer.left]
 
     def _staying(self) -> list[SimulatedPeer]:
-        """Who will be there in the end."""
+        """The peers that will be there in the end."""
         present = [p for p in self._present() if p.name not in self._lost]
         return [p for p in present if p.record.intent is not Intent.LEAVING]
 
@@ -188,8 +188,9 @@ class Faults:
         return self.world.invariants.may_go_back_to_cut and self._has_whole_cut(victim, rest)
 
     def _has_whole_cut(self, victim: SimulatedPeer, rest: list[SimulatedPeer]) -> bool:
-        """While a view trains whose guardians lag: its other members, all well, have together a
-        copy of each layer as of one step, no older than the newest whole cut."""
+        """Whether the other members can go back to a cut, while a view trains whose guardians lag.
+        All of them must be well. Together they must have a copy of each layer as of one step, no
+        older than the newest whole cut."""
         view = victim.view
         if view is None or view.cut_pace is None or not self._all_train(view):
             return False
@@ -213,11 +214,11 @@ class Faults:
         )
 
     def _has_stand_ins(self, victim: SimulatedPeer) -> bool:
-        """While a view trains: all its members are well, and each layer has another holder that has
-        got the state, or, if the victim alone holds it, a guardian that has it from the start or
-        has acknowledged it, a whole cut where guardians lag. Others may still commit the step
-        for which the victim has said Prepared.
-        """
+        """Whether each layer is safe without the victim, while a view trains whose members are all
+        well. A layer is safe if another holder has got its state. If the victim alone holds it, a
+        guardian must have it from the start or have acknowledged it. Where guardians lag, there
+        must be a whole cut. Others may still commit the step for which the victim has said
+        Prepared."""
         view, peers = victim.view, self.world.peers
         if view is None or not isinstance(view.plan, Plan) or victim.receipts is None:
             return False
@@ -238,7 +239,7 @@ class Faults:
         if guardian is None or victim.receipts is None:
             return False
         if view.cut_pace is not None:
-            # by its word: whether copies are there that are said to be shows when it is gone
+            # By the victim's word: only once it is gone do claimed copies prove to be there.
             clock = victim.cuts.clock
             return invariants.may_go_back_to_cut and clock is not None and clock.safe >= 0
         if victim.receipts.received_all_of(guardian):
@@ -249,10 +250,10 @@ class Faults:
         return layer in view.guarded_at_once and in_place
 
     def _has_copies(self, victim: SimulatedPeer, rest: list[SimulatedPeer]) -> bool:
-        """While a new view is made: the others have each layer at one newest step.
+        """Whether the others have each layer at one newest step, while a new view is made.
 
         That is the furthest step that anyone has committed, or the one before if no living peer
-        counts on more: a view that starts from a state drops older ones.
+        counts on more. A view that starts from a state drops older ones.
         """
         furthest = self.world.invariants.furthest
         ahead = any(peer.agreement.step >= furthest for peer in (victim, *rest))
@@ -267,7 +268,7 @@ class Faults:
         is_known = any(peer.knows_outcome(step - 1) for peer in peers)
 
         def reaches(peer: SimulatedPeer, layer: int, end: tuple[str | None, str | None]) -> bool:
-            """With a gradient only where somebody knows that its step was committed."""
+            """Count a gradient only where somebody knows that its step was committed."""
             return peer.reaches(layer, step, *end) and (is_known or peer.has(layer, step))
 
         return any(

@@ -1,6 +1,6 @@
 """Training without numbers: states and gradients that tell what they were made of.
 
-A layer's value is a chain of hashes over the steps, so a state that any other batch, order or
+A layer's value is a chain of hashes over the steps. So a state that any other batch, order or
 version went into shows at once.
 """
 
@@ -20,7 +20,7 @@ class HashState:
 
 @dataclass(frozen=True)
 class Gradient:
-    """Of these microbatches, computed on this state."""
+    """The gradient of these microbatches, computed on this state."""
 
     microbatches: tuple[int, ...]
     base: int
@@ -28,7 +28,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class BoundaryTensors:
-    """Activations of microbatches for the next stage, or their gradients for the one before."""
+    """Activations of microbatches for the next stage, or their gradients for the stage before."""
 
     sender: Member
     view: ViewId
@@ -92,7 +92,7 @@ class LayersReceipt:
 
 @dataclass(frozen=True)
 class StateRequest:
-    """For the sender's place in `view`."""
+    """A request for the states that the sender's place in `view` needs."""
 
     sender: Member
     view: ViewId
@@ -126,7 +126,7 @@ def applied(state: HashState, gradient: Gradient) -> HashState:
 
 
 def reduce(parts: list[Gradient]) -> Gradient | None:
-    """The sum; None where the parts were computed on different states."""
+    """The sum of the parts; None where they were computed on different states."""
     if len({part.base for part in parts}) != 1:
         return None
     return Gradient(tuple(sorted(n for part in parts for n in part.microbatches)), parts[0].base)
@@ -134,7 +134,7 @@ def reduce(parts: list[Gradient]) -> Gradient | None:
 
 @lru_cache(maxsize=65536)
 def true_state(version: int, microbatch_count: int) -> HashState:
-    """What a single process that is never disturbed has."""
+    """The state that a single, never disturbed process has."""
     if version == 0:
         return HashState(0, GENESIS_VALUE)
     before = true_state(version - 1, microbatch_count)
@@ -142,5 +142,6 @@ def true_state(version: int, microbatch_count: int) -> HashState:
 
 
 def loss_sum(step: int, count: int) -> float:
-    """Of `count` microbatches of one token each; a multiple of 2^-10, so that sums are exact."""
+    """The loss of `count` microbatches of one token each. It is a multiple of 2^-10, so that sums
+    are exact."""
     return count * (1.0 + (step * 37 % 1024) / 1024)

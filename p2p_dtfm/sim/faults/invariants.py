@@ -20,15 +20,16 @@ class _Start:
 
     step: int
     lost: int
-    """Committed steps that it repeats."""
+    """Committed steps that the view repeats."""
     is_promised: bool
-    """Guardians lagged where these were committed, and none is older than the newest whole cut."""
+    """Whether the repetition is allowed: guardians lagged where these steps were committed, and
+    none of the steps is older than the newest whole cut."""
     names: set[str] = field(default_factory=set)
-    """Who has committed the first step."""
+    """The peers that have committed the first step."""
 
 
 class Invariants:
-    """Told of everything that counts; raises `Violation`."""
+    """Told of everything that counts. Raises `Violation`."""
 
     def __init__(self, microbatch_count: int) -> None:
         self.microbatch_count = microbatch_count
@@ -39,13 +40,13 @@ class Invariants:
         """The newest cut that any member knew to be whole."""
         self.cut_count = 0
         self.most_repeated = 0
-        """Steps of a lineage that a view went back by, to a cut."""
+        """The most steps of a lineage that a view went back by, to a cut."""
         self.views: dict[ViewId, View] = {}
-        """All that were ever taken over."""
+        """All views that were ever taken over."""
         self.commits: dict[int, ViewId] = {}
-        """By step, the view in which it was committed last."""
+        """By step: the view in which it was committed last."""
         self._committed_in: dict[int, list[ViewId]] = {}
-        """By step, every view in which it was committed, by turns."""
+        """By step: every view in which it was committed, in order."""
         self.furthest = 0
         self.commit_count = 0
         self._starts: dict[ViewId, _Start] = {}
@@ -57,7 +58,8 @@ class Invariants:
         self._lineages: dict[tuple[ViewId, int], str] = {}
 
     def takes_over(self, name: str, life: int, view: View) -> None:
-        """No two peers are in one view with different plans; none is in two views of a number."""
+        """No two peers are in one view with different plans, and none is in two views of one
+        number."""
         plan = self._plans.setdefault(view.id, view.plan.digest())
         if plan != view.plan.digest():
             raise Violation(f"{name} takes over view {view.id} with another plan")
@@ -75,16 +77,15 @@ class Invariants:
         heard: Mapping[str, tuple[int, int]],
         joiners: Iterable[Member],
     ) -> None:
-        """What `member` brings: the versions of records that it has heard, and the newcomers that
-        it names from within a view; what newcomers name may not count.
-        """
+        """Note what `member` brings: the versions of records that it has heard, and the newcomers
+        that it names from within a view. What newcomers name may not count."""
         self._entered[member, number] = dict(heard)
         self._named[member, number] = frozenset(joiners)
 
     def _check_records(self, view: View) -> None:
         """What was agreed on is never older than what somebody brought, nor than the view before.
 
-        So whoever merges brings no peer back in a life that has ended.
+        So a merge brings no peer back in a life that has ended.
         """
         snapshot, number = view.snapshot, view.id.number
         agreed = {record.peer_id: record.version for record in snapshot.records}
@@ -108,11 +109,12 @@ class Invariants:
                     )
 
     def _check_start(self, name: str, view: ViewId, step: int) -> None:
-        """Where a copy of everything is left, no view repeats more than the last committed step, or
-        where guardians lagged than the steps since the newest whole cut.
+        """While a copy of everything is left, no view repeats more than the last committed step.
+        Where guardians lagged, it repeats no more than the steps since the newest whole cut.
 
-        Whoever commits first may take that one step along when it dies. And a sleeper may wake up
-        and commit by itself what the others have given up: it counts what all stage-holders do.
+        The peer that commits first may take that one step along when it dies. And a sleeper may
+        wake up and commit by itself what the others have given up. So a start counts once all
+        stage-holders have made it.
         """
         if view not in self._starts:
             self._starts[view] = self._start(view, step)
@@ -135,9 +137,9 @@ class Invariants:
     def _start(self, view: ViewId, step: int) -> _Start:
         """Where a view goes on, from what was committed before it.
 
-        A view that others have left loses nothing yet where a sleeper alone wakes up in it: the one
-        that follows the sleeper would. Nor does it lose what rivals alone have committed: where
-        they meet, one of them gives its steps up.
+        Others may have left the view, and a sleeper alone wakes up in it. That loses nothing yet: a
+        view that follows the sleeper would. Nor does a view lose what rivals alone have committed:
+        where they meet, one of them gives its steps up.
         """
         is_promised = step >= self.whole_cut and self._lagged_since(step, view)
         made = self._made_since(step)
@@ -152,8 +154,9 @@ class Invariants:
         """Whether guardians lagged where these steps were committed: their views said so.
 
         What a sleeper commits alone in a rival of `view` counts for nothing: the steps that `view`
-        repeats were committed before both. So does the one step that a view between them has made
-        anew and `view` repeats: the others had been given up before it.
+        repeats were committed before both. A view between the two may also have made the first of
+        the steps anew. If `view` repeats that step, that view does not count either: the others had
+        been given up before it.
         """
         made = self._made_since(step)
         rivals = {it for views in made for it in views if view and self._are_rivals(it, view)}
@@ -163,13 +166,13 @@ class Invariants:
         return all(self._lags(views[-1:]) for views in counted if views)
 
     def _made_since(self, step: int) -> list[list[ViewId]]:
-        """In which views each step from this one on was committed, in order."""
+        """The views in which each step from this one on was committed, in order."""
         return [self._committed_in.get(n, []) for n in range(step, self.furthest)]
 
     def _are_rivals(self, rival: ViewId, view: ViewId) -> bool:
-        """Whether a swarm has split, and `view` need not follow `rival`: each part has made a view
-        of one number, be it before or after the rival, or no more of those who were together are in
-        the rival."""
+        """Whether a swarm has split, so that `view` need not follow `rival`. It has if each part
+        has made a view of one number, before or after the rival. It also has if the rival holds no
+        more of those who were together than `view` does."""
         theirs, ours = self._line_of(rival), self._line_of(view)
         numbers = {it.number: it for it in ours}
         after = [it for it in self.views if it.number > rival.number and rival in self._line_of(it)]
@@ -183,7 +186,7 @@ class Invariants:
         return in_rival <= in_view
 
     def _line_of(self, view: ViewId) -> list[ViewId]:
-        """It and those that it follows, the newest first."""
+        """The view and those that it follows, the newest first."""
         line = [view]
         while view in self.views and self.views[view].snapshot.previous.number < view.number:
             view = self.views[view].snapshot.previous
@@ -199,7 +202,7 @@ class Invariants:
         return self._lagged_since(self.whole_cut)
 
     def note_whole(self, step: int) -> None:
-        """A member knows that the cut of this step is whole."""
+        """Note that a member knows the cut of this step to be whole."""
         self.cut_count += step > self.whole_cut
         self.whole_cut = max(self.whole_cut, step)
 
@@ -208,12 +211,12 @@ class Invariants:
         return view in self._starts
 
     def leads_to(self, name: str, view: ViewId, step: int, lineage: str) -> None:
-        """Whoever commits a step of a view, or rolls it forward, comes to one lineage."""
+        """All that commit a step of a view, or roll it forward, come to one lineage."""
         if self._lineages.setdefault((view, step), lineage) != lineage:
             raise Violation(f"{name} commits step {step} of view {view} on another lineage")
 
     def lineage_after(self, view: ViewId, step: int) -> str | None:
-        """To which lineage a step of a view has led; None if nobody knows its outcome."""
+        """The lineage to which a step of a view has led; None if nobody knows its outcome."""
         return self._lineages.get((view, step))
 
     def commits_step(self, name: str, view: ViewId, outcome: StepOutcome, lineage: str) -> None:

@@ -19,10 +19,10 @@ class LossyNetwork:
     lost_count: int = 0
     repeated_count: int = 0
     late_count: int = 0
-    """Late ones arrive after many that were sent after them."""
+    """Messages that were late. They arrive after many that were sent after them."""
 
     def deliveries_ns(self, chance: random.Random, sender: str, receiver: str) -> list[int]:
-        """After how long each copy of a message arrives; none if it is lost."""
+        """The delays after which copies of a message arrive; none if it is lost."""
         if self.is_cut(sender, receiver):
             return []
         draw, copies = chance.random, 1

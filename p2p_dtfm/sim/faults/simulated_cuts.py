@@ -15,7 +15,7 @@ class SimulatedCuts:
     """Copies for guardians that lag."""
 
     def __init__(self, peer: SimulatedProcess) -> None:
-        """Main memory is lost with the process."""
+        """The copies are in main memory, which is lost with the process."""
         self.peer = peer
         self.copies: dict[tuple[int, str], dict[int, HashState]] = {}
         self.clock: CutClock | None = None
@@ -55,7 +55,7 @@ class SimulatedCuts:
         )
 
     def take(self, view: View, step: int) -> None:
-        """A step begins, with the states here."""
+        """Copy the states that are here when a step begins."""
         peer = self.peer
         clock = self.clock
         if clock is None or not clock.is_due(step):
@@ -68,7 +68,7 @@ class SimulatedCuts:
         self.send(view)
 
     def send(self, view: View) -> None:
-        """To guardians that have not said that they have it; it takes a while."""
+        """Send the copies to guardians that have not said that they have them. It takes a while."""
         peer = self.peer
         clock = self.clock
         if clock is None or not clock.missing:
@@ -105,7 +105,7 @@ class SimulatedCuts:
             self.clock.receipt(sender, message.step, message.layers)
 
     def committed(self, view: View, step: int, kept: int) -> None:
-        """Before the takeover that may follow."""
+        """Note a commit, before the takeover that may follow."""
         clock = self.clock
         if clock is None:
             self.copies, self.safe_step = {}, 0
@@ -119,7 +119,7 @@ class SimulatedCuts:
         return self.copies.get((step, lineage), {}).get(layer)
 
     def keep(self, layer: int, state: HashState) -> None:
-        """A state that is not wanted here any more may be part of the view's first cut."""
+        """Keep a state that is no longer wanted here, as part of the view's first cut."""
         clock = self.clock
         if clock is not None and clock.safe < 0 and state.version == self._first_step:
             lineage = self.peer.agreement.recovery_evidence.lineage.at(state.version)

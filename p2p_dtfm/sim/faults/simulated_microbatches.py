@@ -14,25 +14,27 @@ from p2p_dtfm.sim.faults.invariants import Violation
 from p2p_dtfm.sim.faults.simulated_process import Key, SimulatedProcess
 
 UNSAID = 0.5
-"""How often the last tasklet of a burst is not said yet when the next message comes in."""
+"""The chance that the last tasklet of a burst is not yet reported when the next message comes
+in."""
 
 
 @dataclass
 class StageWork:
-    """What a stage-holder has computed of the open step; it outlives a view."""
+    """What a stage-holder has computed of the open step. It outlives a view."""
 
     step: int = -1
     layers: range = range(0)
     forwarded: list[int] = field(default_factory=list)
     """Microbatches in the order of their forwards, with the activations that were sent."""
     backwards: int = 0
-    """So many of the first have had their backward; what was sent is kept."""
+    """How many of the first ones have had their backward. What was sent is kept."""
     buffers: list[int] = field(default_factory=list)
     """Microbatches whose gradients are in the buffers."""
 
 
 class SimulatedMicrobatches:
-    """What the microbatch loop does in the daemon; `all_computed` is told of a step at its end."""
+    """Does what the microbatch loop does in the daemon. `all_computed` is told of a step at its
+    end."""
 
     def __init__(self, peer: SimulatedProcess, all_computed: Callable[[Key], None]) -> None:
         self.peer = peer
@@ -42,11 +44,11 @@ class SimulatedMicrobatches:
         self.part: tuple[Key, StageReplay] | None = None
         """This stage's part in the step that it computes."""
         self.is_computed = False
-        """All of it is done."""
+        """Whether all of `part` is done."""
         self.works = False
-        """A burst of tasklets is under way."""
+        """Whether a burst of tasklets is under way."""
         self.arrived: dict[Key, set[tuple[bool, int]]] = {}
-        """(is an activation, microbatch) of each step."""
+        """By step: (is an activation, microbatch) of each tensor that has arrived."""
 
     def begin(self, view: View, plan: Plan, key: Key) -> None:
         peer = self.peer
@@ -134,7 +136,7 @@ class SimulatedMicrobatches:
             self._next_burst()
 
     def _possible(self) -> list[bool]:
-        """Whether a forward (True), a backward (False) can be computed now."""
+        """Whether a forward (True) or a backward (False) can be computed now."""
         peer = self.peer
         assert self.part is not None
         key, mine = self.part
@@ -155,7 +157,7 @@ class SimulatedMicrobatches:
         return possible
 
     def _send_boundaries(self, forwards: range, backwards: range) -> None:
-        """Of the microbatches in these places, what the neighbours have not kept."""
+        """Send what the neighbours have not kept of the microbatches in these places."""
         peer = self.peer
         view, plan = peer.in_training()
         if view is None or plan is None or self.part is None:

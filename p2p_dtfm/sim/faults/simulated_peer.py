@@ -65,9 +65,9 @@ from p2p_dtfm.sim.faults.simulated_waits import SimulatedWaits
 
 
 class SimulatedPeer(SimulatedProcess):
-    """`start` begins a process of this peer; `alive` and `stopped` are up to the world.
+    """`start` begins a process of this peer. The world sets `alive` and `stopped`.
 
-    What it is made of can be replaced by what does something else, or nothing.
+    Its parts can be replaced by ones that do something else, or nothing.
     """
 
     cuts_type = SimulatedCuts
@@ -76,7 +76,7 @@ class SimulatedPeer(SimulatedProcess):
     waits_type = SimulatedWaits
 
     def start(self) -> None:
-        """A new process, with what is on the disk."""
+        """Begin a new process, with what is on the disk."""
         self.cuts = self.cuts_type(self)
         self.microbatches = self.microbatches_type(self, self._all_computed)
         self.training = self.training_type(self, self.microbatches, self.cuts)
@@ -91,7 +91,7 @@ class SimulatedPeer(SimulatedProcess):
         self.do(self.agreement.tick(self.now_ns))
 
     def go_on(self) -> None:
-        """Timers fire before sockets are read."""
+        """Go on after a stop. Timers fire before sockets are read."""
         self.stopped = False
         backlog, self.backlog = self.backlog, []
         self._beat()

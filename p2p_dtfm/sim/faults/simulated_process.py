@@ -45,12 +45,12 @@ Key = tuple[ViewId, int]
 
 RESEND_NS = SECOND_NS
 LINGER_NS = 20 * SECOND_NS
-"""A peer that has left gives state to those that took its place for so long."""
+"""How long a peer that has left gives state to those that took its place."""
 CHECKPOINT_STEPS = 3
 PREPARED_KEPT = 2
 LINK = Link(round_trip_ns=20_000_000, bytes_per_s=10_000_000)
 UNMEASURED = 0.05
-"""Of the links; those who could not measure them wait for others that can."""
+"""The share of links that could not be measured. Their peers wait for others that can measure."""
 
 
 TERMS = StepTerms(
@@ -81,7 +81,7 @@ class SimulatedCheckpoint:
 
 @dataclass
 class SimulatedProcess:
-    """`start` begins a process of this peer; `alive` and `stopped` are up to the world."""
+    """`start` begins a process of this peer. The world sets `alive` and `stopped`."""
 
     name: str
     record: PeerRecord
@@ -96,11 +96,11 @@ class SimulatedProcess:
     process: int = 0
     disk: list[SimulatedCheckpoint] = field(default_factory=list)
     view_history: tuple[KnownView, ...] = ()
-    """On the disk as well: the views that it was in."""
+    """The views that the peer was in. They are on the disk as well."""
     bars: tuple[Bar, ...] = ()
     signatures: tuple[Signatures, ...] = ()
     signed: View | None = None
-    """The newest whose members' signatures are all there."""
+    """The newest view with the signatures of all its members."""
     views: list[View] = field(default_factory=list)
     taken_over_ns: list[int] = field(default_factory=list)
 
@@ -112,7 +112,7 @@ class SimulatedProcess:
         raise NotImplementedError
 
     def start(self) -> None:
-        """A new process, with what is on the disk."""
+        """Begin a new process, with what is on the disk."""
         self.process += 1
         self.alive, self.stopped = True, False
         self.backlog: list[Callable[[], None]] = []
@@ -162,14 +162,14 @@ class SimulatedProcess:
         return signed
 
     def _measured_links(self) -> dict[str, Link]:
-        """To all that are there when it starts, as a daemon measures before it asks to be let in;
-        now and then one is left out."""
+        """Links to all that are there when the process starts, as a daemon measures before it asks
+        to be let in. Now and then one is left out."""
         chance = random.Random(f"{self.name}{self.record.life}")
         others = sorted(set(self.world.peers) - {self.name})
         return {name: LINK for name in others if chance.random() > UNMEASURED}
 
     def restart(self) -> None:
-        """After a crash: a new process in a higher life."""
+        """Start after a crash: a new process in a higher life."""
         life = self.record.life + 1
         self.record = msgspec.structs.replace(self.record, life=life, intent=Intent.TRAIN)
         self.start()
@@ -180,7 +180,7 @@ class SimulatedProcess:
         self.world.after(delay_ns, lambda: self.run(process, event))
 
     def run(self, process: int, event: Callable[[], None]) -> None:
-        """An event of one process; a stopped one gets it when it goes on."""
+        """Run an event of one process. A stopped process gets it when it goes on."""
         if process != self.process or not self.alive or self.gone:
             return
         if self.stopped:
@@ -190,7 +190,7 @@ class SimulatedProcess:
 
     @property
     def now_ns(self) -> int:
-        """By this peer's own clock, which is off and runs at its own rate."""
+        """The time by this peer's own clock, which is off and runs at its own rate."""
         return self.clock_offset_ns + int(self.world.now_ns * self.clock_rate)
 
     @property
@@ -235,7 +235,7 @@ class SimulatedProcess:
         return view, view.plan
 
     def tensor_key(self, view: ViewId, step: int) -> Key:
-        """Every tensor belongs to the step of one view."""
+        """The key of tensors: each belongs to the step of one view."""
         return view, step
 
     def wanted(self, view: View) -> set[int]:
@@ -253,7 +253,8 @@ class SimulatedProcess:
         self.signatures = self.agreement.signatures
 
     def keep_signatures(self) -> None:
-        """Once all have said that they are in the view: it was written down before."""
+        """Keep a view's signatures once all have said that they are in it. The view itself was
+        written before."""
         view = self.agreement.view
         if view is not None and view is not self.signed and self.agreement.is_taken_over_by_all:
             self.signed = view
@@ -281,16 +282,17 @@ class SimulatedProcess:
         return layer in self.states and self.states[layer].version == step
 
     def knows_outcome(self, step: int) -> bool:
-        """Of the last step committed here; a peer without a stage may have learnt of it late."""
+        """Whether this peer knows the outcome of the last step committed here. One without a stage
+        may have learnt of the step late."""
         retained = self.agreement.recovery_evidence.retained
         return retained is not None and retained.step == step and retained.outcome is not None
 
     def reaches(self, layer: int, step: int, lineage: str | None, before: str | None) -> bool:
         """Whether the state of a layer at `step` of a lineage is here, or one gradient away.
 
-        `before` is the lineage's digest one step earlier; the gradient must be of the view that
-        committed the step on this lineage. A state that the present view does not ask for goes
-        with the next commit.
+        `before` is the lineage's digest one step earlier. The gradient must be of the view that
+        committed the step on this lineage. A state that the present view does not ask for goes with
+        the next commit.
         """
         view = self.agreement.view
         if view is None or not (self.agreement.frozen or layer in self.wanted(view)):

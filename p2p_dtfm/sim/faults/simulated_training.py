@@ -41,7 +41,7 @@ from p2p_dtfm.sim.faults.simulated_process import (
 
 
 class SimulatedTraining:
-    """What the trainer does in the daemon."""
+    """Does what the trainer does in the daemon."""
 
     def __init__(
         self, peer: SimulatedProcess, microbatches: SimulatedMicrobatches, cuts: SimulatedCuts
@@ -120,7 +120,7 @@ class SimulatedTraining:
         self.try_prepare()
 
     def feed_guardians(self, key: Key) -> None:
-        """Reduced gradients of layers that nobody else holds go to their guardians."""
+        """Send reduced gradients of layers that nobody else holds to their guardians."""
         peer = self.peer
         view, plan = peer.in_training()
         if view is None or plan is None or view.cut_pace is not None:
@@ -231,7 +231,7 @@ class SimulatedTraining:
             self.check_commit()
 
     def _keep_prepared(self, statement: Statement) -> bool:
-        """True if it is news."""
+        """Keep a Prepared, and say whether it is news."""
         prepared = statement.prepared
         held = self.peer.prepared.setdefault((prepared.view, prepared.step), {})
         if prepared.peer_id in held:
@@ -261,7 +261,7 @@ class SimulatedTraining:
                 return
 
     def _contradicted(self, reason: str, accused: set[str]) -> None:
-        """Not all that is said of the step can be true, so somebody lies."""
+        """Note that not all that is said of the step can be true, so that somebody lies."""
         peer = self.peer
         liars = peer.world.liars
         if not liars or (accused and not accused & liars):
@@ -269,7 +269,8 @@ class SimulatedTraining:
         peer.do(peer.agreement.repeat_step(reason, peer.now_ns))
 
     def _skip(self, view: View, ledger: Ledger) -> None:
-        """A peer without a stage may miss so many messages that it cannot follow each step."""
+        """Follow the steps without a stage. Such a peer may miss so many messages that it cannot
+        follow each."""
         peer = self.peer
         if view.layers_of(peer.name):
             return
@@ -307,7 +308,7 @@ class SimulatedTraining:
         return True
 
     def _forget(self, view: View, step: int) -> None:
-        """A step has committed: what was kept for the case that it would not is not needed."""
+        """Forget what was kept in case a step would not commit, now that it has."""
         peer = self.peer
         wanted = peer.wanted(view)
         if peer.agreement.next_view is not None:
@@ -399,7 +400,8 @@ class SimulatedTraining:
         self.start_step()
 
     def _follow_on(self, layer: int) -> None:
-        """A state that comes after its step has committed; the step's gradient may be here."""
+        """Apply a step's gradient to a state that comes after the commit, if the gradient is
+        here."""
         peer = self.peer
         lineage = peer.agreement.recovery_evidence.lineage
         for view, step in sorted(peer.gradients):

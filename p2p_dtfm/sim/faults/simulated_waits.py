@@ -1,5 +1,5 @@
-"""What a simulated peer says of its step, and whom it suspects: `core.liveness.stalls` as in
-life."""
+"""What a simulated peer says of its step, and which peers it suspects, by the real
+`core.liveness.stalls`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from p2p_dtfm.sim.faults.simulated_microbatches import SimulatedMicrobatches
 from p2p_dtfm.sim.faults.simulated_process import Key, SimulatedProcess
 
 PATIENCE = Patience(stuck_ns=10 * SECOND_NS, step_ns=60 * SECOND_NS, fetch_ns=60 * SECOND_NS)
-"""Of peers whose steps take seconds."""
+"""For peers whose steps take seconds."""
 
 
 class SimulatedWaits:
-    """Lacks follow from what has come; whatever is due is sent again until it has."""
+    """Finds what a peer lacks from what has come. Whatever is due is sent again until it has
+    come."""
 
     def __init__(self, peer: SimulatedProcess, microbatches: SimulatedMicrobatches) -> None:
         self.peer = peer
@@ -76,7 +77,7 @@ class SimulatedWaits:
         return self._words()
 
     def _sums(self, plan: Plan, key: Key) -> list[Lack]:
-        """Its own part is there: whose part, or whose receipt, is not."""
+        """What a peer lacks whose own part is there: the parts, or the receipts, of others."""
         peer = self.peer
         parts = peer.partials.get(peer.tensor_key(*key), {})
         done = peer.gradients.get(key, {})
@@ -93,7 +94,8 @@ class SimulatedWaits:
         return [Lack(guardian, Kind.RECEIPT) for guardian in owed]
 
     def _words(self) -> list[Lack]:
-        """Its own work is done: who has not said Prepared, or that it has taken over."""
+        """What a peer lacks whose own work is done: who has not said Prepared, or that it has taken
+        over."""
         me, ledger = self.peer.name, self.peer.agreement.ledger
         if ledger is None:
             return []

@@ -12,9 +12,9 @@ from p2p_dtfm.sim.scenario.scenario import Scenario
 Point = tuple[float, float]
 _ROUNDS = 400
 _ROOMY_PEERS, _ROOMY = 24, 2.2
-"""With few peers circles are so many times as large, which leaves room for names."""
+"""With few peers the circles are this many times as large, which leaves room for names."""
 _ON_ONE_RING = 5
-"""So many peers of a group lie around its middle."""
+"""Up to so many peers of a group lie on one ring around its middle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def lay_out(scenario: Scenario, width: float, height: float, margin: float) -> L
 def _distances(
     scenario: Scenario, members: dict[str, list[str]], names: list[str]
 ) -> list[list[float]]:
-    """Square roots of latencies, which keeps near groups apart and far ones on the page."""
+    """Square roots of latencies, which keep near groups apart and far ones on the page."""
 
     def between(a: str, b: str) -> float:
         if a == b:
@@ -83,7 +83,7 @@ def _spread(distances: list[list[float]]) -> list[list[float]]:
 
 
 def _fitted(points: list[list[float]], width: float, height: float, margin: float) -> list[Point]:
-    """Stretched over the page."""
+    """The points stretched over the page."""
     fitted: list[list[float]] = []
     for axis, size in ((0, width), (1, height)):
         values = [point[axis] for point in points]
@@ -101,7 +101,7 @@ def _fitted(points: list[list[float]], width: float, height: float, margin: floa
 def _push_apart(
     centres: list[Point], radii: list[float], width: float, height: float, margin: float
 ) -> None:
-    """Circles do not overlap, as far as the page allows."""
+    """Move circles apart until they do not overlap, as far as the page allows."""
     for _ in range(200):
         for a in range(len(centres)):
             for b in range(a):
@@ -121,7 +121,8 @@ def _push_apart(
 
 
 def _rings(names: list[str], group: tuple[float, float, float]) -> dict[str, Point]:
-    """Few on one ring, more on a sunflower spiral: even density, no two alike (Vogel 1979)."""
+    """Places of a group's peers. Few lie on one ring, more on a sunflower spiral: even density, no
+    two alike (Vogel 1979)."""
     x, y, radius = group
     if len(names) == 1:
         return {names[0]: (x, y)}

@@ -15,9 +15,9 @@ from p2p_dtfm.sim.scenario.scenario import Scenario
 WIDTH, HEIGHT, PANEL, MARGIN = 900, 700, 400, 40
 PHONE = (390, 430)
 NAMED_PEERS = 24
-"""Up to so many peers are named on the map; more names would hide one another."""
+"""The most peers that are named on the map: more names would hide one another."""
 TOLD_GROUPS = 4
-"""Up to so many groups the links between them are drawn with their latency and rate."""
+"""The most groups whose links are drawn with their latency and rate."""
 _STYLE = """
 svg{--ink:#22303c;--quiet:#5f6f7b;--page:#fff;--land:#eef2f5;--shore:#c3ced6}
 @media(prefers-color-scheme:dark){svg{--ink:#e6edf3;--quiet:#9fb0bd;--page:#11181f;--land:#1c2731;
@@ -71,7 +71,7 @@ def plan_svg(plan: Plan, scenario: Scenario, workload: Workload) -> str:
 
 
 def phone_svg(plan: Plan, scenario: Scenario, workload: Workload) -> str:
-    """The map alone, upright: on a phone the wide one could not be read."""
+    """The map alone, upright: on a phone the wide picture could not be read."""
     width, height = PHONE
     layout = lay_out(scenario, width, height, MARGIN)
     parts = [
@@ -92,7 +92,7 @@ def plan_html(
     plan: Plan, scenario: Scenario, workload: Workload, more: str = "", style: str = ""
 ) -> str:
     """A page of its own with the picture and a table of the pipelines; needs no network. `more` is
-    HTML that stands below the picture, `style` its style sheet."""
+    HTML below the picture, and `style` its style sheet."""
     rows = "\n".join(
         f"<tr><td>{number + 1}</td><td>{pipeline.microbatch_count}</td><td>"
         + " → ".join(
@@ -129,7 +129,7 @@ svg.wide{{display:none}}svg.phone{{display:block}}}}
 
 
 def _between(layout: Layout) -> list[tuple[str, str]]:
-    """Each two of a few groups."""
+    """Each pair of groups, where there are few."""
     names = list(layout.groups)
     few = 1 < len(names) <= TOLD_GROUPS
     return [(here, there) for at, here in enumerate(names) for there in names[:at] if few]
@@ -146,7 +146,8 @@ def _links(layout: Layout) -> list[str]:
 
 
 def _link_labels(layout: Layout, scenario: Scenario) -> list[str]:
-    """The way from the first peer of a group to that of another, halfway between their rims."""
+    """Labels halfway between two groups' rims: the link from the first peer of one to that of the
+    other."""
     first = {peer.group: peer.name for peer in reversed(scenario.peers)}
     parts = []
     for here, there in _between(layout):
@@ -170,7 +171,8 @@ def _groups(layout: Layout) -> list[str]:
 
 
 def _names(layout: Layout, scenario: Scenario) -> list[str]:
-    """On top of all lines, with a rim in the page's colour: of groups, and of peers if few."""
+    """Names of groups, and of peers if few. They lie on top of all lines, with a rim in the page's
+    colour."""
     parts = _link_labels(layout, scenario)
     parts += [
         f'<text class="label groupname" x="{x:.1f}" y="{y - radius - 7:.1f}">'

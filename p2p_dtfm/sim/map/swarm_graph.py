@@ -51,10 +51,10 @@ def swarm_graph(snapshot: Snapshot, plan: Plan | None) -> Graph:
 
 
 def _seen(text: str) -> str:
-    """XML has no way to write control characters, and a peer's owner chose it."""
+    """The text without control characters, which XML cannot write. A peer's owner chose it."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def graphml(graph: Graph) -> str:
-    """As text that Gephi, yEd, Cytoscape and networkx read."""
+    """The graph as text that Gephi, yEd, Cytoscape and networkx read."""
     return "\n".join(networkx.generate_graphml(graph)) + "\n"

@@ -133,7 +133,7 @@ def _kinds(problem: PaperProblem) -> "array[int]":
 
 
 def _alike(row: list[int], other: list[int], peer: int, first: int) -> bool:
-    """Equal but for the two entries that concern the two themselves."""
+    """Whether two peers' rows are equal but for the entries that concern the two themselves."""
     own, mine = row[peer], row[first]
     return (
         mine == other[peer]

@@ -1,14 +1,14 @@
 """Where the search for a paper placement begins: regions chained, dealt and packed, speeds layered.
 
-Annealing alone rarely finds that a run of stages could lie within fast neighbourhoods, since each
-edge between two groups is as slow as its slowest pair and improves only when all its pairs are
-fast. So such runs are built: for a threshold, the components of the graph of pairs that are faster
-hold so many disjoint chains of L peers; if there are as many chains as replicas, they make a run
-of L stages whose edges are all fast. What is left is packed again, at last in the order of a chain.
+Annealing alone rarely finds that a run of stages could lie within fast neighbourhoods. Each edge
+between two groups is as slow as its slowest pair, and improves only when all its pairs are fast. So
+such runs are built. For a threshold, take the graph of the pairs that are faster. Its components
+hold so many disjoint chains of L peers. If there are as many chains as replicas, they make a run of
+L stages whose edges are all fast. What is left is packed again, at last in the order of a chain.
 
-The contrary matters as much: a peer that is slow to everybody makes slow whichever group it is in,
-and both edges of that group. So slow peers are put together in as few groups as hold them, which is
-as hard to come by through exchanges of two.
+The contrary matters as much. A peer that is slow to all others slows its group, and both edges of
+that group. So slow peers are put together in as few groups as hold them. Exchanges of two peers
+rarely lead there, either.
 """
 
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ from p2p_dtfm.sim.paper.cost import PaperProblem
 
 THRESHOLDS = 24
 MOST_LAYERS = 3
-"""Besides the fastest one, in a layered start."""
+"""The most layers in a layered start, besides the fastest one."""
 Placement = tuple[int, ...]
 """Peers of the first stage, then of the second, and so on."""
 
 
 class _Choices(NamedTuple):
-    """How one packing decides; None decides by rule, not by chance."""
+    """How one packing decides. None stands for the rule instead of chance."""
 
     thresholds: list[int]
     prng: Prng | None
@@ -50,7 +50,7 @@ class Packer:
             ]
 
     def starts(self, prng: Prng, packings: int, layerings: int) -> Iterator[Placement]:
-        """Distinct placements, the plainest first; packings and layerings are made by chance."""
+        """Distinct placements, the plainest first. Packings and layerings are made by chance."""
         seen: set[Placement] = set()
         for placement in self._all_starts(prng, packings, layerings):
             if placement not in seen:
@@ -75,7 +75,8 @@ class Packer:
             yield self._layered(prng)
 
     def _layered(self, prng: Prng) -> Placement:
-        """Peers by what their own best pair takes, slowest first, cut into layers at random speeds.
+        """Peers ordered by their own best pair, the slowest first, and cut into layers at random
+        speeds.
 
         Within a layer they are chained or shuffled. The slow groups lie at one end of the path or,
         dealt out in turn, at both.
@@ -122,7 +123,7 @@ class Packer:
         return [chain[at * self.replicas : (at + 1) * self.replicas] for at in range(groups)]
 
     def _run_length(self, components: list[list[int]], room: int, prng: Prng | None) -> int:
-        """The longest run that the components can carry (or, by chance, another); 0: none."""
+        """The longest run that the components can carry, or another by chance; 0 for none."""
         lengths = [
             length
             for length in range(room, 1, -1)
@@ -169,7 +170,7 @@ class Packer:
         return components
 
     def chain(self, peers: list[int]) -> list[int]:
-        """From the first peer, each time to the nearest that is left."""
+        """The peers chained from the first, each time to the nearest that is left."""
         left = sorted(peers)
         chain = left[:1]
         del left[:1]

@@ -23,15 +23,15 @@ from p2p_dtfm.core.protocol.canonical import digest, digest_bytes
 
 @dataclass(frozen=True, slots=True)
 class PaperSizes:
-    """What the cost counts in bytes, before it is divided by stages and replicas."""
+    """The bytes that the cost counts, before they are divided by stages and replicas."""
 
     name: str
-    """Of the preset or the run that they are of."""
+    """The name of the preset or the run."""
     gradient_bytes: int
-    """Of all blocks: a stage reduces its even share, c_dp. Embedding and head are left out, as
-    the paper does."""
+    """Bytes of all blocks' gradients. A stage reduces its even share, c_dp. Embedding and head are
+    left out, as in the paper."""
     activation_bytes: int
-    """Of a whole batch at one boundary: a pipeline passes on its even share, c_pp."""
+    """Bytes of a whole batch at one boundary. A pipeline passes on its even share, c_pp."""
 
     def gradient_bytes_per_stage(self, stages: int) -> int:
         return -(-self.gradient_bytes // stages)
@@ -41,15 +41,15 @@ class PaperSizes:
 
 
 PAPER_SIZES = PaperSizes("paper", gradient_bytes=5_200_000_000, activation_bytes=3_769_993_784)
-"""The constants of the paper's own scheduler, whatever was then trained: GPT-3 XL of 24 layers,
-1.3e9 parameters in fp32, a batch of 1e6 tokens in fp16. In 8 stages of 8 replicas c_dp is 0.65 GB
-and c_pp 0.47124922275543213 GB."""
+"""The constants of the paper's own scheduler, whatever was then trained. They are those of GPT-3 XL
+of 24 layers: 1.3e9 parameters in fp32, and a batch of 1e6 tokens in fp16. In 8 stages of 8 replicas
+c_dp is 0.65 GB and c_pp 0.47124922275543213 GB."""
 
 Stages = tuple[tuple[int, ...], ...]
-"""Groups in pipeline order; the order within a group is the solver's affair."""
+"""Groups in pipeline order. The solver decides the order within a group."""
 
 EXACT_PATH_STAGES = 11
-"""Up to so many stages the path is found exactly (Held and Karp 1962)."""
+"""The most stages whose path is found exactly (Held and Karp 1962)."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class PaperProblem:
         return len(self.peer_ids)
 
     def digest(self) -> str:
-        """Names the instance: peers, shape and every pair's times."""
+        """The digest that names the instance: peers, shape and every pair's times."""
         pairs = b"".join(
             value.to_bytes(8, "little")
             for table in (self.data_parallel_ns, self.pipeline_ns)
@@ -80,7 +80,8 @@ class PaperProblem:
 
 
 class PaperPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the paper's scheduler decides: groups in pipeline order, and who hands to whom."""
+    """What the paper's scheduler decides: groups in pipeline order, and which peer hands to
+    which."""
 
     stages: tuple[tuple[str, ...], ...]
     pipelines: tuple[tuple[str, ...], ...]
@@ -129,7 +130,7 @@ def _rounded(numerator: int, denominator: int) -> int:
 
 
 def data_parallel_ns(problem: PaperProblem, stages: Stages) -> int:
-    """The slowest member of the slowest group."""
+    """The time of the slowest member of the slowest group."""
     count, table = problem.peer_count, problem.data_parallel_ns
     return max(sum(table[a * count + b] for b in group) for group in stages for a in group)
 

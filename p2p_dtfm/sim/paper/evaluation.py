@@ -1,6 +1,6 @@
 """The paper's cost of one partition after another, counted: for comparing ways to search.
 
-What a group or an edge costs depends on the kinds of its peers alone, so it is kept by kinds.
+The cost of a group or an edge depends on the kinds of its peers alone, so it is kept by kinds.
 """
 
 import time
@@ -14,7 +14,7 @@ Kinds = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The best of a search when it was found."""
+    """How good the best result of a search was when it was found."""
 
     evaluations: int
     seconds: float
@@ -36,16 +36,16 @@ class Evaluator:
 
     @property
     def seconds(self) -> float:
-        """Of this process since the beginning."""
+        """Processor seconds of this process since the beginning."""
         return time.process_time() - self._began
 
     def ended(self) -> list[Progress]:
-        """All notes, and how the search stood when it ended."""
+        """All notes, and the state of the search at its end."""
         best_ns = self.progress[-1].total_ns
         return [*self.progress, Progress(self.evaluations, self.seconds, best_ns)]
 
     def total_ns(self, stages: Stages) -> int:
-        """Groups in any order: the path through them is the shortest."""
+        """The cost of groups in any order: the path through them is the shortest."""
         named = sorted((self._kinds_of(group), group) for group in stages)
         key = tuple(kinds for kinds, _ in named)
         known = self._total.get(key)

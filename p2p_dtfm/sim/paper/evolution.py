@@ -1,13 +1,15 @@
 """The paper's search, written from its section 3.4: a hybrid genetic algorithm over partitions.
 
-Two parents of a population of balanced partitions make a child (groups matched by what they have in
-common, then each peer goes where one of the two has it, and what is too full gives to what is too
-empty); a local search makes it better; it takes the place of the worst, if it is better than that.
+A population consists of balanced partitions. Two parents make a child: their groups are matched by
+what they have in common, and each peer goes where one of the two has it. Groups that are too full
+then give to those that are too empty. A local search improves the child. It takes the place of the
+worst partition, if it is better than that.
 
-The local search is the paper's in its circular form: a group gives away an end of its fastest pair,
-since that pair will then serve between the two groups, to the group which it is the farthest from;
-that group gives one of its own on, and the last one gives to the first. Or, for comparison as in
-the paper's figure 4, Kernighan and Lin's exchange of two groups, as networkx has it.
+The local search is the paper's in its circular form. A group gives away an end of its fastest pair,
+since that pair will then serve between the two groups. The peer goes to the group that it is the
+farthest from. That group gives one of its own on, and the last one gives to the first. For
+comparison, as in the paper's figure 4, the search may instead be Kernighan and Lin's exchange of
+two groups, as networkx has it.
 """
 
 import random
@@ -21,7 +23,7 @@ from p2p_dtfm.sim.paper.evaluation import Evaluator, Progress
 
 POPULATION = 24
 KERNIGHAN_LIN_PASSES = 4
-"""Passes over one pair of groups; networkx's own default is 10."""
+"""Passes over one pair of groups. networkx's own default is 10."""
 
 LocalSearch = Literal["circular", "kernighan-lin"]
 Groups = list[list[int]]
@@ -30,7 +32,7 @@ Groups = list[list[int]]
 def evolve(
     problem: PaperProblem, local_search: LocalSearch, seed: int, evaluations: int
 ) -> list[Progress]:
-    """What was found when, until so many partitions were evaluated."""
+    """The results and when they were found, until so many partitions were evaluated."""
     return _Evolution(problem, local_search, seed, evaluations).run()
 
 
@@ -78,7 +80,8 @@ class _Evolution:
         return self.judge.total_ns(_stages(groups))
 
     def _child(self, one: Groups, other: Groups) -> Groups:
-        """Kang and Moon 2000 match the parents' groups first, lest equal ones cancel out."""
+        """A child of two parents. Kang and Moon 2000 match the groups first, lest equal ones cancel
+        out."""
         size = len(one[0])
         free = list(range(len(other)))
         home = {}
@@ -105,7 +108,7 @@ class _Evolution:
         return child
 
     def _local_search(self, groups: Groups) -> tuple[int, Groups]:
-        """From each group in turn, for as long as one of them makes it better."""
+        """Search from each group in turn, for as long as one of them improves the partition."""
         cost = self._cost(groups)
         better = True
         while better and self._left():
@@ -149,7 +152,7 @@ class _Evolution:
         return changed
 
     def _ends(self, group: list[int]) -> list[tuple[int, int]]:
-        """The two peers of the group's fastest pair, each with the other; of equals, any."""
+        """The two peers of the group's fastest pair, each with the other. Of equal pairs, any."""
         if len(group) < 2:
             return [(group[0], group[0])]
         pairs = [(self.pair[a][b], a, b) for i, a in enumerate(group) for b in group[:i]]
@@ -163,7 +166,7 @@ class _Evolution:
         return sum([row[there] for there in target]) / len(target) - row[partner]
 
     def _kernighan_lin(self, groups: Groups, start: int) -> Groups | None:
-        """The group and another one, cut anew so that what is between the two is least."""
+        """The group and another one, cut anew so that their mutual cost is least."""
         if len(groups) < 2:
             return None
         other = self.chance.choice([at for at in range(len(groups)) if at != start])

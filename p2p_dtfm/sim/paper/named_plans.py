@@ -16,7 +16,7 @@ from p2p_dtfm.sim.paper.solver import solve_paper
 from p2p_dtfm.sim.scenario.scenario import Scenario
 
 AS_RUN = "-as-run"
-"""How the name of a scenario ends whose peers stand in the order of their ranks."""
+"""The end of a scenario's name if its peers stand in the order of their ranks."""
 
 
 def grid_plan(order: tuple[str, ...], workload: Workload, stages: int) -> Plan:
@@ -94,10 +94,10 @@ def paper_order(
 
 
 def dtfm_order(scenario: Scenario, stages: int, sizes: PaperSizes = PAPER_SIZES) -> tuple[str, ...]:
-    """How DT-FM's scheduled runs were placed: by hand, in the order of the peers.
+    """The placement of DT-FM's scheduled runs: by hand, in the order of the peers.
 
-    Files named `-as-run` list the peers as the authors' scripts ranked them. Elsewhere that is
-    file order where it is as good as the best by the paper's cost, and else what a solver says.
+    Files named `-as-run` list the peers as the authors' scripts ranked them. For other files it is
+    the file order, if that is as good as the best by the paper's cost. Else a solver decides.
     """
     if scenario.name.endswith(AS_RUN):
         return region_order(scenario)
@@ -143,7 +143,7 @@ def _even(count: int, parts: int, end: int) -> int:
 
 
 def _published_ranks() -> list[list[int]]:
-    """Of the DT-FM paper's three random runs: the rank given to each GPU, in region order."""
+    """The rank given to each GPU in DT-FM's three random runs, in region order."""
     path = Path(__file__).with_name("published_ranks.json")
     ranks: list[list[int]] = json.loads(path.read_bytes())["ranks"]
     return ranks

@@ -19,7 +19,7 @@ PLANNED_SCENARIOS = SCENARIOS | {
     "4": "paper-4-regional",
     "5": "paper-5-world-wide",
 }
-"""The same as the paper's scheduler saw them."""
+"""The packaged scenarios as the paper's scheduler saw them."""
 TITLES = {
     "1": "data center",
     "2": "spot instances",
@@ -29,7 +29,7 @@ TITLES = {
 }
 STAGES = 8
 PLACEMENTS = {"DT-FM scheduled": "region", "DT-FM random": "random"}
-"""Those systems that the simulator plays, and how their peers were ordered."""
+"""The systems that the simulator plays, and how their peers were ordered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class PublishedRow:
 
     @property
     def placement(self) -> str:
-        """Of DT-FM's own systems."""
+        """The placement, for DT-FM's own systems."""
         return PLACEMENTS[self.system]
 
     @property
@@ -75,7 +75,7 @@ def published_rows() -> list[PublishedRow]:
 
 
 def dtfm_rows() -> list[PublishedRow]:
-    """Those of DT-FM itself, which the simulator plays."""
+    """The rows of DT-FM itself, which the simulator plays."""
     return [row for row in published_rows() if row.system in PLACEMENTS]
 
 

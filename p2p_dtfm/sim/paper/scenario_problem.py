@@ -8,7 +8,8 @@ from p2p_dtfm.sim.scenario.scenario import Scenario
 
 
 def sizes_of(name: str, workload: Workload) -> PaperSizes:
-    """What the paper's cost counts, of a run; the workload's tensors as they travel."""
+    """The sizes that the paper's cost counts for a run, with the workload's tensors as they
+    travel."""
     return PaperSizes(
         name,
         gradient_bytes=workload.block_count * workload.gradient_wire_bytes(workload.block),
@@ -21,7 +22,7 @@ def paper_problem_of(
 ) -> PaperProblem:
     """Peers in file order. Raises `UserError` unless stages * replicas fits.
 
-    The paper's rates are those of pairs: an uplink or downlink bounds each link of its peer, as a
+    The paper's rates belong to pairs. An uplink or downlink bounds each link of its peer, as a
     `link_cap_mbps` does, and is not shared.
     """
     count = len(scenario.peers)

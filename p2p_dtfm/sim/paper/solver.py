@@ -1,8 +1,8 @@
 """The cheapest placement under the paper's cost: many built starts, annealed in four rounds.
 
-Every start is annealed briefly, the best of them longer, the best of those longest. All bounds are
-counts, in proportion to how many kinds of peers there are: where peers are interchangeable there
-is less to search. The result is a function of the problem alone.
+Every start is annealed briefly, the best of them longer, and the best of those longest. All bounds
+are counts, in proportion to the number of kinds of peers: interchangeable peers leave less to
+search. The result is a function of the problem alone.
 """
 
 import time
@@ -18,18 +18,18 @@ from p2p_dtfm.sim.paper.evaluation import Progress
 RANDOM_PACKINGS, LAYERINGS = 33, 60
 KINDS_OF_FULL_EFFORT = 20
 FULL_EFFORT_REPLICAS, FEWEST_REPLICAS = 8, 4
-"""A move takes time in proportion to the replicas, down to a few: the more, the fewer moves. With
-few of them a search that begins hotter finds more."""
+"""A move takes time in proportion to the replicas, down to a few. So more replicas have fewer
+moves. With few replicas a search that begins hotter finds more."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """How many of the best are annealed, and how."""
+    """How many of the best placements are annealed, and how."""
 
     starts: int
     moves: int
     coolness: int
-    """The temperature begins at this part of a start's own cost and falls to 1/25 of that."""
+    """The temperature begins at a start's own cost divided by this, and falls to 1/25 of that."""
 
 
 ROUNDS = (
@@ -40,11 +40,12 @@ ROUNDS = (
 )
 LEVELS = 100
 _COOLING_Q20 = 1_015_361
-"""Over 100 levels a factor of 1/25."""
+"""The factor 1/25 over 100 levels."""
 
 
 def solve_paper(problem: PaperProblem, effort: int = 1) -> PaperPlan:
-    """Deterministic. `effort` multiplies the moves of every round. Raises `UserError`."""
+    """The cheapest placement that is found, always the same for a problem. `effort` multiplies the
+    moves of every round. Raises `UserError`."""
     if problem.replica_count > MOST_REPLICAS:
         raise UserError(
             f"{problem.replica_count} replicas are more than {MOST_REPLICAS}, as many as the "

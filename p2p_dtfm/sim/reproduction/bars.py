@@ -11,13 +11,13 @@ class FigureKind(StrEnum):
     """How a figure came about."""
 
     PUBLISHED = "published"
-    """By the paper's authors, measured on their machines."""
+    """Measured by the paper's authors, on their machines."""
     SIMULATED = "simulated"
     """A step played in virtual time by the simulator."""
     PREDICTED = "predicted"
     """By the planner's own cost model, before anything was played."""
     MEASURED_HERE = "measured here"
-    """By a clock of the machine that made the row, or by whoever gave it."""
+    """By a clock of the machine that made the row, or by the person who gave it."""
 
 
 class Chart(StrEnum):
@@ -30,7 +30,7 @@ class Chart(StrEnum):
     STEP = "step"
     """How long a step of a scenario is: ours, other placements, bounds."""
     PARTS = "parts"
-    """Where it goes, peer by peer."""
+    """Where a step's time goes, peer by peer."""
     CHANGES = "changes"
     OWN = "own"
     """Rows that somebody else has measured."""
@@ -46,16 +46,16 @@ class ChartBar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     system: str
     kind: FigureKind
     source: str
-    """A publication, or the command that gives this figure again."""
+    """A publication, or the command that computes this figure again."""
     seconds: float
-    """Of a step, or of what the chart counts."""
+    """The time of a step, or of what the chart counts."""
     pflops: float | None = None
     tokens_per_dollar: float | None = None
     price_per_hour: float | None = None
-    """Dollars, of all peers with a stage."""
+    """Dollars for all peers with a stage."""
     peers: int = 64
     cached: bool = False
-    """Whether it was computed at the time of `made`, and comes along with the program."""
+    """Whether the figure was computed at the time of `made`, and comes along with the program."""
 
 
 class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -79,9 +79,10 @@ class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     bars: list[ChartBar]
     curves: list[Curve]
     quality: dict[str, dict[str, float]]
-    """Of each number of peers: the planned step, over a lower bound, and seconds of planning."""
+    """For each number of peers: the planned step, divided by a lower bound, and seconds of
+    planning."""
     levels: dict[str, list[list[int]]]
-    """Of each case: the groups of the cheapest placement by the paper's cost, as numbers of peers
+    """For each case: the groups of the cheapest placement by the paper's cost, as numbers of peers
     in the scenario's order."""
 
 
@@ -90,7 +91,7 @@ def bars_of(results: Results, chart: Chart) -> list[ChartBar]:
 
 
 def command_of(scenario: str, layers: int, batch: int, plan: str, execution: str) -> str:
-    """What a person types for the same figure."""
+    """The command that a person types for the same figure."""
     return (
         f"p2p-dtfm simulate {scenario} --layers {layers} --global-batch {batch} "
         f"--plan {plan} --execution {execution}"
@@ -100,6 +101,7 @@ def command_of(scenario: str, layers: int, batch: int, plan: str, execution: str
 
 
 LINK_EFFICIENCY = 0.85
-"""Fraction of their stated rates that links reach in our own rows; DT-FM's has its fitted one."""
+"""The fraction of their stated rates that links reach in our own rows. DT-FM's has its fitted
+one."""
 OURS_AS_COMPARED = f" --codec fp16 --recompute --link-efficiency {LINK_EFFICIENCY}"
-"""What `simulate` is told besides, so that it carries a plan out as the rows of ours have it."""
+"""Further options of `simulate`, so that it carries a plan out as our own rows have it."""

@@ -1,7 +1,8 @@
 """The paper's figure 2, drawn for any scenario: groups, their matchings, and the path through them.
 
-Peers as a communication graph with its groups; the coarsened graph, each edge as long as the best
-matching's slowest pair; the matching of one edge; and the path, which is the pipeline.
+The panels are peers as a communication graph with its groups; the coarsened graph, each edge as
+long as the best matching's slowest pair; the matching of one edge; and the path, which is the
+pipeline.
 """
 
 import html
@@ -16,7 +17,7 @@ from p2p_dtfm.sim.scenario.scenario import Scenario
 
 PANEL_WIDTH, PANEL_HEIGHT, HEAD = 420, 340, 44
 MOST_DRAWN_PAIRS = 400
-"""Of the communication graph, the fastest ones."""
+"""The most pairs of the communication graph that are drawn, the fastest ones."""
 
 
 def bilevel_svg(scenario: Scenario, problem: PaperProblem, plan: PaperPlan) -> str:
@@ -81,7 +82,7 @@ def _graph(scenario: Scenario, problem: PaperProblem, plan: PaperPlan) -> list[s
 
 
 def _circle(count: int) -> list[tuple[float, float]]:
-    """On a ring, the first at the left and on clockwise."""
+    """Places on a ring, the first at the left and on clockwise."""
     x, y, radius = PANEL_WIDTH / 2, PANEL_HEIGHT / 2 + 12, PANEL_HEIGHT / 2 - 52
     angles = [math.pi + 2 * math.pi * at / count for at in range(count)]
     return [(x + 1.25 * radius * math.cos(a), y + radius * math.sin(a)) for a in angles]

@@ -34,8 +34,8 @@ class ChartLine:
     name: str
     runs: Sequence[Sequence[tuple[float, float]]]
     stepped: bool = True
-    """Whether a value holds until the next point, as the best so far does; else points are joined,
-    each run by itself."""
+    """Whether a value holds until the next point, as the best so far does. Otherwise points are
+    joined, each run by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,8 @@ def svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
 
 
 def line_chart(title: str, lines: Sequence[ChartLine], across: Axis, up: Axis) -> str:
-    """Each run ends where it ended; the middle of the runs is drawn, and what they lie between."""
+    """A chart in which each run ends where it ended. The middle of the runs is drawn, and the band
+    between the least and the most."""
     points = [point for line in lines for run in line.runs for point in run]
     places, values = [p[0] for p in points], [p[1] for p in points]
     x = _scale(across, places, LEFT, WIDTH - RIGHT)
@@ -136,7 +137,7 @@ def _legend(names: Sequence[str]) -> list[str]:
 
 
 def bar_chart(title: str, bars: Sequence[ChartBar], most_s: float) -> str:
-    """One under the other; what is longer than `most_s` is cut, and says so."""
+    """Bars, one under the other. A bar longer than `most_s` is cut, and says so."""
     row, left = 22, 190
     height = 34 + row * len(bars) + 8
     parts = [f'<text class="title" x="8" y="20">{html.escape(title)}</text>']
@@ -155,7 +156,7 @@ def bar_chart(title: str, bars: Sequence[ChartBar], most_s: float) -> str:
 
 
 def _at(run: Sequence[tuple[float, float]], place: float) -> float | None:
-    """The value of the last point that is not after the place; nothing once the run has ended."""
+    """The value of the last point that is not after the place; None once the run has ended."""
     if place > run[-1][0] * (1 + 1e-9):
         return None
     found = None

@@ -53,11 +53,11 @@ SHAPES: tuple[Shape, ...] = tuple(product(SCENARIOS, LAYERS, BATCHES))
 Own = tuple[OwnRows, ReadRun]
 
 Told = Callable[[int, int, str], None]
-"""Rows done, rows in all, and what comes now."""
+"""Told the rows done, the rows in all, and the row that comes now."""
 
 
 def program_digest() -> str:
-    """Of what rows depend on: rows that another program made are not taken up."""
+    """The digest of all that rows depend on: rows that another program made are not taken up."""
     hashed = blake2b(digest_size=8)
     places = [_PROGRAM / "core", _PROGRAM / "sim", packaged_configs()]
     for place in places:
@@ -80,13 +80,13 @@ class Collection:
         self.directory = directory
         self.quick = quick
         self.own = own
-        """Rows of somebody's own, besides the paper's."""
+        """Rows of the user's own, besides the paper's."""
         self.rows: dict[str, Any] = {}
         self.from_cache: set[str] = set()
         self._digest = program_digest()
 
     def collect(self, told: Told) -> Results:
-        """Raises `UserError` where the directory cannot be written."""
+        """Collect all rows. Raises `UserError` where the directory cannot be written."""
         own = {} if self.own is None else own_tasks(*self.own)
         wanted = [*tasks(), *own.values()]
         self._take_up()
@@ -132,7 +132,7 @@ class Collection:
 
 
 def own_tasks(rows: OwnRows, read_run: ReadRun) -> dict[str, Task]:
-    """One for each row that differs from those before it. Raises `UserError`."""
+    """A task for each row that differs from those before it. Raises `UserError`."""
     found: dict[str, Task] = {}
     for number, row in enumerate(rows.row, 1):
         key = row_key(row, read_run)
@@ -143,7 +143,8 @@ def own_tasks(rows: OwnRows, read_run: ReadRun) -> dict[str, Task]:
 
 @cache
 def _layer_pflop(layers: int) -> float:
-    """Of one layer and one sequence: forward once and backward twice that; recomputed ones not."""
+    """10^15 operations of one layer and one sequence: forward once, and backward twice that.
+    Recomputed ones do not count."""
     workload = workload_in(read_scenario(SCENARIOS["1"]), read_run_spec(RUN, layers), OURS)
     return 3 * workload.block.forward_flops / 1e15
 
@@ -172,7 +173,7 @@ def _results(rows: dict[str, Any], from_cache: set[str]) -> Results:
 
 
 def _table_bar(shape: Shape, sequences: int, seconds: float, **fields: Any) -> ChartBar:
-    """A bar of the paper's table: `sequences` are those that a step of `seconds` computed."""
+    """A bar of the paper's table. `sequences` is how many a step of `seconds` computed."""
     case, layers, batch = shape
     pflops = model_pflop(layers, sequences) / seconds
     table: dict[str, Any] = {"chart": Chart.TABLE, "case": case, "layers": layers, "batch": batch}

@@ -24,17 +24,17 @@ ANNEALED_MOVES = (300, 1_000, 3_000, 10_000, 30_000, 100_000)
 LEVELS = 100
 HOTTEST_NS = 2 * 10**9
 REACHED = 1 + 1e-4
-"""So near to the best known counts as reached."""
+"""A cost this near to the best known one counts as reached."""
 
 
 def case_problem(case: str) -> PaperProblem:
-    """As the paper's scheduler saw it, with the paper's constants."""
+    """A case as the paper's scheduler saw it, with the paper's constants."""
     scenario = read_scenario(PLANNED_SCENARIOS[case])
     return paper_problem_of(scenario, STAGES, len(scenario.peers) // STAGES)
 
 
 def curve_of(case: str, method: str, seed: int) -> dict[str, Any]:
-    """Evaluations, seconds of one process, and cost of what was best so far."""
+    """Evaluations, seconds of one process, and cost of the best so far."""
     problem = case_problem(case)
     found = _searched(problem, method, seed)
     return {
@@ -57,7 +57,8 @@ def _searched(problem: PaperProblem, method: str, seed: int) -> list[Progress]:
 
 
 def _annealed(problem: PaperProblem, seed: int) -> list[Progress]:
-    """From a random placement, 2 s down to 20 ms, with more and more moves, each time anew."""
+    """Annealed from a random placement, 2 s down to 20 ms, with more and more moves, each time
+    anew."""
     ground = ground_of(problem)
     chance = random.Random(f"anneal {seed}")
     start = list(range(problem.peer_count))
@@ -75,7 +76,8 @@ def _annealed(problem: PaperProblem, seed: int) -> list[Progress]:
 
 
 def shuffled(problem: PaperProblem, seed: int) -> PaperProblem:
-    """The same peers in another order: to our solver, another seed. 0: as they are."""
+    """The same peers in another order, which is another seed to our solver. Seed 0 leaves them as
+    they are."""
     order = list(range(problem.peer_count))
     if seed:
         random.Random(f"order {seed}").shuffle(order)

@@ -1,4 +1,4 @@
-"""Bars as rows of HTML, which a phone shows, too: each says of what kind its figure is."""
+"""Bars as rows of HTML, which a phone shows, too. Each says of what kind its figure is."""
 
 import html
 from collections.abc import Iterable, Sequence
@@ -37,7 +37,7 @@ _TOLD = {
 
 
 def kinds_key(kinds: Iterable[FigureKind] = FigureKind) -> str:
-    """What the colours mean."""
+    """The key to what the colours mean."""
     return "".join(
         f'<span><i class="{css_class(kind)}"></i>{kind}: {_TOLD[kind]}</span>' for kind in kinds
     )
@@ -48,7 +48,7 @@ def css_class(kind: FigureKind) -> str:
 
 
 def bar_row(bar: ChartBar, share: float, value: str, own: bool = False) -> str:
-    """One bar as long as `share` of the room; what is longer than all of it is cut."""
+    """One bar that takes `share` of the room. A bar longer than all of it is cut."""
     speed = f", {bar.pflops:.2f} PFLOPS" if bar.pflops is not None else ""
     cached = "; cached" if bar.cached else ""
     price = ""
@@ -65,7 +65,7 @@ def bar_row(bar: ChartBar, share: float, value: str, own: bool = False) -> str:
 
 
 def seconds_rows(bars: Sequence[ChartBar], own: str = "ours") -> str:
-    """Bars in seconds on one scale; those whose system begins with `own` stand out."""
+    """Bars in seconds on one scale. Those whose system begins with `own` stand out."""
     longest = max(bar.seconds for bar in bars)
     return "".join(
         bar_row(bar, bar.seconds / longest, seconds_told(bar.seconds), bar.system.startswith(own))

@@ -36,20 +36,20 @@ class PlanName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepQuestion:
-    """What is simulated."""
+    """What is to be simulated."""
 
     scenario: Scenario
     spec: RunSpec
     workload: Workload
     execution: Execution
     stages: int
-    """Of a pipeline, in all plans but ours."""
+    """The stages of a pipeline, in all plans but ours."""
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class NamedStep:
-    """The middle one of the steps that a name stands for; of random orders these are three."""
+    """The middle one of the steps that a name stands for. Random orders give three steps."""
 
     plan: Plan
     step: StepTime
@@ -59,21 +59,23 @@ class NamedStep:
 def question_of(
     scenario: Scenario, spec: RunSpec, execution: Execution, stages: int | None = None
 ) -> StepQuestion:
-    """With as many stages as asked for, or as the peers make."""
+    """A question with as many stages as asked for, or as the peers make."""
     workload = workload_in(scenario, spec, execution)
     depth = stages or default_stages(len(scenario.peers), workload.block_count)
     return StepQuestion(scenario, spec, workload, execution, depth)
 
 
 def recomputing(how: Execution, wanted: bool | None, spec: RunSpec, plan: PlanName) -> Execution:
-    """As is wanted; else as the run says. Only our planner finds out where it pays."""
+    """The execution with recomputation as wanted, else as the run says. Only our planner finds out
+    where it pays."""
     if wanted is None and how.recompute is None and plan is not PlanName.OURS:
         wanted = spec.compute.recompute != "never"
     return how if wanted is None else replace(how, recompute=wanted)
 
 
 def named_step(question: StepQuestion, name: PlanName, trace: bool = False) -> NamedStep:
-    """Raises `UserError` where the peers, their memory or the batch do not allow that plan."""
+    """Simulate a plan by name. Raises `UserError` where the peers, their memory or the batch do not
+    allow it."""
     plans = _plans(question, name)
     steps = [
         simulate_step(plan, question.scenario, question.workload, question.execution, trace=trace)
@@ -85,7 +87,7 @@ def named_step(question: StepQuestion, name: PlanName, trace: bool = False) -> N
 
 
 def _plans(question: StepQuestion, name: PlanName) -> list[Plan]:
-    """The plan of that name; of random orders, all three."""
+    """The plan of that name; for random orders, all three."""
     scenario, workload = question.scenario, question.workload
     if name is PlanName.OURS:
         plan = compute_plan(scenario_snapshot(scenario, question.spec, question.execution))
@@ -110,5 +112,5 @@ def _plans(question: StepQuestion, name: PlanName) -> list[Plan]:
 
 
 def _sizes(question: StepQuestion) -> PaperSizes:
-    """What the paper's cost counts of this run."""
+    """The sizes that the paper's cost counts for this run."""
     return sizes_of(question.spec.name, on_the_wire(question.workload, question.execution))

@@ -47,7 +47,7 @@ TABLE_ORDER = (
     "ours",
 )
 CUT = "ZeRO-3"
-"""Often a hundred times as slow as the others: its bars are cut where they would hide them."""
+"""Often a hundred times as slow as the others. Its bars are cut where they would hide them."""
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);
 background:var(--page);margin:0 auto;padding:16px;max-width:1400px}
@@ -211,7 +211,7 @@ def _error_table(results: Results) -> str:
 
 
 def _own(results: Results) -> str:
-    """Rows that somebody else has measured; nothing without any."""
+    """Rows that somebody else has measured; empty if there are none."""
     rows, bars = own_compared(results), bars_of(results, Chart.OWN)
     if not rows:
         return ""

@@ -1,4 +1,5 @@
-"""Tokens for a dollar: everybody, each price by itself, and those who are worth their price."""
+"""Tokens for a dollar: of all peers, of those of each price, and of those that are worth their
+price."""
 
 from collections.abc import Iterator
 
@@ -8,7 +9,7 @@ from p2p_dtfm.sim.reproduction.bars import Chart, ChartBar, FigureKind
 from p2p_dtfm.sim.scenario.scenario import Scenario
 
 PRICES_APART = 6
-"""So many prices are planned alone, the most common first."""
+"""The most prices that are planned by themselves, the most common first."""
 GROUPS_NAMED = 2
 EVERYBODY, WORTH_IT = "everybody", "those worth their price"
 
@@ -21,7 +22,7 @@ def has_prices(scenario: Scenario) -> bool:
 
 
 def swarms_by_price(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    """Everybody, and where there are several prices those of each."""
+    """All peers, and where there are several prices those of each."""
     yield EVERYBODY, scenario
     names: dict[int, list[str]] = {}
     for peer in scenario.peers:
@@ -45,13 +46,14 @@ def what_if_of(scenario: Scenario, swarm: Scenario) -> str:
 
 
 def price_row(scenario: Scenario, spec: RunSpec) -> PriceRow | None:
-    """Of a swarm's plan as predicted; None where it has no plan."""
+    """The row of a swarm's plan as predicted; None where the swarm has no plan."""
     hired = planned_hire(scenario, spec)
     return None if hired is None else _row(hired)
 
 
 def worth_row(scenario: Scenario, spec: RunSpec) -> PriceRow:
-    """Of the peers that make most tokens for a dollar. Raises `UserError` where nobody can."""
+    """The row of the peers that make most tokens for a dollar. Raises `UserError` where none
+    can."""
     return _row(hire(scenario, spec)[0])
 
 

@@ -22,7 +22,7 @@ REPLICAS = 8
 
 
 def with_forward_flops(scenario: Scenario, flops: int) -> Scenario:
-    """All peers at another compute rate."""
+    """The scenario with all peers at another compute rate."""
     peers = tuple(replace(peer, forward_flops=flops) for peer in scenario.peers)
     return replace(scenario, peers=peers)
 
@@ -52,7 +52,7 @@ def dtfm_times_s(
 def dtfm_time_s(
     row: PublishedRow, scenario: Scenario, communicator: Communicator = DTFM_COMMUNICATOR
 ) -> float:
-    """Simulated seconds of a row; of random placement the median run, as the table has it."""
+    """Simulated seconds of a row. For random placement, the median run, as the table has it."""
     runs = dtfm_times_s(scenario, row.placement, row.layers, row.batch, communicator)
     return statistics.median(pipelines + rest for pipelines, rest in runs)
 
@@ -60,7 +60,8 @@ def dtfm_time_s(
 def dtfm_seconds_by_batch(
     scenario: Scenario, placement: str, layers: int, batches: tuple[int, ...]
 ) -> dict[int, float]:
-    """The same for several batches from one flush and two: flushes after the first are alike."""
+    """Seconds for several batches, from simulations of one flush and of two: flushes after the
+    first are alike."""
     flush = _execution(layers).flush_microbatches * REPLICAS
     one = dtfm_times_s(scenario, placement, layers, flush)
     two = dtfm_times_s(scenario, placement, layers, 2 * flush)
@@ -72,7 +73,7 @@ def dtfm_seconds_by_batch(
 
 
 def dtfm_sequences(layers: int, batch: int) -> int:
-    """Sequences that DT-FM really did of a batch: only whole flushes."""
+    """The sequences of a batch that DT-FM really computed: only whole flushes."""
     flushes, size = whole_flushes(batch // REPLICAS, _execution(layers).flush_microbatches)
     return flushes * size * REPLICAS
 

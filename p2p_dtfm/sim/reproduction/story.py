@@ -1,4 +1,5 @@
-"""What the bars say: the 4.8 times, how near the simulator is, which search reached the optimum."""
+"""What the bars say: the 4.8 times, how near the simulator is, and which search reached the
+optimum."""
 
 import statistics
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ def compared(results: Results) -> list[SimulatedRow]:
 
 
 def own_compared(results: Results) -> list[SimulatedRow]:
-    """Rows of somebody's own, beside what is simulated."""
+    """Rows of the user's own, beside the simulated ones."""
     bars = bars_of(results, Chart.OWN)
     return [
         SimulatedRow((row.case, row.layers, row.batch), row.system, row.seconds, simulated.seconds)
@@ -52,13 +53,14 @@ def own_compared(results: Results) -> list[SimulatedRow]:
 
 
 def errors(rows: list[SimulatedRow]) -> dict[str, float]:
-    """{"rows", "median", "worst"} of what is given."""
+    """{"rows", "median", "worst"} of the given rows."""
     found = [abs(row.error) for row in rows]
     return {"rows": len(found), "median": statistics.median(found), "worst": max(found)}
 
 
 def speedups(results: Results, case: str) -> dict[str, tuple[float, float]]:
-    """Least and most, over the nine shapes of a case, of one system's seconds over another's."""
+    """The least and the most of one system's seconds over another's, in the nine shapes of a
+    case."""
     pairs = (
         ("DT-FM scheduled", "ours"),
         ("Megatron default", "DT-FM scheduled"),
@@ -117,7 +119,8 @@ def best_known_s(results: Results, case: str) -> float:
 
 
 def reached(results: Results) -> dict[str, dict[str, dict[str, Any]]]:
-    """By case and method: how many seeds came to the best known, and how far off the others are."""
+    """By case and method: how many seeds came to the best known cost, and how far off the others
+    are."""
     table: dict[str, dict[str, dict[str, Any]]] = {}
     for case in CASES:
         best = best_known_s(results, case)

@@ -50,17 +50,17 @@ SCALE = {8: 1024, 16: 1024, 32: 1024, 64: 1024, 128: 2048, 256: 2048, 512: 4096,
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One row or a few; `make` gives plain values, as they are kept in files."""
+    """One row or a few. `make` gives plain values, as they are kept in files."""
 
     key: str
     told: str
     quick: bool
-    """Whether it takes so little that `--quick` does it, too."""
+    """Whether it takes so little time that `--quick` does it, too."""
     make: Callable[[], Any]
 
 
 def tasks() -> list[Task]:
-    """All of them; those that take least come first."""
+    """All tasks, the shortest first."""
     return [
         *_dtfm_tasks(),
         *_level_tasks(),
@@ -122,7 +122,8 @@ def _our_tasks() -> list[Task]:
 
 
 def _level_tasks() -> list[Task]:
-    """Seconds with the compiled kernel, many minutes without: so they come along."""
+    """Tasks that take seconds with the compiled kernel and many minutes without, so their rows come
+    along."""
 
     def make(case: str) -> list[list[int]]:
         problem = case_problem(case)
@@ -136,7 +137,7 @@ def _level_tasks() -> list[Task]:
 
 
 def priced_swarms() -> list[tuple[str, Scenario]]:
-    """Everybody of the packaged scenario that has prices, and those of each price."""
+    """All peers of the packaged scenario that has prices, and those of each price."""
     return list(swarms_by_price(read_scenario(PRICED)))
 
 

@@ -9,19 +9,19 @@ from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.snapshot import Snapshot
 
 ROUNDS = 8
-"""So often each peer hears from those whom it has measured, and from as many others."""
+"""How often each peer hears from those that it has measured, and from as many others."""
 HEARD_IN_A_ROUND = 32
 
 
 def with_brief_records(snapshot: Snapshot, least_members: int = BRIEF_FROM_MEMBERS) -> Snapshot:
-    """The same peers with bounded records, where there are as many of them."""
+    """The same peers with bounded records, where there are at least `least_members` of them."""
     if len(snapshot.records) < least_members:
         return snapshot
     return msgspec.structs.replace(snapshot, records=tuple(brief_records(snapshot.records)))
 
 
 def brief_records(records: tuple[PeerRecord, ...], seed: int = 1) -> list[PeerRecord]:
-    """Of peers that have measured all of their links, what they would say of them."""
+    """What peers that have measured all of their links would say of them."""
     places = _places(records, seed)
     return [
         msgspec.structs.replace(
@@ -32,7 +32,7 @@ def brief_records(records: tuple[PeerRecord, ...], seed: int = 1) -> list[PeerRe
 
 
 def _places(records: tuple[PeerRecord, ...], seed: int) -> dict[str, Coordinate]:
-    """Where each finds itself, after so many round trips to others drawn by chance."""
+    """Where each peer finds itself, after so many round trips to others drawn by chance."""
     prng = Prng(seed)
     peers = {record.peer_id: Vivaldi(record.peer_id) for record in records}
     for _ in range(ROUNDS):

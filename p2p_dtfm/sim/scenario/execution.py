@@ -12,21 +12,21 @@ ReductionKind = Literal["chain", "central", "flat", "weighted", "hierarchical"]
 Overlap = Literal["none", "stage", "layer"]
 
 CODEC_BITS_PER_VALUE = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 9}
-"""int8 is blockwise: 8 bits a value and a scale for each 32 of them."""
+"""int8 is blockwise: 8 bits a value, and a scale for each 32 values."""
 OF_REDUCTIONS = ("sparse", "sign")
-"""Codecs that reductions alone know."""
+"""Codecs that only reductions have."""
 OF_BOUNDARIES = ("rotated4", "rotated6", "subspace")
-"""Codecs that are for what travels between stages alone."""
+"""Codecs that are only for what travels between stages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
     """DT-FM's transport: blocking sends and receives of a peer, one at a time, in program order.
 
-    What is sent before its receive is posted waits: `receive_buffer_bytes`, besides the round
-    trip's worth of bytes to which TCP tunes its buffers. A send returns when no more is left of
-    it than TCP holds until it is acknowledged: a round trip's worth, at most `window_bytes`.
-    `efficiency` is the fraction of a link's rate that such messages reach.
+    Before a receive is posted, a sender gets rid of at most `receive_buffer_bytes` and a round
+    trip's worth of bytes, to which TCP tunes its buffers. The rest waits. A send returns when no
+    more of it is left than TCP holds until it is acknowledged: a round trip's worth, at most
+    `window_bytes`. `efficiency` is the fraction of a link's rate that such messages reach.
     """
 
     efficiency: float
@@ -45,23 +45,24 @@ class Execution:
     """When a gradient sets out: after all pipelines are done, after its own stage is, or after the
     last backward is through its layer."""
     commit: bool
-    """Whether the step ends with a Prepared from every stage holder to every other, which waits for
+    """Whether the step ends with a Prepared from every stage-holder to every other. It waits for
     the guardian of layers that the peer holds alone."""
     activation_codec: str | None = "fp16"
-    """None: what the run allows, as a daemon's planner counts it."""
+    """None stands for what the run allows, as a daemon's planner counts it."""
     gradient_codec: str | None = "fp16"
-    """`sparse` is what the run says of it, `sign` a bit for each value; None: the run's own."""
+    """`sparse` is as the run defines it, `sign` is a bit for each value, and None is the run's
+    own."""
     recompute: bool | None = True
-    """None: what the run says, by the plan and each peer's memory."""
+    """None stands for what the run says, by the plan and each peer's memory."""
     split_backward: bool = False
     """Whether a stage leaves the gradients of matrices for when it would wait (zero-bubble). Not
     with recomputation: what that saves would be held again."""
     communicator: Communicator | None = None
-    """None: persistent streams, full duplex, sending beside computing."""
+    """None stands for persistent streams, full duplex, which send beside computing."""
     language_model_head: bool = True
-    """Whether the last layer works out a vocabulary; DT-FM's runs ended in a small classifier."""
+    """Whether the last layer works out a vocabulary. DT-FM's runs ended in a small classifier."""
     flush_microbatches: int = 0
-    """GPipe: forwards before the first backward; 0: all of the step's."""
+    """GPipe's forwards before the first backward; 0 for all of the step's."""
 
     def __post_init__(self) -> None:
         between = None if self.activation_codec in OF_BOUNDARIES else self.activation_codec
@@ -78,8 +79,9 @@ class Execution:
         return replace(self, reduction=cast(ReductionKind, kind))
 
     def with_codec(self, codec: str) -> "Execution":
-        """The same with that codec for all tensors; `sparse` and `sign`: for the reduction, which
-        alone knows them, rotations for what travels between stages. Raises `UserError`."""
+        """The same with that codec for all tensors. `sparse` and `sign` are only for the reduction,
+        which alone has them; rotations and `subspace` only for what travels between stages. Raises
+        `UserError`."""
         if codec in OF_REDUCTIONS:
             return replace(self, gradient_codec=codec)
         if codec in OF_BOUNDARIES:
@@ -132,8 +134,8 @@ DTFM = Execution(
 
 
 def execution_named(name: str, block_count: int) -> Execution:
-    """`ours`, as the run says, or `dtfm`. DT-FM flushed every 64 microbatches, every 62 for want of
-    memory at 40 layers. Raises `UserError`."""
+    """`ours`, as the run says, or `dtfm`. DT-FM flushed every 64 microbatches, but every 62 at 40
+    layers for want of memory. Raises `UserError`."""
     if name == "ours":
         return AS_RUN
     if name == "dtfm":

@@ -1,4 +1,4 @@
-"""Finding and reading scenario files and run specs, by path or by the name they come along with."""
+"""Finding and reading scenario files and run specs, by path or by the name of a packaged one."""
 
 import difflib
 import json
@@ -36,7 +36,7 @@ def read_run_spec(
 
 
 def read_changed(path: Path, layers: int | None, global_batch: int | None) -> dict[str, Any]:
-    """What a run spec's file says, with another depth or batch. Raises `UserError`."""
+    """The values of a run spec's file, with another depth or batch. Raises `UserError`."""
     values = read_values(path)
     for section, key, value in (
         ("model", "layers", layers),
@@ -48,7 +48,7 @@ def read_changed(path: Path, layers: int | None, global_batch: int | None) -> di
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """What a TOML (or JSON) file says. Raises `UserError` naming the line that is wrong."""
+    """The values of a TOML (or JSON) file. Raises `UserError` naming the line that is wrong."""
     kind = "JSON" if path.suffix == ".json" else "TOML"
     try:
         text = path.read_text(encoding="utf-8")

@@ -18,11 +18,11 @@ CAP_WEIGHTS = {
     "fast": (1, 1, 2, 3, 5),
     "split": (1, 0, 0, 0, 1),
 }
-"""How likely each cap is, by kind of instance; `crowded` ones have most peers in three cities."""
+"""How likely each cap is, by kind of instance. `crowded` ones have most peers in three cities."""
 
 
 def uneven_cities(seed: int, kind: str = "uneven", count: int = 64) -> Scenario:
-    """Equal devices unevenly over ten cities, each with a cap on all its links."""
+    """Equal devices, unevenly over ten cities. Each has a cap on all its links."""
     chance = random.Random(f"{kind} {seed}")
     world = read_scenario("uneven-world")
     cities = list(dict.fromkeys(peer.group for peer in world.peers))

@@ -1,6 +1,6 @@
 """A scenario: named peers, the directed link between any two of them, and faults to come.
 
-It is read from a file (`scenario_file`) and means the same to the planner, to the simulator and to
+It is read from a file (`scenario_file`). It means the same to the planner, to the simulator and to
 the shaped transport of a real local swarm. Integers throughout: ns, bytes, bytes/s, operations/s.
 """
 
@@ -27,19 +27,19 @@ from p2p_dtfm.sim.scenario.scenario_file import (
 EVERYONE = "*"
 DEFAULT_MEMORY_GB = 16.0
 OF_TWO_PEERS = ("cut", "corrupt")
-"""Faults that happen to the links between two; all others to one peer, or to all its links."""
+"""Faults of the links between two peers. All others happen to one peer, or to all its links."""
 
 Table = TypeVar("Table")
 
 
 @dataclass(frozen=True, slots=True)
 class ScenarioPeer:
-    """One peer. A rate of 0 means: no limit."""
+    """One peer. A rate of 0 is no limit."""
 
     name: str
     group: str
     forward_flops: int | None
-    """Operations per second, sustained in a forward pass; None: this machine's own speed."""
+    """Operations per second, sustained in a forward pass; None for this machine's own speed."""
     memory_bytes: int
     uplink_bytes_per_s: int
     downlink_bytes_per_s: int
@@ -77,14 +77,14 @@ class Scenario:
     description: str
     peers: tuple[ScenarioPeer, ...]
     links: dict[tuple[str, str], ScenarioLink]
-    """By peer, group or `*`; `link` knows which of them counts."""
+    """Links by peer, group or `*`. `link` knows which of them counts."""
     faults: tuple[ScenarioFault, ...]
     head: bool = True
     """Whether the model ends in a language-model head (see `workload_in`)."""
     origin: str = ""
-    """The file it was read from, for messages."""
+    """The file that the scenario was read from, for messages."""
     founder: str = ""
-    """A peer's name: the first one's, whoever else is taken away or comes."""
+    """The name of the first peer of the file, whichever peers are taken away or come."""
 
     def __post_init__(self) -> None:
         if not self.founder and self.peers:
@@ -93,7 +93,7 @@ class Scenario:
         object.__setattr__(self, "_found", {})
 
     def peer(self, name: str) -> ScenarioPeer:
-        """Raises `UserError` for a name that the scenario does not have."""
+        """The peer of a name. Raises `UserError` for a name that the scenario does not have."""
         by_name: dict[str, ScenarioPeer] = self._by_name  # type: ignore[attr-defined]
         if name not in by_name:
             known = ", ".join(list(by_name)[:8])
@@ -112,7 +112,8 @@ class Scenario:
         return link
 
     def transfer_bytes_per_s(self, origin: str, to: str) -> int:
-        """Of one at a time: the link's rate, and the lines' of both. Raises as `link` does."""
+        """The rate of one transfer at a time: the least of the link's rate, the origin's uplink and
+        the other end's downlink. Raises as `link` does."""
         lines = (self.peer(origin).uplink_bytes_per_s, self.peer(to).downlink_bytes_per_s)
         return min(filter(None, (self.link(origin, to).bytes_per_s, *lines)))
 
@@ -131,9 +132,10 @@ class Scenario:
         )
 
     def with_twins(self, twins: dict[str, str]) -> "Scenario":
-        """The same with one more peer for each new name, which has device and links of another.
+        """The same with one more peer for each new name, with the device and the links of another
+        peer.
 
-        To the peer that it resembles it has that one's shortest link.
+        To the peer that it resembles, the new peer has that peer's shortest link.
         """
         model_of = {peer.name: peer.name for peer in self.peers} | twins
         links = dict(self.links)
@@ -180,9 +182,11 @@ class Scenario:
 
 
 def _ends_by_rank(origin: ScenarioPeer, to: ScenarioPeer) -> Iterator[tuple[str, str]]:
-    """Most particular first: a peer's name beats its group's, which beats `*`, origin first.
+    """Ends of links, the most particular first. A peer's name beats its group's, which beats `*`;
+    the origin counts first.
 
-    Within a group only a link that names the group (or a peer) at both ends, or `*` at both.
+    Within a group a link counts only if it names the group (or a peer) at both ends, or `*` at
+    both.
     """
     yield origin.name, to.name
     yield origin.name, to.group
@@ -221,7 +225,7 @@ def parse_scenario(text: str, origin: str) -> Scenario:
 
 
 class _Builder:
-    """Turns validated tables into a scenario, checking what crosses tables."""
+    """Turns validated tables into a scenario, and checks what crosses tables."""
 
     def __init__(self, file: ScenarioFile, text: str, origin: str) -> None:
         self.file = file
@@ -230,17 +234,17 @@ class _Builder:
         self.groups = {group.name: group.count for group in file.group}
         self.peers: dict[str, ScenarioPeer] = {}
         self.mistakes: dict[str, str] = {}
-        """Cause and fix of each, in the order in which they were found."""
+        """Fix by cause, in the order in which the mistakes were found."""
 
     def build(self) -> Scenario:
-        """Raises `UserError` that names every mistake."""
+        """Build the scenario. Raises `UserError` that names every mistake."""
         scenario = self._build()
         if self.mistakes:
             raise UserError("\n".join(self.mistakes), tuple(dict.fromkeys(self.mistakes.values())))
         return scenario
 
     def mistakes_found(self) -> dict[str, str]:
-        """Of a file some of whose tables are None."""
+        """The mistakes in a file some of whose tables are None."""
         self._build()
         return self.mistakes
 
@@ -332,7 +336,8 @@ class _Builder:
         )
 
     def _refuse(self, path: tuple[str | int, ...], cause: str, fix: str = "") -> None:
-        """`fix`: instead of another value, of those that there are."""
+        """Note a mistake. `fix` replaces the usual advice, which is to change the value and lists
+        the groups."""
         line = line_of(self.text, path)
         where = f"{self.origin}:{line}" if line else self.origin
         groups = ", ".join(
@@ -361,9 +366,9 @@ def _scaled(value: float | None, unit: float) -> int:
 
 
 def lines_of(scenario: Scenario) -> NetworkLines:
-    """A scenario's links as a virtual network has them; peers are numbers in the file's order.
+    """A scenario's links as a virtual network has them. Peers are numbers in the file's order.
 
-    The link of a pair that the scenario does not state raises `UserError` when it is used.
+    A pair whose link the scenario does not state raises `UserError` when the link is used.
     """
     peers = scenario.peers
 

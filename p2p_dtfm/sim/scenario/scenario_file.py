@@ -13,7 +13,7 @@ from p2p_dtfm.core.protocol.plain_words import in_plain_words
 
 NAME_PATTERN = "^[a-z0-9][a-z0-9-]{0,62}$"
 LARGEST_SCENARIO = 4096
-"""Peers in one scenario, at most."""
+"""The most peers in one scenario."""
 
 
 _STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
@@ -21,17 +21,17 @@ _HEADER = re.compile(r"\s*\[+\s*([\w-]+)\s*\]+")
 
 
 class Resources(BaseModel):
-    """What a peer has; each may be stated for a group and overridden for one peer."""
+    """What a peer has. Each may be stated for a group and overridden for one peer."""
 
     model_config = _STRICT
     forward_tflops: float | None = Field(default=None, ge=1e-6, le=1e6)
     """Sustained in a forward pass."""
     memory_gb: float | None = Field(default=None, gt=0, le=1e6)
     uplink_mbps: float | None = Field(default=None, ge=1e-3, le=1e9)
-    """Shared by everything that the peer sends; absent: not limited."""
+    """Shared by everything that the peer sends; not limited where absent."""
     downlink_mbps: float | None = Field(default=None, ge=1e-3, le=1e9)
     link_cap_mbps: float | None = Field(default=None, ge=1e-3, le=1e9)
-    """No single link from or to the peer is faster; links do not share it."""
+    """No single link from or to the peer is faster. Links do not share it."""
     price_per_hour: float | None = Field(default=None, ge=0, le=1e6)
     """In dollars, for each peer."""
 
@@ -42,7 +42,7 @@ class GroupTable(Resources):
     name: str = Field(pattern=NAME_PATTERN)
     count: int = Field(ge=1, le=LARGEST_SCENARIO)
     measured: bool = False
-    """This machine's own speed instead of `forward_tflops`."""
+    """Whether the peers have this machine's own speed instead of `forward_tflops`."""
 
     @model_validator(mode="after")
     def _one_speed(self) -> "GroupTable":
@@ -52,13 +52,13 @@ class GroupTable(Resources):
 
 
 class PeerTable(Resources):
-    """What is different about one peer of a group."""
+    """What differs for one peer of a group."""
 
     name: str = Field(pattern=NAME_PATTERN)
 
 
 class LinkTable(BaseModel):
-    """The way between two groups or peers; `*` stands for all of them."""
+    """The way between two groups or peers. `*` stands for all of them."""
 
     model_config = _STRICT
     origin: str = Field(alias="from", pattern=r"^(\*|[a-z0-9][a-z0-9-]{0,62})$")
@@ -79,11 +79,11 @@ class FaultTable(BaseModel):
     ]
     peer: str
     other: str = ""
-    """The far end, for `cut` and `corrupt`; empty: all links of the peer."""
+    """The far end, for `cut` and `corrupt`; empty for all links of the peer."""
     factor: float = Field(default=1.0, gt=0, le=1e6)
-    """Times slower, for `slow` and `degrade`."""
+    """How many times slower, for `slow` and `degrade`."""
     steps: int = Field(default=0, ge=0)
-    """How many steps it lasts; 0, without `seconds` too: for good."""
+    """How many steps the fault lasts. If this is 0 and `seconds` is too, it lasts for good."""
     seconds: float = Field(default=0, ge=0, le=86_400)
 
 
@@ -92,7 +92,7 @@ class WorkloadTable(BaseModel):
 
     model_config = _STRICT
     head: bool = True
-    """Whether the last layer is a language-model head; the paper's runs had none to speak of."""
+    """Whether the last layer is a language-model head. The paper's runs had none to speak of."""
 
 
 class ScenarioFile(BaseModel):
@@ -109,8 +109,8 @@ class ScenarioFile(BaseModel):
 
 
 class WrongTables(UserError):
-    """Tables with mistakes. `rest`: the file without them, so that what crosses tables can be
-    checked as well; each wrong table is None there. None if the groups themselves are wrong."""
+    """Tables with mistakes. `rest` is the file with None in place of each wrong table, so that what
+    crosses tables can be checked as well. It is None if the groups themselves are wrong."""
 
     def __init__(self, told: list[tuple[str, str]], rest: ScenarioFile | None) -> None:
         self.told = told
@@ -145,7 +145,7 @@ def parse_scenario_file(text: str, origin: str) -> ScenarioFile:
 
 
 def _rest(values: dict[str, Any], error: ValidationError) -> ScenarioFile | None:
-    """What is right in tables of which others have mistakes."""
+    """The file with None for each wrong peer, link or fault; None if anything else is wrong."""
     models: dict[str, type[BaseModel]] = {"peer": PeerTable, "link": LinkTable, "fault": FaultTable}
     wrong = {item["loc"][:2] for item in error.errors()}
     if not all(len(path) == 2 and path[0] in models for path in wrong):
@@ -162,7 +162,8 @@ def _rest(values: dict[str, Any], error: ValidationError) -> ScenarioFile | None
 
 
 def _first_causes(error: ValidationError) -> list[Any]:
-    """Without "too few tables" where tables are missing because they have mistakes themselves."""
+    """The errors without "too few tables" where tables are missing only because they have
+    mistakes."""
     items = error.errors()
     broken = {item["loc"][0] for item in items if len(item["loc"]) > 1}
     return [item for item in items if len(item["loc"]) > 1 or item["loc"][0] not in broken]
@@ -181,8 +182,8 @@ def line_of(text: str, path: tuple[str | int, ...]) -> int | None:
 
 
 def _lines_of_table(text: str, path: tuple[str | int, ...]) -> Iterator[tuple[int, str, bool]]:
-    """(number, line, whether it is a header) of the table in which `path` is; for a path of one
-    name also of what stands before any table."""
+    """(number, line, whether it is a header) of the table in which `path` is. For a path of one
+    name, also of what stands before any table."""
     table = path[0] if path else ""
     wanted = path[1] if len(path) > 1 and isinstance(path[1], int) else None
     seen, inside = -1, len(path) == 1

@@ -1,4 +1,4 @@
-"""A scenario as what the planner plans from: a workload, and a record of each peer."""
+"""What the planner plans from, made of a scenario: a workload, and a record of each peer."""
 
 import msgspec
 
@@ -32,9 +32,9 @@ from p2p_dtfm.sim.scenario.scenario import Scenario, ScenarioPeer
 
 
 def workload_in(scenario: Scenario, spec: RunSpec, execution: Execution) -> Workload:
-    """The run's workload as these peers do it: that of a daemon, but for what the execution says.
+    """The run's workload as these peers do it: a daemon's, except for what the execution says.
 
-    That may be whether all stages recompute; a layer then keeps only its input for each
+    The execution may say that all stages recompute. A layer then keeps only its input for each
     microbatch in flight. Where the scenario or the execution has no language-model head, the last
     layer is a norm and a narrow projection, as in the paper's runs.
     """
@@ -50,7 +50,7 @@ def workload_in(scenario: Scenario, spec: RunSpec, execution: Execution) -> Work
     if execution.gradient_codec is not None and execution.is_of_reductions:
         per_kibi = reduced_bytes_per_kibi(spec.codecs, execution.gradient_codec)
         workload = msgspec.structs.replace(workload, gradient_bytes_per_kibi=per_kibi)
-    if workload.unlike is not None:  # of such layers there is one execution, the daemons'
+    if workload.unlike is not None:  # unlike layers have one execution, the daemons'
         return workload
     tokens = spec.batch.microbatch * spec.model.context
     if not (scenario.head and execution.language_model_head):
@@ -68,11 +68,11 @@ def workload_in(scenario: Scenario, spec: RunSpec, execution: Execution) -> Work
 
 
 def on_the_wire(workload: Workload, execution: Execution) -> Workload:
-    """The workload with tensors counted as the execution's codecs send them, where it states any;
-    else as the run spec says.
+    """The workload with tensors counted as the execution's codecs send them, or as the run spec
+    says where it states none.
 
-    In units of fp32 values: the planner takes 4 bytes for each parameter that is reduced, so with
-    fp16 gradients it sees half as many parameters. Memory (`state_bytes`) stays as it is.
+    Counted in units of fp32 values. The planner takes 4 bytes for each parameter that is reduced,
+    so with fp16 gradients it sees half as many parameters. Memory (`state_bytes`) stays as it is.
     """
 
     if execution.activation_codec is not None:
@@ -100,14 +100,14 @@ def on_the_wire(workload: Workload, execution: Execution) -> Workload:
 
 
 def activation_bytes(workload: Workload, execution: Execution) -> int:
-    """Of an activation or its gradient between two stages, on the wire."""
+    """Bytes on the wire of an activation, or of its gradient, between two stages."""
     if execution.activation_codec is None:
         return workload.boundary_wire_bytes
     return wire_bytes(workload.boundary_bytes // FLOAT_BYTES, execution.activation_codec)
 
 
 def reduced_bytes(workload: Workload, layers: range, execution: Execution) -> int:
-    """Of these layers' gradients, or differences, from one holder, on the wire."""
+    """Bytes on the wire of these layers' gradients, or differences, from one holder."""
     costs = [workload.cost(layer) for layer in layers]
     if execution.gradient_codec is None or execution.is_of_reductions:
         return sum(map(workload.gradient_wire_bytes, costs))
@@ -115,7 +115,7 @@ def reduced_bytes(workload: Workload, layers: range, execution: Execution) -> in
 
 
 def scenario_snapshot(scenario: Scenario, spec: RunSpec, execution: Execution = OURS) -> Snapshot:
-    """What peers of this scenario would publish of themselves, as a snapshot to plan from."""
+    """The snapshot to plan from: what peers of this scenario would publish of themselves."""
     workload = workload_in(scenario, spec, execution)
     digest = spec.digest()
     names = [peer.name for peer in scenario.peers]
@@ -162,7 +162,7 @@ def _layer_timing(cost: LayerCost, flops_per_s: int, execution: Execution) -> La
 
 
 def device_of(peer: ScenarioPeer, workload: Workload, execution: Execution) -> Device:
-    """What a peer would publish of its device. Raises `UserError` as `flops_of`."""
+    """What a peer would publish of its device. Raises `UserError` as `flops_of` does."""
     flops, unlike = flops_of(peer), workload.unlike
     return Device(
         kind="scenario",

@@ -1,11 +1,11 @@
 """A pipeline as DT-FM ran it: GPipe over one blocking communicator in each peer.
 
-Every peer does the same things in the same order: receive, compute, send, for each microbatch of
-a flush forward, then, after a barrier, for each backward. Because that order is fixed, the time of
-each operation follows from operations before it, and no queue of events is needed.
+Every peer does the same things in the same order: receive, compute and send for each microbatch of
+a flush, first forwards and then, after a barrier, backwards. Because that order is fixed, the time
+of each operation follows from operations before it, and no queue of events is needed.
 
-A message of x ns (at the efficient rate) over a link of latency l, with R ns worth of bytes that
-may be on their way or wait at the receiver, and S ns worth that a sender need not wait for:
+A message takes x ns at the efficient rate, over a link of latency l. R ns worth of its bytes may be
+on their way or wait at the receiver. S ns worth are those that a sender need not wait for:
 
     begins     once the sender gets there and its previous message has left
     has left   x later; what exceeds R leaves l after the receive is posted, when word of it is
@@ -41,7 +41,7 @@ class _Engines:
     compute_ns: int = 0
     communicator_ns: int = 0
     link_ns: int = 0
-    """The link out, in the direction of the present phase."""
+    """When the link out is free, in the direction of the present phase."""
     posted_ns: int | None = None
     """When the receive of the previous message on that link was posted."""
 

@@ -10,8 +10,8 @@ from p2p_dtfm.sim.scenario.scenario import Scenario
 def guards_in_place(
     plan: Plan, scenario: Scenario, workload: Workload, step_ns: int
 ) -> tuple[Guarded, ...]:
-    """Of all members of the plan, by their numbers in the scenario's order; none where guardians
-    lag, since steps that take so long without them would wait too long."""
+    """The guarded layers of all members of the plan, by their numbers in the scenario's order. None
+    where guardians lag: a step that takes `step_ns` without them would wait for them too long."""
     if len(plan.pipelines) > 1:
         return ()
     peers, numbers = scenario.peers, {peer.name: at for at, peer in enumerate(scenario.peers)}

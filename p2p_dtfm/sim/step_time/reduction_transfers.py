@@ -58,7 +58,7 @@ class Reductions:
         """By holder and the layer that is final last."""
         self._segments = [_Segment(work) for work in segments]
         self._weights: dict[int, dict[int, int]] = {}
-        """Of a weighted reduction: each holder's, by its segment's first layer."""
+        """For a weighted reduction: each holder's weight, by its segment's first layer."""
         self.reduced_ns = 0
         """When the last holder had its last sum."""
         prepare = {
@@ -77,14 +77,15 @@ class Reductions:
                 segment.contribute = self._sum_of(segment)
 
     def contribute(self, layer: int, peer: int) -> None:
-        """This peer's own gradients of the segment, or piece, that begins at `layer` are whole."""
+        """Note that this peer's own gradients of the segment, or piece, that begins at `layer` are
+        whole."""
         segment = self._of_layer[peer, layer]
         if segment.start_ns is None:
             segment.start_ns = self._time.now_ns
         segment.contribute(peer)
 
     def spans(self) -> tuple[ReductionSpan, ...]:
-        """Of segments with more than one holder."""
+        """The spans of segments with more than one holder."""
         spans: dict[int, ReductionSpan] = {}
         for piece in self._segments:
             work, start_ns = piece.work, piece.start_ns or 0
@@ -149,7 +150,7 @@ class Reductions:
         return self._sharded(segment, holders, weights, self._sum_of(segment))
 
     def _divided(self) -> dict[int, dict[int, int]]:
-        """Whole segments are divided, and each of their pieces alike."""
+        """The parts of whole segments. Each piece of a segment is divided alike."""
         sizes: dict[int, int] = {}
         holders: dict[int, tuple[int, ...]] = {}
         for work in (each.work for each in self._segments if len(each.work.holders) > 1):

@@ -51,7 +51,7 @@ def _simulate(
     by_layer = execution.overlap == "layer" and execution.communicator is None
     at_layers: dict[int, list[Contribution]] = {}
     at_end: dict[int, list[int]] = {}
-    """Layers at which a gradient sets out: by itself, or with the others of its stage."""
+    """By peer: layers at which a gradient sets out, by itself or with the others of its stage."""
     for stage in itertools.chain(*work.pipelines):
         if by_layer:
             at_layers[stage.peer] = [
@@ -97,7 +97,7 @@ def _simulate(
 def _watched(
     step: StepAtWork, work: StepWork, execution: Execution, trace: bool
 ) -> tuple[tuple[StageTimeline, ...], Began]:
-    """A timeline of each stage, and what keeps it."""
+    """A timeline of each stage, and the function that keeps it."""
     flush = _flush(execution, work) if execution.order == "gpipe" else NEVER
 
     def timeline(stage: SimulatedStage) -> StageTimeline:
@@ -134,7 +134,7 @@ def _order(execution: Execution, work: StepWork) -> Choose:
 
 
 def _sequences(work: StepWork, execution: Execution) -> int:
-    """Microbatches that the execution does of the step's; whole flushes only, as DT-FM did."""
+    """How many of the step's microbatches the execution does: whole flushes only, as DT-FM did."""
     done = 0
     for pipeline in work.pipelines:
         count = pipeline[0].microbatches

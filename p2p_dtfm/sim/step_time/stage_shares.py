@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from p2p_dtfm.sim.step_time.timeline import StageTimeline, StepTime
 
 Sent = dict[tuple[int, int, bool, int], int]
-"""By pipeline, position, whether it is a backward, and microbatch: when a stage had computed it."""
+"""When a stage had computed, by pipeline, position, whether it is a backward, and microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class Parts:
         return sum(self.values().values())
 
     def values(self) -> dict[str, float]:
-        """By name, without the unit."""
+        """The parts by name, without the unit."""
         return {each.name.removesuffix("_ns"): getattr(self, each.name) for each in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
 class StageShares:
-    """Of one stage."""
+    """The parts of one stage's step."""
 
     peer: str
     pipeline: int
@@ -43,13 +43,14 @@ class StageShares:
 
 
 def mean_parts(shares: Iterable[StageShares]) -> Parts:
-    """Of several stages, at least one."""
+    """The mean over several stages, at least one."""
     rows = [share.parts.values().values() for share in shares]
     return Parts(*(sum(column) / len(rows) for column in zip(*rows, strict=True)))
 
 
 def stage_shares(step: StepTime) -> list[StageShares]:
-    """Of a step that was traced, with tensors sent on streams; in the order of `step.stages`."""
+    """The shares of a traced step whose tensors were sent on streams, in the order of
+    `step.stages`."""
     sent: Sent = {}
     for stage in step.stages:
         assert stage.tasklets is not None, "the step was traced"
@@ -77,7 +78,8 @@ def stage_shares(step: StepTime) -> list[StageShares]:
 
 
 def _waits(stage: StageTimeline, sent: Sent) -> tuple[int, int]:
-    """Before its last tasklet ends: (for a neighbour that computes, for what is on its way)."""
+    """The waits before the last tasklet ends: (for a neighbour that computes, for what is on its
+    way)."""
     others_ns = transfer_ns = idle_since_ns = 0
     for is_backward, microbatch, start_ns, end_ns in stage.tasklets or ():
         gap_ns = start_ns - idle_since_ns
@@ -92,7 +94,8 @@ def _waits(stage: StageTimeline, sent: Sent) -> tuple[int, int]:
 
 
 def _own_sums(stage: StageTimeline, step: StepTime, done_ns: dict[int, int]) -> tuple[int, int]:
-    """(when the last that holds one of its layers has computed, when all have their sums)."""
+    """(when the last holder of any of its layers has computed, when all of them have their
+    sums)."""
     own = [span for span in step.reductions if stage.work.peer in span.holders]
     if not own:
         return stage.done_ns, stage.done_ns

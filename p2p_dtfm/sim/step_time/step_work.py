@@ -1,4 +1,5 @@
-"""A plan's stages as the simulator sees them: who computes for how long and sends how much."""
+"""A plan's stages as the simulator sees them: which peer computes for how long and sends how
+much."""
 
 from dataclasses import dataclass
 
@@ -26,8 +27,8 @@ class SimulatedStage:
     microbatches: int
     timing: StageTiming
     below_ns: dict[int, int]
-    """By layer at which a gradient may set out: how much of the last part of a microbatch (what a
-    split leaves of the backward, else all of it) comes after the layer's."""
+    """By layer at which a gradient may set out: how much of the last part of a microbatch comes
+    after the layer's. That part is what a split leaves of the backward, else all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class StepWork:
     boundary_bytes: int
     inner_steps: int = 0
     ends_meet_ns: int = 0
-    """Until the ends of every pipeline have given each other the sums of a tied matrix."""
+    """The time until the ends of every pipeline have exchanged the sums of a tied matrix."""
 
     def timed(self) -> list[TimedPipeline]:
         return [
@@ -124,7 +125,8 @@ def step_work(
 
 
 def _ends_meet_ns(plan: Plan, scenario: Scenario, workload: Workload) -> int:
-    """Behind the reduction, as the planner counts it (`PlanningProblem.ends_meet_ns`)."""
+    """The time for that exchange, after the reduction, as the planner counts it
+    (`PlanningProblem.ends_meet_ns`)."""
     shared_bytes, longest_ns = workload.head.shared_bytes, 0
     for pipeline in plan.pipelines if shared_bytes else ():
         ends = (pipeline.stages[0].peer_id, pipeline.stages[-1].peer_id)
@@ -136,12 +138,13 @@ def _ends_meet_ns(plan: Plan, scenario: Scenario, workload: Workload) -> int:
 
 
 def _may_split(workload: Workload, execution: Execution) -> bool:
-    """A frozen base has no gradients to put off, and unlike layers need have no matrices."""
+    """Whether backwards may be split. A frozen base has no gradients to put off, and unlike layers
+    need have no matrices."""
     return execution.splits and not workload.block.backward_flops and workload.unlike is None
 
 
 def _edges(pipeline: Pipeline, workload: Workload, execution: Execution) -> Edges:
-    """In which codecs boundaries are crossed, unless the execution has one for all."""
+    """The codecs in which boundaries are crossed, unless the execution has one for all."""
     return edges_of(workload, pipeline) if execution.activation_codec is None else ()
 
 

@@ -13,8 +13,9 @@ NEVER = 1 << 62
 class StageTimeline:
     """Busy and idle time of one stage until its pipeline is done.
 
-    Idle time counts as filling or draining at the ends of a phase (before the stage's first
-    tasklet of a flush's forwards or backwards, and after its last), else as waiting for links.
+    Idle time counts as filling or draining at the ends of a phase: before the stage's first tasklet
+    of a flush's forwards or backwards, and after its last. All other idle time is waiting for
+    links.
     """
 
     work: SimulatedStage
@@ -29,10 +30,10 @@ class StageTimeline:
     flush: int = NEVER
     """Microbatches between one filling of the pipeline and the next."""
     begins: frozenset[int] = frozenset()
-    """Where these are not equally many: the first one after each filling."""
+    """The first microbatch after each filling, where fillings are not equally far apart."""
 
     def ran(self, start_ns: int, end_ns: int, first_of_phase: bool) -> None:
-        """A tasklet ran; tasklets come in order of time."""
+        """Note that a tasklet ran. Tasklets come in order of time."""
         idle = start_ns - self.idle_since_ns
         if first_of_phase:
             self.fill_and_drain_ns += idle
@@ -44,7 +45,7 @@ class StageTimeline:
     def began(
         self, stage: StageAtWork, kind: TaskletKind, count: int, start_ns: int, end_ns: int
     ) -> None:
-        """The engine has begun a tasklet, or `count` weights at once."""
+        """Note that the engine has begun a tasklet, or `count` weights at once."""
         if kind is FORWARD:
             number = stage.forwards_begun - 1
             self.peak_in_flight = max(self.peak_in_flight, stage.held)
@@ -60,9 +61,9 @@ class StageTimeline:
 class StepTime:
     """The simulated step. The parts add up to `total_ns`.
 
-    They are those of the stage that computes the longest: its computing, its waiting for
-    activations and gradients, the filling and draining around it; then what of the reduction is
-    not hidden behind any pipeline, what guardians are waited for, then the commit round.
+    The first parts are those of the stage that computes the longest: its computing, its waiting for
+    activations and gradients, and the filling and draining around it. Then come the part of the
+    reduction that no pipeline hides, the wait for guardians, and the commit round.
     """
 
     total_ns: int

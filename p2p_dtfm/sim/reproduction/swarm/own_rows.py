@@ -22,17 +22,17 @@ MOST_ROWS = 256
 _STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 ReadRun = Callable[[str, int | None, int | None], RunSpec]
-"""A run spec by path or packaged name, with another depth or batch."""
+"""Reads a run spec by path or packaged name, with another depth or batch."""
 
 
 class OwnRow(BaseModel):
-    """One measured step, and how it was run; the words are those of `simulate`."""
+    """One measured step, and how it was run. The words are those of `simulate`."""
 
     model_config = _STRICT
     scenario: str
-    """A packaged name, or a path, from the file of rows if it is not absolute."""
+    """A packaged name, or a path. A relative path starts at the file of rows."""
     seconds: float = Field(gt=0, le=1e9)
-    """Of one step, as measured."""
+    """The time of one step, as measured."""
     system: str = Field(min_length=1, max_length=60)
     run: str = "gpt3-xl"
     layers: int | None = Field(default=None, ge=1)
@@ -51,13 +51,14 @@ class OwnRows(BaseModel):
 
     model_config = _STRICT
     source: str = Field(min_length=1, max_length=400)
-    """Who measured them, where and when."""
+    """Who measured the rows, where and when."""
     kind: Literal["published", "measured here"] = "measured here"
     row: tuple[OwnRow, ...] = Field(min_length=1, max_length=MOST_ROWS)
 
 
 def read_own_rows(path: Path) -> OwnRows:
-    """Paths of scenarios and runs come out absolute. Raises `UserError` naming the row."""
+    """Read a file of rows, and make paths of scenarios and runs absolute. Raises `UserError` naming
+    the row."""
     try:
         rows = OwnRows.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:
@@ -75,7 +76,7 @@ def read_own_rows(path: Path) -> OwnRows:
 
 
 def _beside(row: OwnRow, path: Path) -> OwnRow:
-    """Files that lie beside the file of rows are found from anywhere."""
+    """The row with whole paths, so that files beside the file of rows are found from anywhere."""
     there = {}
     for name in ("scenario", "run"):
         file = path.parent / getattr(row, name)
@@ -85,7 +86,7 @@ def _beside(row: OwnRow, path: Path) -> OwnRow:
 
 
 def command_of_row(row: OwnRow) -> str:
-    """What a person types for the simulated figure beside it."""
+    """The command that a person types for the simulated figure beside it."""
     words = ["p2p-dtfm", "simulate", row.scenario, "--run", row.run]
     for option, value in (
         ("--layers", row.layers),
@@ -113,7 +114,7 @@ def simulated_s(row: OwnRow, read_run: ReadRun) -> float:
 
 
 def row_key(row: OwnRow, read_run: ReadRun) -> str:
-    """Under which a row is kept: it changes when the scenario or the run does."""
+    """The key under which a row is kept. It changes when the scenario or the run does."""
     scenario, spec = _asked(row, read_run)
     hashed = blake2b(digest_size=8)
     hashed.update(row.model_dump_json(exclude={"seconds", "system"}).encode())
@@ -134,7 +135,7 @@ def _carried_out(row: OwnRow, spec: RunSpec, plan: PlanName) -> Execution:
 
 
 def own_bars(rows: OwnRows, read_run: ReadRun, seconds: dict[str, float]) -> list[ChartBar]:
-    """Of each row what was measured, then what is simulated; `seconds` by the rows' keys."""
+    """For each row the measured bar, then the simulated one. `seconds` is by the rows' keys."""
     bars = []
     for row in rows.row:
         scenario, spec = _asked(row, read_run)

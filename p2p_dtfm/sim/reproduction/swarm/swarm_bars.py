@@ -38,11 +38,12 @@ from p2p_dtfm.sim.step_time.simulator import simulate_step
 from p2p_dtfm.sim.step_time.stage_shares import Parts, StageShares, mean_parts, stage_shares
 
 OTHERS_LIMIT = 128
-"""Peers up to which other placements are played, too."""
+"""The most peers for which other placements are played, too."""
 REPLANNED_LIMIT = 64
-"""Peers up to which one more in the largest group is planned anew; it takes half a minute."""
+"""The most peers for which one more in the largest group is planned anew. It takes half a
+minute."""
 ROWS_LIMIT = 32
-"""Up to so many stages each has a row; of more, the peers of a group share one."""
+"""The most stages that have a row each. Beyond it, the peers of a group share one."""
 OTHER_PLACEMENTS = {
     PlanName.REGION: "region order",
     PlanName.RANDOM: "random order",
@@ -51,7 +52,7 @@ OTHER_PLACEMENTS = {
 EVERYBODY = "all, on average"
 
 Told = Callable[[str], None]
-"""What is computed now."""
+"""Told what is computed now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,8 @@ class SwarmQuestion:
     command: str
     """What was typed: the same swarm, run and change."""
     simulated_by: str | None
-    """The beginning of the `simulate` command for the same scenario and run, where there is one."""
+    """The beginning of the `simulate` command for the same scenario and run; None where there is
+    none."""
 
     def bar(
         self, chart: Chart, system: str, kind: FigureKind, seconds: float, source: str = ""
@@ -84,11 +86,11 @@ class SwarmQuestion:
 
     @property
     def page_command(self) -> str:
-        """What prints each bar."""
+        """The command that prints each bar."""
         return f"{self.command} --html FILE --json"
 
     def simulated(self, plan: str, stages: int | None = None) -> str:
-        """The command that plays that plan of the same."""
+        """The command that plays that plan for the same scenario and run."""
         if self.simulated_by is None:
             return self.page_command
         depth = "" if stages is None else f" --stages {stages}"
@@ -97,16 +99,17 @@ class SwarmQuestion:
 
 @dataclass(frozen=True, slots=True)
 class SwarmBars:
-    """All charts of a scenario's page, and why what is missing is missing."""
+    """All charts of a scenario's page, and why any that is missing is missing."""
 
     bars: list[ChartBar]
     where: dict[str, Parts]
-    """By peer, or by group where there are many: parts of the step."""
+    """The parts of the step, by peer, or by group where there are many peers."""
     notes: list[str]
 
 
 def swarm_bars(asked: SwarmQuestion, told: Told = lambda what: None) -> SwarmBars:
-    """Raises `UserError` where a peer's speed or a link is not stated."""
+    """The charts of a scenario's page. Raises `UserError` where a peer's speed or a link is not
+    stated."""
     notes: list[str] = []
     told("the step")
     workload = workload_in(asked.scenario, asked.spec, AS_RUN)
@@ -145,7 +148,7 @@ def _by_row(shares: list[StageShares], scenario: Scenario) -> dict[str, Parts]:
 
 
 def _bounds(asked: SwarmQuestion) -> Iterator[ChartBar]:
-    """What is no plan of these peers: the fastest of them alone, and what none can beat."""
+    """Bars that are no plan of these peers: the fastest peer alone, and what no plan can beat."""
     fastest = max(asked.scenario.peers, key=lambda peer: peer.forward_flops or 0)
     if len(asked.scenario.peers) > 1:
         alone = planned_hire(asked.scenario.with_peers((fastest.name,)), asked.spec)
@@ -159,7 +162,7 @@ def _bounds(asked: SwarmQuestion) -> Iterator[ChartBar]:
 
 
 def _other_placements(asked: SwarmQuestion, notes: list[str], told: Told) -> Iterator[ChartBar]:
-    """Each with the depth that the peers make, carried out as ours."""
+    """Bars of other placements, with the depth that the peers make, carried out as ours."""
     if len(asked.scenario.peers) > OTHERS_LIMIT:
         notes.append(f"Other placements are played with up to {OTHERS_LIMIT} peers.")
         return
@@ -174,9 +177,9 @@ def _other_placements(asked: SwarmQuestion, notes: list[str], told: Told) -> Ite
 
 
 def _played(asked: SwarmQuestion, name: PlanName) -> list[tuple[int, str]]:
-    """(how long the step is, what plays it again): with recomputation and without where the run
-    leaves that open, as ours has the choice as well. Raises `UserError` where neither is possible.
-    """
+    """(how long the step is, the command that plays it again). If the run leaves recomputation
+    open, once with and once without it, as ours has that choice, too. Raises `UserError` where
+    neither is possible."""
     is_open = asked.spec.compute.recompute == "auto"
     played, refused = list[tuple[int, str]](), list[UserError]()
     for wanted, option in ((None, ""), (False, " --no-recompute"))[: 2 if is_open else 1]:
@@ -197,7 +200,8 @@ def _played(asked: SwarmQuestion, name: PlanName) -> list[tuple[int, str]]:
 def _changes(
     asked: SwarmQuestion, step_ns: int, notes: list[str], told: Told
 ) -> Iterator[ChartBar]:
-    """Planned anew where that is done in a minute; else the same plan, played with the change."""
+    """Bars of changes, planned anew where that takes no more than a minute. Otherwise the same plan
+    is played with the change."""
     bar = partial(asked.bar, Chart.CHANGES)
     if len(asked.scenario.peers) > PEERS_LIMIT:
         notes.append(
@@ -222,7 +226,8 @@ def _changes(
 
 
 def _one_more(asked: SwarmQuestion, told: Told) -> Iterator[ChartBar]:
-    """A peer more in the largest group, planned anew, where that does not take too long."""
+    """The bar of one more peer in the largest group, planned anew, where that does not take too
+    long."""
     if len(asked.scenario.peers) > REPLANNED_LIMIT:
         return
     groups = [peer.group for peer in asked.scenario.peers]
@@ -250,7 +255,7 @@ def _kept_plan(asked: SwarmQuestion) -> Iterator[tuple[str, Scenario, RunSpec]]:
 
 
 def _without_codecs(plan: Plan) -> Plan:
-    """Each boundary as the run says."""
+    """The plan with each boundary as the run says."""
     pipelines = (msgspec.structs.replace(pipeline, codecs=()) for pipeline in plan.pipelines)
     return msgspec.structs.replace(plan, pipelines=tuple(pipelines))
 

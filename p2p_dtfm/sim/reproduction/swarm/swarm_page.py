@@ -101,7 +101,7 @@ def _parts(row: str, found: SwarmBars) -> str:
 
 
 def _change_rows(bars: Sequence[ChartBar]) -> str:
-    """Seconds, and how much of the first they are."""
+    """Seconds, and what part of the first bar they are."""
     before, longest = bars[0].seconds, max(bar.seconds for bar in bars)
     rows = []
     for number, bar in enumerate(bars):
@@ -114,7 +114,7 @@ def _change_rows(bars: Sequence[ChartBar]) -> str:
 
 
 def _prices_html(bars: Sequence[ChartBar]) -> str:
-    """Nothing where a scenario has no prices."""
+    """Bars of prices; empty where a scenario has none."""
     if not bars:
         return ""
     return (

@@ -268,8 +268,7 @@ def run(
 
 
 def _refuse_options_before_a_command(context: typer.Context) -> None:
-    """Options before a command are the daemon's: they would be lost without a word. Raises
-    `UserError`."""
+    """Options before a command are the daemon's, and would be lost silently. Raises `UserError`."""
     given = [
         option.opts[0]
         for option in context.command.params

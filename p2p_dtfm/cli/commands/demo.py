@@ -34,8 +34,7 @@ POLL_S = 0.5
 LATE_AT = 0.3
 """The late joiner starts when this fraction of the steps is committed."""
 STEPS_FOR_LATE_JOINER = 100
-"""A joiner takes seconds to start and measure. With fewer steps the demo may be over before the
-joiner trains."""
+"""A joiner takes seconds to start and measure; a shorter demo may be over before it trains."""
 PLAIN_LINE_EVERY_S = 5.0
 SECONDS_LIMIT = 3600.0
 RECIPES = {"speedrun": "tiny-speedrun"}

@@ -249,8 +249,8 @@ def _require_same_tokens(origin: Path, tokenizer: "Tokenizer | None") -> None:
 
 
 def _tokenizer_for(form: ExportFormat, directory: Path) -> "Tokenizer | None":
-    """The tokenizer of a checkpoint's run. None where it is not wanted, or not there, which is
-    told."""
+    """The tokenizer of a checkpoint's run. None if it is not wanted or, which is told, not
+    there."""
     if form is ExportFormat.SAFETENSORS:
         return None
     try:

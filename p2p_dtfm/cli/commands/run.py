@@ -29,8 +29,8 @@ _FIXES_OF_HOME = (
 
 
 def run_daemon(settings: Settings) -> int:
-    """Run the daemon until it ends; returns the exit code. An unforeseen error is logged whole,
-    with exit code 1."""
+    """Run until the end; returns the exit code: 1 for an unforeseen error, which is logged
+    whole."""
     given, settings = settings, with_invitation(settings)
     forgotten = left_out(given)
     if is_begun_by_systemd():

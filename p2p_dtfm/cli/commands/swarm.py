@@ -134,7 +134,7 @@ def _safe(facts: dict[str, Any]) -> str | None:
     safe, step = facts.get("safe_step"), facts.get("step")
     if not step or safe == step or facts.get("view") is None:
         return None
-    if safe is None and len(facts.get("members") or ()) > 1:  # others may know it
+    if safe is None and len(facts.get("members") or ()) > 1:  # a newcomer: others may know
         return "not known yet: this peer knows of no copies that two members have"
     return f"{safe or 0}: a crash of one peer may set training back to it"
 
@@ -202,8 +202,7 @@ def _went_back(facts: dict[str, Any], named: Callable[[str], str]) -> list[tuple
 
 
 def _layers(facts: dict[str, Any]) -> str | None:
-    """The layers that this peer computes, and those that it keeps to guard them or for a coming
-    view."""
+    """The layers that this peer computes, and those that it keeps to guard or for a coming view."""
     kept = [layer for layer in facts["layers"] if layer not in facts["stage"]]
     stage = f"{_ranges(facts['stage'])} computed" if facts["stage"] else ""
     also = f"{_ranges(kept)} kept for others" if kept else ""

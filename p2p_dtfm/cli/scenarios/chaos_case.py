@@ -15,14 +15,12 @@ SEED = 1
 STEPS_AFTER = 20
 """Steps without faults at the end."""
 SPARE_STEPS = 60
-"""Spare steps for each fault. A fault that needs all other peers well may come much later than it
-is due."""
+"""Spare steps for each fault: one that needs all other peers well may come much later than due."""
 SPARE_STEPS_PER_S = 60
 """Spare steps for each second that a fault lasts. A small model on a fast machine must not reach
 its end meanwhile."""
 STEP_LIMIT_S = 10.0
-"""If no step is committed, a fault that lasts some steps is over after so many seconds for each of
-them."""
+"""If no step is committed, a fault that lasts some steps ends after so many seconds for each."""
 FAULTS = 10
 """How many faults by chance, where neither the command nor the scenario says."""
 AT_ONCE = ("corrupt", "join", "leave")
@@ -40,8 +38,7 @@ class ChaosCase:
 
     @property
     def total_steps(self) -> int:
-        """Steps of the run spec. The swarm is ended earlier, once nothing more is to happen to
-        it."""
+        """Steps of the run spec; the swarm is ended once nothing more is to happen to it."""
         last = max((fault.at_step + fault.lasts_steps for fault in self.schedule), default=0)
         seconds = sum(fault.lasts_s or 0.0 for fault in self.schedule)
         spare = SPARE_STEPS * len(self.schedule) + math.ceil(SPARE_STEPS_PER_S * seconds)

@@ -232,8 +232,7 @@ def write_graph(path: Path, snapshot: Snapshot, made: Plan | NoPlan) -> None:
 
 
 def _worth_their_price(scenario: Scenario, spec: RunSpec) -> tuple[Scenario, dict[str, Any]]:
-    """The peers that make the most tokens for a dollar, and what is to be said about this
-    choice."""
+    """The peers that make the most tokens for a dollar, and what is to be said about it."""
     best, fastest = hire(scenario, spec, plans_made("swarms"))
     names = {peer.name for peer in best.scenario.peers}
     told = {

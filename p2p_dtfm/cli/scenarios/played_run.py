@@ -9,8 +9,7 @@ from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec
 
 
 def playable(path: Path) -> RunSpec:
-    """The run spec as it is. Raises `UserError`, also for a run whose founder would print no
-    address."""
+    """The run spec as it is. Raises `UserError`, also if its founder would print no address."""
     spec = read_run_spec(path)
     if spec.admission.is_invited:
         raise UserError(

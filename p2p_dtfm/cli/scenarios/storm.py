@@ -26,8 +26,7 @@ from p2p_dtfm.testbed.swarm_directory import kept_directory, processes_left
 PEERS = 8
 KILLS = 1_000
 STEPS_FOR_EACH_KILL = 1_000
-"""Steps of the run spec for each kill: far more than a swarm commits while one daemon is
-replaced."""
+"""Steps of the run spec for each kill: far more than are committed while a daemon is replaced."""
 MEMORY_GROWTH_LIMIT = 0.05
 TOLD_EVERY_S = 10.0
 
@@ -117,7 +116,7 @@ def _start_all(swarm: LocalSwarm, case: StormCase) -> dict[str, str]:
 
 @contextmanager
 def _stops_at_a_signal(storm: KillStorm) -> Iterator[None]:
-    """Handles signals: the first ends the storm, and what was done is judged; the second ends the
+    """Handles signals: the first ends the storm, which is then judged; the second ends the
     program."""
     kinds = (signal.SIGINT, signal.SIGTERM)
 
@@ -164,8 +163,7 @@ def _plain_losses(
 
 
 def _expected(losses: list[float], steps: int) -> Callable[[int], float] | None:
-    """The expected loss by step: NaN for steps that were not computed, so these are not
-    compared."""
+    """The expected loss by step; NaN for a step that was not computed, so is not compared."""
     if not losses:
         return None
     known = losses + [math.nan] * (steps - len(losses))

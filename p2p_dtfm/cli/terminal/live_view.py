@@ -103,7 +103,7 @@ class _Screen(io.TextIOBase):
 
 class _Above(io.TextIOBase):
     """Prints whole lines above the panel, broken between words where the terminal ends. A line to
-    type, or a single word such as an address, is left to the terminal to wrap: so it can be
+    type, or a single word such as an address, is left for the terminal to wrap: it can be
     copied."""
 
     def __init__(self, console: Console, screen: _Screen) -> None:
@@ -191,8 +191,8 @@ def _progress(state: DashboardState, width: int) -> list[Text]:
 
 
 def _bar(share: float, what: str, left_s: float | None, colour: str, width: int) -> Text:
-    """A progress bar with its words. If there is not room for both, the words stay, the percentage
-    first of all."""
+    """A progress bar with its words. Words, the percentage first of all, have room before the
+    bar."""
     left = "" if left_s is None else f"  {duration(left_s)} left"
     words = f"  {share_text(share)}{what}{left}"
     room = min(BAR_WIDTH, max(LEAST_BAR_WIDTH, width - 1 - len(words)))

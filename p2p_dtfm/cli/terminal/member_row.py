@@ -11,11 +11,9 @@ from p2p_dtfm.cli.terminal.plain import SHORT_CHARACTERS, plain
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text, rate_text, span_text
 
 NARROW_BELOW = 90
-"""Columns of a terminal. A narrower one shows no columns that a row can do without, and cuts no
-word."""
+"""Columns of a terminal. On a narrower one a table leaves out what it can, and cuts no word."""
 LISTED_BELOW = 60
-"""Columns of a terminal. On a narrower one a table's columns would be cut, so members are
-listed."""
+"""Columns of a terminal. A narrower one would cut a table, so members are listed."""
 SPARE = "spare"
 NAME_WIDTH = 18
 """Least width of names, if a name is as long. It fits the longest name that an identity makes, and

@@ -10,8 +10,7 @@ follows, line and paragraph separators."""
 
 
 def plain(text: object, limit: int = LIMIT_CHARACTERS) -> str:
-    """The text on one line, without characters that a terminal would obey, and cut where it is too
-    long."""
+    """The text on one line, without what a terminal would obey, and cut if it is too long."""
     found = str(text)
     cut = f"{found[: limit - 1]}…" if len(found) > limit else found
     return "".join("�" if is_hidden(letter) else letter for letter in cut)

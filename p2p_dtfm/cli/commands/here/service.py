@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 SYSTEMCTL_S = 60.0
 LEAVES_S = 900
-"""So many seconds the daemon may take to hand its layers over (2 GB at 20 Mbit/s). Then systemd
-kills it."""
+"""Seconds that the daemon has to hand its layers over (2 GB at 20 Mbit/s) before systemd kills
+it."""
 NOT_OF_A_SERVICE = {
     *("run", "new", "expect_peers", "expect_wait_s"),
     *("exit_when_done", "until_stdin_closes", "ids", "log", "shape"),
@@ -36,8 +36,7 @@ DIRECTORIES = {"home", "tensorboard"}
 """Settings that are made absolute: systemd starts the daemon in another directory than this one,
 and without this environment."""
 WHEREVER_IT_IS = {"home"}
-"""The usual home depends on XDG_DATA_HOME, which systemd may not have. So it is always written
-down."""
+"""Always written down: the usual home depends on XDG_DATA_HOME, which systemd may not have."""
 service = typer.Typer(help="The daemon as a service of this user, in the background.")
 app.add_typer(service, name="service")
 
@@ -80,8 +79,7 @@ def settings_text(values: dict[str, Any]) -> str:
 
 
 def _with_options_of_the_daemon(install: Callable[..., None]) -> Callable[..., None]:
-    """Gives `install` every option that the daemon has: an option that the daemon gets is the
-    service's too."""
+    """Gives `install` every option of the daemon, but those that no service has."""
     own = inspect.signature(install).parameters["print_only"]
     options = [
         each.replace(kind=each.KEYWORD_ONLY)
@@ -221,8 +219,7 @@ def _require_systemd() -> None:
 
 
 def _require_manager() -> None:
-    """Require a systemd that can be told of the service: otherwise nothing is written. Raises
-    `UserError`."""
+    """Nothing is written for a systemd that cannot be told of it. Raises `UserError`."""
     try:
         _systemctl("show-environment")
     except UserError as error:

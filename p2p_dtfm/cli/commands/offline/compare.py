@@ -56,8 +56,8 @@ def compare(
 
 
 def headings(curves: "Sequence[RunCurves]") -> list[str]:
-    """The runs' names. Where these are alike, as after a change of one setting, each run's digest
-    as well."""
+    """The runs' names; where these are alike, as after a change of one setting, with the
+    digests."""
     names = [plain(each.name) for each in curves]
     if len(set(names)) < len(names):
         names = [
@@ -67,8 +67,7 @@ def headings(curves: "Sequence[RunCurves]") -> list[str]:
 
 
 def curves_of(place: Path) -> "RunCurves":
-    """The curves of the run in this directory, or of the newest run of this home. Raises
-    `UserError`."""
+    """The curves of the run in this directory, or of this home's newest run. Raises `UserError`."""
     from p2p_dtfm.daemon.telemetry.event_log import FILE_NAME
     from p2p_dtfm.web.comparison import RunCurves, read_rows
 

@@ -188,8 +188,7 @@ def _signed_words(signed: Signed) -> list[str]:
 
 
 def _signed_record(signed: Signed) -> Inspected | None:
-    """The record in a signed payload; None if it is none. The payload leaves out what the signature
-    says."""
+    """The record in a signed payload, if it is one. It leaves out what the signature says."""
     if signed.kind != RECORD_KIND:
         return None
     try:

@@ -59,8 +59,7 @@ def _run_here(root: Path, written: tuple[tuple[Path, float | None], ...]) -> str
 
 
 def _on_the_way(root: Path, run_digest: str, here: "list[Checkpoint]") -> "Checkpoint | None":
-    """The checkpoint on the way to where this home's daemon is; the newest if no daemon is in a
-    view."""
+    """The checkpoint nearest to where this home's daemon is; the newest if it is in no view."""
     from p2p_dtfm.daemon.machine import local_client
 
     facts = local_client.ask_daemon(root, "status") or {}

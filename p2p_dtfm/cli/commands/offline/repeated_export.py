@@ -106,8 +106,7 @@ class RepeatedExport:
 
     def follow(self, tell: Callable[[str], None], wait: Callable[[float], object]) -> None:
         """Export again and again until the run is complete. A checkpoint may be gone before it is
-        read: then the next one is exported. Raises `UserError` for an export that fails again and
-        again."""
+        read: then the next one is exported. Raises `UserError` for an export that keeps failing."""
         said, failures, alone = "", 0, ""
         while True:
             try:
@@ -151,8 +150,7 @@ class RepeatedExport:
         return {it.step for it in self._made(_run_of(manifest)) if not it.is_behind(epochs)}
 
     def _made(self, run: str) -> list[_PastExport]:
-        """The exports of this run, in this form, that lie in `out`: they are known by their
-        names."""
+        """The exports of this run, in this form, that lie in `out`, known by their names."""
         if not self._out.is_dir():
             return []
         found = []

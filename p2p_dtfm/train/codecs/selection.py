@@ -47,11 +47,11 @@ def random_bits(values: Tensor) -> Tensor:
 
 
 def _shifted(values: Tensor, bits: int) -> Tensor:
-    """Right by `bits`, with zeros from the left, which int64's own shift does not bring."""
+    """Shifts right by `bits`, with zeros from the left: int64's own shift does not do that."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def signed(place: int) -> int:
-    """The same 64 bits."""
+    """The same 64 bits as a signed number."""
     assert 0 <= place < 1 << 64, place
     return place - (1 << 64) if place >> 63 else place

@@ -122,8 +122,7 @@ def document_numbers(tokens: Tensor, end_of_document: int) -> Tensor:
 
 
 def told_beside(spec: RunSpec, tokens: Tensor | None) -> Told:
-    """What blocks are told of a microbatch's tokens: None, if not every stage of the run knows
-    them."""
+    """What blocks are told of a microbatch's tokens; nothing if `tokens` is None."""
     told: Told = {}
     if tokens is not None and spec.model.written_width:
         told["code"] = fixed_code(spec.model, tokens)

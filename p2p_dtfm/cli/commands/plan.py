@@ -36,11 +36,11 @@ OF_SCENARIOS = (
     *("cost", "run", "layers", "global_batch", "stages", "replicas"),
     *("what_if", "svg", "html", "objective"),
 )
-"""Options that say nothing about a swarm."""
+"""Options that have no meaning for a swarm."""
 OF_DAEMON = ("home", "ids")
-"""Options that say nothing about a scenario."""
+"""Options that have no meaning for a scenario."""
 NOT_OF_ADVICE = ("cost", "stages", "replicas", "objective", "explained", "svg", "html", "graphml")
-"""Options of one plan; advice makes many."""
+"""Options of a single plan; advice makes many plans."""
 OF_PAPER = ("stages", "replicas")
 
 

@@ -95,7 +95,7 @@ def _show_status(console: Console, facts: dict[str, Any], ids: bool) -> None:
 
 
 def _rows(facts: dict[str, Any], named: Callable[[str], str]) -> list[tuple[str, str | None]]:
-    """What `status` says below its headline: a name, and what is known of it."""
+    """The lines of `status` below its headline: a name, and what is known under it."""
     return [
         ("peer", f"{facts['name']} ({facts['peer_id']})" if facts["name"] else facts["peer_id"]),
         *_marks(facts),

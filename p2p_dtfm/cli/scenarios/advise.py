@@ -21,7 +21,7 @@ from p2p_dtfm.sim.scenario.what_if import what_if
 
 @dataclass(frozen=True, slots=True)
 class AdviceWish:
-    """What is to be advised on."""
+    """The question that advice answers."""
 
     scenario: str
     run: str

@@ -1,4 +1,4 @@
-"""What a run of chaos does to whom: from a seed, from a scenario's file, or from an earlier run."""
+"""What a run of chaos does to which peers: from a seed, a scenario's file, or an earlier run."""
 
 import json
 import math

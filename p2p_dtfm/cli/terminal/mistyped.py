@@ -1,4 +1,4 @@
-"""What was probably meant by a line that cannot be run, in lines that can be typed."""
+"""What the user probably meant by a line that cannot be run, in lines that can be typed."""
 
 import difflib
 import errno

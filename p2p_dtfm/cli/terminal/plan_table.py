@@ -14,7 +14,7 @@ from p2p_dtfm.core.protocol.plan import Plan
 STAGE_WIDTH = 26
 """Width for a name of the usual length and the stage's layers."""
 BEFORE_STAGES = 26
-"""Columns of a terminal that the pipeline and its microbatches take."""
+"""Columns of a terminal that the pipeline's name and its microbatches take."""
 
 
 def plan_table(made: Plan, named: Callable[[str], str], width: int) -> Table:

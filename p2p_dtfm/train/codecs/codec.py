@@ -27,7 +27,7 @@ FIRST = Turn()
 
 
 class Codec:
-    """`name` is what frames and run specs say; `version` changes with the bytes.
+    """`name` is what frames and run specs say; `version` changes whenever the bytes do.
 
     Any device may encode and decode; equal values give equal bytes on all of them.
     """

@@ -1,4 +1,4 @@
-"""Numbers below one that is no power of two, in hardly more bits than they hold."""
+"""Numbers below a base that is no power of two, in hardly more bits than they need."""
 
 from functools import cache
 

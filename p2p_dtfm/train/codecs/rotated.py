@@ -1,14 +1,14 @@
 """Codecs of few levels for boundaries over slow links: rotate, then round.
 
-A random rotation (Hadamard's, behind random signs: Suresh et al. 2017, "Distributed mean estimation
-with limited communication") makes the values of a tile look like draws from a normal distribution,
-whatever they were. So one scale tells all about a tile, and the levels that are best for a normal
-distribution (Max 1960, Lloyd 1982) are the best for it. Signs and dither are drawn alike at both
-ends and cost no bytes.
+A random rotation makes the values of a tile look like draws from a normal distribution, whatever
+they were. (It is Hadamard's, behind random signs: Suresh et al. 2017, "Distributed mean estimation
+with limited communication".) So one scale tells all about a tile. The levels that are best for a
+normal distribution (Max 1960, Lloyd 1982) are the best for the tile. Signs and dither are drawn
+alike at both ends and cost no bytes.
 
-Activations take the nearest of these levels. Their gradients take even levels with a subtractive
-dither (Roberts 1962): what is added before rounding is taken away behind it. So a gradient is right
-on average, as with stochastic rounding, at half its variance.
+Activations take the nearest of these levels. Their gradients take evenly spaced levels with a
+subtractive dither (Roberts 1962): what is added before rounding is taken away after it. So a
+gradient is right on average, as with stochastic rounding, but at half the variance.
 """
 
 import math

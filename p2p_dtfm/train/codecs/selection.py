@@ -1,8 +1,8 @@
-"""Which elements may travel in a step: the same on all peers, without a byte being sent for it.
+"""Which elements may travel in a step. All peers choose the same, and no byte is sent for it.
 
-The elements are cut into strata of `one_in` neighbours. Each stratum gives one element a step, and
-each of its elements has its turn once in `one_in` steps; which comes first is left to chance. So
-the choice is as spread as a random one, and no element waits longer than `one_in` steps.
+The elements are cut into strata of `one_in` neighbours. Each stratum gives one element in each
+step, and each of its elements has its turn once in `one_in` steps. Chance decides which comes
+first. So the choice is as spread as a random one, and no element waits longer than `one_in` steps.
 """
 
 import torch

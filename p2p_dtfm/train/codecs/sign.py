@@ -1,8 +1,8 @@
 """The codec for differences of local steps over the slowest links: one bit for each element.
 
-Signs with one magnitude for many (Seide et al. 2014, "1-bit stochastic gradient descent"). Like
-`sparse` it is of use only to whoever keeps what was lost and adds it the next time (error feedback,
-`segment_reduction`).
+Signs share one magnitude for many elements (Seide et al. 2014, "1-bit stochastic gradient
+descent"). Like `sparse`, the codec is of use only to a sender that keeps what was lost and adds it
+the next time (error feedback, `segment_reduction`).
 """
 
 import torch

@@ -70,12 +70,13 @@ class BlobStore:
         """Digests of the blobs that this process has read or written whole."""
 
     def path(self, digest: str) -> Path | None:
-        """Where a blob lies, or None if it is not here. PeerFault if `digest` is malformed."""
+        """The path of a blob; None if it is not here. Raises `PeerFault` if `digest` is
+        malformed."""
         path = self._place(digest)
         return path if path.is_file() else None
 
     def held(self, digest: str) -> Path:
-        """Where a blob lies that is known to be here."""
+        """The path of a blob that is known to be here."""
         path = self.path(digest)
         assert path is not None, f"{digest} is in the store"
         return path
@@ -125,9 +126,9 @@ class BlobStore:
             temporary.unlink(missing_ok=True)
 
     def adopt(self, temporary: Path, digest: str) -> Path:
-        """Take over a file that a peer sent, if it hashes to `digest`; remove it otherwise.
+        """Take over a file that a peer sent, if it hashes to `digest`; otherwise remove it.
 
-        `temporary` is gone afterwards either way. PeerFault if it is not that blob.
+        `temporary` is gone afterwards either way. Raises `PeerFault` if it is not that blob.
         """
         place = self._place(digest)
         try:

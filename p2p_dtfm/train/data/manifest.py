@@ -71,7 +71,7 @@ class Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Totals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sums over the corpus. `text_bytes` and `documents` count what went in."""
+    """Sums over the corpus. `text_bytes` and `documents` count what was prepared."""
 
     train_tokens: _Count
     held_out_tokens: _Count
@@ -87,7 +87,7 @@ class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which documents were taken: how many each rule has left out."""
+    """The documents that were there, and how many of them each rule has left out."""
 
     documents: _Count
     """Documents before any were left out."""

@@ -323,7 +323,7 @@ def _named(tokenizer: Tokenizer) -> tuple[str, int, int | None]:
 def _make_tokenizer(
     survey: Survey, vocabulary: int | None, store: BlobStore, journal: Journal, progress: Progress
 ) -> Tokenizer:
-    """Of bytes, or one that is learnt, or the one that an interrupted command has learnt."""
+    """A tokenizer of bytes, or one that is learnt, or that an interrupted command has learnt."""
     if vocabulary is None:
         return ByteTokenizer()
     from p2p_dtfm.train.data.byte_pairs import BytePairTokenizer  # a heavy library, only for this

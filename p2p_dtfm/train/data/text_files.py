@@ -140,7 +140,7 @@ def read_pieces(path: Path, piece_bytes: int) -> Iterator[bytes]:
 
 
 def split_text(text: bytes, piece_bytes: int) -> Iterator[bytes]:
-    """The same pieces of a text that is in memory."""
+    """Cuts a text that is in memory into the same pieces."""
     start = 0
     while start < len(text):
         piece = text[start : start + piece_bytes]

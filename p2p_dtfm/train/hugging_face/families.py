@@ -55,7 +55,7 @@ class Part(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    """In our order; theirs is the other way round if the tensor is transposed."""
+    """The shape in our order. A tensor that is transposed has theirs the other way round."""
     is_transposed: bool = False
 
     @property

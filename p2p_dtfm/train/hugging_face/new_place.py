@@ -16,7 +16,7 @@ from pathlib import Path
 from p2p_dtfm.core.protocol.errors import UserError
 
 _MARK = ".p2p-dtfm-partial-"
-"""Behind it follows the number of the process that writes there."""
+"""The beginning of the hidden name; the number of the writing process follows it."""
 
 
 def require_new(out: Path) -> None:

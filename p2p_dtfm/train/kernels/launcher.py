@@ -44,7 +44,7 @@ def text_of(name: str) -> str:
 
 
 def source_text(source: str, words: str | None = None) -> str:
-    """A whole source, with the words of a device or with others."""
+    """A whole source: with the words of a device, or with `words` in place of them."""
     return "\n".join([words or text_of("words.h"), text_of("numbers.h"), text_of(f"{source}.cu")])
 
 

@@ -1,8 +1,8 @@
 """AdamW, the norm, and whether numbers are finite, in one pass on a processor: `_processor.c`,
 compiled when the package is built.
 
-The torch twins make several passes over a chunk that is in the cache, AdamW a dozen, and ask
-PyTorch for each.
+The torch twins make several passes over a chunk in the cache (AdamW a dozen), and call PyTorch for
+each.
 """
 
 import logging
@@ -42,7 +42,7 @@ def takes(*tensors: Tensor) -> bool:
 
 @cache
 def _is_trusted() -> bool:
-    if not hasattr(_processor, "add"):  # or one that was built from an older source
+    if not hasattr(_processor, "add"):  # none, or one built from an older source
         return False
     if _is_exact():
         return True

@@ -135,9 +135,9 @@ def told_beside(spec: RunSpec, tokens: Tensor | None) -> Told:
 def initialise_layer(module: nn.Module, spec: RunSpec, layer: int) -> None:
     """Genesis parameters, bit-equal on any machine: norms 1, biases 0, matrices random.
 
-    Matrices are uniform with GPT-2's standard deviation of 0.02; those that write into the
-    residual stream are scaled by 1/sqrt(2 * blocks), as there are that many writers (Radford et
-    al. 2019, section 2.3). Where a run lists its layers, their kinds choose the deviation.
+    Matrices are uniform with GPT-2's standard deviation of 0.02. Those that write into the residual
+    stream are scaled by 1/sqrt(2 * blocks), as there are 2 * blocks writers (Radford et al. 2019,
+    section 2.3). Where a run lists its layers, their kinds choose the deviation.
     """
     for name, parameter in module.named_parameters():
         if name.endswith("norm.weight"):

@@ -267,7 +267,8 @@ class LayerState:
         device: torch.device | str = "cpu",
         path: str | None = None,
     ) -> "LayerState":
-        """Read what `to_bytes` wrote: this run, this layer, these names, shapes and dtypes only.
+        """Read what `to_bytes` wrote, for this run and layer, with these names, shapes and dtypes
+        only.
 
         Anything else raises `UserError` naming `path`, or `PeerFault` if there is no path, because
         the bytes then come from another peer.

@@ -25,8 +25,8 @@ class PrivateMemory(Generic[Memory]):
         return self._held.get(layer)
 
     def propose(self, step: int, values: Mapping[int, Memory]) -> None:
-        """What to remember of these layers if `step` commits. A step that is made again forgets
-        what its last attempt proposed."""
+        """What to remember of these layers if `step` commits. A new attempt at a step forgets what
+        the last attempt proposed."""
         if self._step != step:
             self.discard()
         self._step = step
@@ -44,7 +44,7 @@ class PrivateMemory(Generic[Memory]):
         self._step = None
 
     def keep_only(self, layers: Iterable[int]) -> None:
-        """A view has begun in which this peer holds these layers."""
+        """Keep the memory of these layers only: a view has begun in which this peer holds them."""
         kept = set(layers)
         self._held = {layer: value for layer, value in self._held.items() if layer in kept}
         self.discard()

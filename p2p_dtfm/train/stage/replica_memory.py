@@ -36,7 +36,7 @@ class ReplicaMemory:
         )
 
     def propose_owed(self, step: int, states: Sequence[LayerState], owed: Tensor) -> None:
-        """What will be owed of these layers, one after the other."""
+        """Propose what will be owed of these layers, one after the other."""
         parts = owed.split([state.parameter_count for state in states])
         self.owed.propose(
             step, {state.layer: part for state, part in zip(states, parts, strict=True)}
@@ -53,13 +53,13 @@ class ReplicaMemory:
         self.moments.discard()
 
     def keep_only(self, layers: Iterable[int]) -> None:
-        """A view begins in which this peer holds these layers."""
+        """Keep what belongs to these layers: a view begins in which this peer holds them."""
         kept = set(layers)
         self.owed.keep_only(kept)
         self.moments.keep_only(kept)
 
     def forget(self, layers: Iterable[int]) -> None:
-        """The states of these layers come from elsewhere."""
+        """Forget what belongs to these layers: their states come from elsewhere."""
         gone = set(layers)
         self.owed.forget(gone)
         self.moments.forget(gone)

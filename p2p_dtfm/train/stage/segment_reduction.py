@@ -68,11 +68,11 @@ class SegmentCut:
 class SegmentReduction:
     """One step's reduction of one segment at one holder.
 
-    `fill` takes the layers' gradients, in any order and one by one; the gradients themselves stay
-    as they are. Once a chunk's layers are there: for a chunk of another owner, `part`, then
-    `take_sum`; for an own chunk, `read_part` of all others, then `add_parts`. When every chunk is
-    done, `reduced` is the same on all holders, and `owed` is what this holder owes if the step
-    commits.
+    `fill` takes the layers' gradients, one by one and in any order; the gradients themselves stay
+    as they are. A chunk is reduced once its layers are there. For a chunk of another owner, call
+    `part`, then `take_sum`. For an own chunk, call `read_part` for all other holders' parts, then
+    `add_parts`. When every chunk is done, `reduced` is the same on all holders, and `owed` is what
+    this holder owes if the step commits.
     """
 
     def __init__(

@@ -92,9 +92,10 @@ class StageRunner:
 
         `entry` is int64 token numbers [sequences, tokens] if the stage has the embedding, else an
         fp32 activation [sequences, tokens, boundary width]. The stage with the head needs
-        `targets`, int64 [sequences, tokens], and returns the loss summed over tokens in nats; any
-        other returns the fp32 activation that the next stage takes. `tokens`, int64 [sequences,
-        tokens], are for a run whose every stage knows them, where the stage has no embedding.
+        `targets`, int64 [sequences, tokens], and returns the loss summed over tokens in nats. Any
+        other stage returns the fp32 activation that the next stage takes. `tokens`, int64
+        [sequences, tokens], are given to a stage without the embedding, in runs whose every stage
+        knows them.
         """
         assert microbatch not in self._in_flight, f"microbatch {microbatch} is already in flight"
         stream, targets = self._check(entry, targets)

@@ -1,8 +1,8 @@
 """A head that is the token embedding: one matrix, of which both layers keep a copy.
 
 Its gradient is the sum of both layers' parts. Both copies get that sum, wherever they lie
-(`core.schedule.tied_ends`), and since they start alike and are updated by equal arithmetic, they
-stay alike to the last bit.
+(`core.schedule.tied_ends`). They start alike and are updated by equal arithmetic, so they stay
+alike to the last bit.
 """
 
 import torch

@@ -3,7 +3,7 @@ rest (`optimizer.kind`).
 
 Muon (Jordan et al. 2024) takes the momentum of a matrix's gradient and makes it orthogonal, so that
 all directions are learnt alike. Matrices that lie in one tensor because they read the same input
-(queries, keys and values; gate and value) count by themselves. Embedding, head, norms and biases
+(queries, keys and values; gate and value) are taken one by one. Embedding, head, norms and biases
 are AdamW's.
 """
 

@@ -36,7 +36,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 def exactly_orthogonal(matrix: Tensor) -> Tensor:
-    """The same to the last bit on any device, whatever the order in which its library adds.
+    """Like `orthogonal`, to the same last bit on any device, in whatever order its library adds.
 
     All factors of products are multiples of 2^-24, so products are multiples of 2^-48. Rows and
     columns of the factors have norms of at most 1.21, 1.46 or 2.81. So by Cauchy and Schwarz no sum

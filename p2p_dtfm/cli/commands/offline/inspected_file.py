@@ -1,8 +1,9 @@
-"""What a file of p2p-dtfm's says, told by its bytes: not by its name, which may be anything.
+"""What a file of p2p-dtfm's says. Its kind is told by its bytes, not by its name, which may be
+anything.
 
-MessagePack (records, snapshots and so `disagreement-*` files, plans, histories of views, signed
-statements), frames as they were captured, safetensors of a layer, and manifests of checkpoints.
-Nothing of it is believed: what is not whole is told so.
+It reads MessagePack (records, snapshots and so `disagreement-*` files, plans, histories of views,
+signed statements), frames as they were captured, safetensors of a layer, and manifests of
+checkpoints. Nothing in a file is believed: what is not whole is reported so.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Which checkpoint is meant where none is named: the newest whole one of the run that a home is in.
+"""The checkpoint that is meant if none is named: the newest whole one of the run that a home is in.
 
 A home may have been in many runs. Within a run, the highest step may come from a side of a split
 swarm that was given up. So what the daemon says counts. Without a daemon it is the checkpoint that
@@ -51,8 +51,8 @@ def run_here(root: Path) -> str:
 
 @lru_cache(maxsize=1)
 def _run_here(root: Path, written: tuple[tuple[Path, float | None], ...]) -> str:
-    """The same for what the home remembers as it was `written`: whoever asks again and again
-    verifies it only once."""
+    """The same for what the home remembers as it was `written`. It is cached, so that whoever asks
+    again and again verifies it only once."""
     from p2p_dtfm.daemon.peers.home_memory import remembered_runs, seen_by_others
 
     return next((it.run_digest for it in remembered_runs(root, seen_by_others)), "")

@@ -1,8 +1,8 @@
-"""Exports of a run while it trains: one every so many steps, of which the newest stay.
+"""Exports of a run while it trains: one every so many steps. The newest stay.
 
-Where the run takes back what a barred liar has done, or a side of a split swarm is given up,
-training goes on from an earlier step. Exports of later ones are no part of it any more: they are
-marked, and count as the oldest.
+A run may take back what a barred liar has done, or give up a side of a split swarm. Then training
+goes on from an earlier step. Exports of later steps are no part of it any more: they are marked,
+and count as the oldest.
 """
 
 import contextlib

@@ -1,4 +1,5 @@
-"""`p2p-dtfm verify TRANSCRIPT`: what a run says of itself, checked by who was not there."""
+"""`p2p-dtfm verify TRANSCRIPT`: what a run says of itself, checked by somebody who was not
+there."""
 
 import contextlib
 import json

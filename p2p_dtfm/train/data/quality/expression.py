@@ -49,7 +49,7 @@ class Rule(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """All of `--keep`."""
+    """All rules of `--keep`."""
 
     rules: tuple[Rule, ...]
     names: tuple[str, ...]

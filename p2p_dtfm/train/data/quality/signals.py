@@ -1,7 +1,7 @@
 """Quality signals that need nothing but the text, as RedPajama-V2 defines and names them.
 
-*Words* are what whitespace leaves of the normal form: decomposed, lower case, without ASCII
-punctuation. *Raw words* are runs of letters and digits, and runs of anything else but blanks.
+*Words* are what lies between blanks in the text's normal form: decomposed, lower case, without
+ASCII punctuation. *Raw words* are runs of letters and digits, and runs of anything else but blanks.
 """
 
 import math

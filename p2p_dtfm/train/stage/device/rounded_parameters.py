@@ -20,7 +20,8 @@ def rounded_type(spec: RunSpec, device: torch.device) -> torch.dtype:
 
 
 class RoundedParameters:
-    """Of states that change only between steps. Empty if products are computed in fp32."""
+    """The rounded parameters of states that change only between steps; none if products are
+    fp32."""
 
     def __init__(self, states: Iterable[LayerState], kind: torch.dtype) -> None:
         self._states = [] if kind is torch.float32 else list(states)

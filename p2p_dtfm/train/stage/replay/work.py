@@ -33,7 +33,7 @@ class NoTensor(Exception):
 
 class Replayed(NamedTuple):
     gradients: dict[int, Tensor]
-    """By layer, flat fp32."""
+    """Flat fp32 gradients by layer."""
     loss_sum: float
     """0 for a stage without the head."""
     sent: dict[tuple[str, int], bytes]

@@ -23,7 +23,7 @@ _LEFT_OUT_FOLDERS = {
     "encodings", "lib2to3",  # tables, and a second grammar of the same language
 }  # fmt: skip
 _LEFT_OUT_PREFIXES = ("_sysconfigdata", "sitecustomize", "usercustomize")
-"""Modules that whoever set the machine up has written, with its paths."""
+"""Modules with these beginnings are written by whoever set the machine up, with its paths."""
 
 
 def standard_library_paths() -> list[Path]:

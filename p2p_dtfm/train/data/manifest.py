@@ -62,7 +62,7 @@ class Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: _Text
 
     def describe(self) -> str:
-        """One line for people. It says what the founder left unsaid."""
+        """One line for people. What the founder did not state is told as not stated."""
         name, licence, source = map(_one_line, (self.name, self.licence, self.source))
         return (
             f"data {name or 'without a name'}, licence {licence or 'not stated'}, "

@@ -1,7 +1,7 @@
 """The nearest orthogonal matrix, roughly: Newton-Schulz iterations, as Muon makes them.
 
-From a matrix U S V^T they come near U V^T. They compute five times X <- a X + (b X X^T + c (X
-X^T)^2) X, starting with a norm of 1 (Jordan et al. 2024, "Muon: an optimizer for hidden layers").
+From a matrix U S V^T they come near U V^T. Starting with a norm of 1, they compute five times
+X <- a X + (b X X^T + c (X X^T)^2) X (Jordan et al. 2024, "Muon: an optimizer for hidden layers").
 With these coefficients no singular value passes 1.21 on the way, and in the end all that were not
 tiny lie between 0.68 and 1.21.
 """
@@ -20,8 +20,8 @@ _GRID = 2.0**24
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """The nearest orthogonal matrix of fp32 [rows, columns], roughly, in fp32. It is computed in
-    bf16 where the device has units for it. Its last bits depend on the device."""
+    """The nearest orthogonal matrix of fp32 [rows, columns], roughly, in fp32. On a CUDA device it
+    is computed in bf16. Its last bits depend on the device."""
     a, b, c = COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
     x: Tensor = matrix / (torch.linalg.vector_norm(matrix) + _TINY)

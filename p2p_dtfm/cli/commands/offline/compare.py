@@ -56,8 +56,7 @@ def compare(
 
 
 def headings(curves: "Sequence[RunCurves]") -> list[str]:
-    """The runs' names; where these are alike, as after a change of one setting, with the
-    digests."""
+    """The runs' names; if these are alike, as after a change of one setting, also which it is."""
     names = [plain(each.name) for each in curves]
     if len(set(names)) < len(names):
         names = [

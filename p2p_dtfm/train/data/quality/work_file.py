@@ -19,7 +19,7 @@ WORK_NAME = ".tmp-choosing.sqlite"
 WORK_NAMES = (WORK_NAME, f"{WORK_NAME}-journal")
 _CACHE_KIB = 64 << 10
 _CANDIDATES_LIMIT = 64
-"""Most texts sharing a band with a new text that it is compared with."""
+"""A new text is compared with at most so many texts that share a band with it."""
 COMMIT_EVERY_DOCUMENTS = 1 << 10
 _COMMIT_EVERY_BYTES = 1 << 24
 _TABLES = """

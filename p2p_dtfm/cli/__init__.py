@@ -9,8 +9,8 @@ OLDEST_PYTHON = (3, 11)
 
 
 def python_fault(version: "Sequence[Any]", oldest: "tuple[int, int]" = OLDEST_PYTHON) -> str:
-    """In one sentence, why this Python will not do; empty if it will. Older ones must be able to
-    read this file."""
+    """In one sentence, why this Python will not do; empty if it will. Older versions of Python must
+    be able to read this file."""
     if tuple(version[:2]) >= oldest:
         return ""
     needed, found = ".".join(map(str, oldest)), ".".join(map(str, version[:3]))
@@ -21,8 +21,8 @@ def python_fault(version: "Sequence[Any]", oldest: "tuple[int, int]" = OLDEST_PY
 
 
 def system_fault(system: str) -> str:
-    """In one sentence, why this system will not do; empty if it will. Another one lacks what a
-    daemon asks of it from its first second on."""
+    """In one sentence, why this system will not do; empty if it will. A daemon needs from its first
+    second on what other systems lack."""
     if system == "linux":
         return ""
     return (
@@ -32,14 +32,14 @@ def system_fault(system: str) -> str:
 
 
 def open_closed_streams() -> None:
-    """Whoever starts this may have closed standard input, output or errors: the next file that is
-    opened, such as a checkpoint, would get what is meant for them. And letters that the terminal
-    has not are told by their numbers."""
+    """Open standard input, output and errors where whoever starts this program has closed them.
+    Otherwise the next file that is opened, such as a checkpoint, would get what is meant for them.
+    Letters that the terminal does not have are written as their numbers."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free descriptor
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
     reconfigure = getattr(sys.stdout, "reconfigure", None)
@@ -63,7 +63,7 @@ def main() -> None:
         app(prog_name="p2p-dtfm")
     except UserError as error:
         _end_with(error)
-    except (ImportError, OSError) as error:  # of a command's own, which loads what it needs
+    except (ImportError, OSError) as error:  # a command imports what it needs when it runs
         from p2p_dtfm.ports.packages import of_an_import
 
         if (not_there := of_an_import(error)) is None:

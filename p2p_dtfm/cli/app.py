@@ -1,5 +1,5 @@
 """What can be typed. A command is imported when it is typed, and imports what it needs when it
-runs: whoever asks for a status on a slow machine does not wait for what simulates."""
+runs. So `status` on a slow machine does not wait for the libraries of `simulate`."""
 
 import importlib
 from pathlib import Path
@@ -42,7 +42,7 @@ MODULES = {
 
 
 class Program(Commands):
-    """Imports the module of a command when that is asked for."""
+    """Imports the module of a command when the command is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(MODULES)
@@ -268,7 +268,7 @@ def run(
 
 
 def _refuse_options_before_a_command(context: typer.Context) -> None:
-    """They are the daemon's, and would be lost without a word."""
+    """Options before a command are the daemon's, and would be lost silently. Raises `UserError`."""
     given = [
         option.opts[0]
         for option in context.command.params
@@ -292,7 +292,7 @@ def _options_of(command: Any) -> list[str]:
 def _place_of(context: typer.Context, verb: str, option: str) -> str:
     group: Any = context.command
     command = group.get_command(context, verb)
-    for name, each in getattr(command, "commands", {}).items():  # of service
+    for name, each in getattr(command, "commands", {}).items():  # the commands of `service`
         if option in _options_of(each):
             verb, command = f"{verb} {name}", each
             break

@@ -54,7 +54,7 @@ from p2p_dtfm.testbed.swarm_directory import kept_directory, processes_left
 RUN = "tiny"
 START_S = 120.0
 FAULT_LIMIT_S = 90.0
-"""What a run may take at most for each fault."""
+"""What a run may take at most, in seconds for each fault."""
 
 
 @app.command()
@@ -198,7 +198,7 @@ def refuse_with_replay(given: dict[str, object]) -> None:
 
 
 def _given(options: dict[str, object]) -> list[str]:
-    """Those that somebody has typed."""
+    """The options that somebody has typed."""
     return [name for name, value in options.items() if value is not None]
 
 
@@ -328,7 +328,7 @@ def _times(times: dict[str, float]) -> tuple[str, str, str]:
 
 
 def _print_phases(console: Console, found: dict[str, dict[str, dict[str, float]]]) -> None:
-    """Nothing where no fault stopped a step."""
+    """Print the phases; nothing where no fault stopped a step."""
     if not found:
         return
     table = Table("fault", "times", *PHASES, title="where that time went: median (worst), in s")

@@ -38,7 +38,7 @@ def dashboard(
     typer.echo(address)
     if open_browser if open_browser is not None else _has_screen():
         webbrowser.open(Path(invitation["page"]).as_uri())
-        # it lies in a hidden directory, which a browser of snap or flatpak is kept from
+        # a browser from snap or flatpak cannot read the hidden directory in which it lies
         typer.echo("if the browser may not read that file, open the address above", err=True)
     else:
         port = address.split(":")[2].split("/")[0]

@@ -226,7 +226,7 @@ def generate(
 
 
 def _model_of(directory: Path) -> "tuple[Loaded, Tokenizer]":
-    """Of a checkpoint, or of what `import` wrote. Raises `UserError`."""
+    """The model and tokenizer of a checkpoint, or of what `import` wrote. Raises `UserError`."""
     from p2p_dtfm.train.data.prepare import TOKENIZER_NAME
     from p2p_dtfm.train.hugging_face.export import is_imported, model_in
     from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json

@@ -34,11 +34,11 @@ POLL_S = 0.5
 LATE_AT = 0.3
 """The late joiner starts when this fraction of the steps is committed."""
 STEPS_FOR_LATE_JOINER = 100
-"""A joiner takes seconds to start and measure; a shorter run of the demo may be over by then."""
+"""A joiner takes seconds to start and measure; a shorter demo may be over before it trains."""
 PLAIN_LINE_EVERY_S = 5.0
 SECONDS_LIMIT = 3600.0
 RECIPES = {"speedrun": "tiny-speedrun"}
-"""Each a run spec that comes along."""
+"""The packaged run spec of each recipe."""
 
 
 @app.command()
@@ -115,7 +115,7 @@ def demo(
 def _cast(
     swarm: LocalSwarm, scenario_name: str | None, peers: int | None, console: Console
 ) -> list[PlayedPeer]:
-    """Who plays whom. Raises `UserError`."""
+    """Which daemon plays which peer. Raises `UserError`."""
     if scenario_name is None:
         homes = [swarm.home(number) for number in range(4 if peers is None else peers)]
         players = [PlayedPeer(home.name, home, (), emulated=False) for home in homes]
@@ -168,7 +168,7 @@ def _spec_file(
 
 
 def _tell_dashboard(console: Console, child: Child) -> None:
-    """Where the founder can be watched; a terminal makes a link of it."""
+    """Say where the founder can be watched; a terminal makes a link of it."""
     invitation = ask_daemon(child.home, "dashboard")
     if invitation and invitation["address_with_token"]:
         console.print(
@@ -335,7 +335,7 @@ def _agreed(events: list[list[dict[str, Any]]]) -> bool:
 
 
 def _sample(child: Child) -> str | None:
-    """None of a run whose layers need not write text."""
+    """A text that the model writes; None for a run whose layers need not write text."""
     from p2p_dtfm.train.model.generate import generate
 
     if read_run_spec_of(child).layers:

@@ -14,7 +14,7 @@ from p2p_dtfm.cli.terminal.plain import plain
 from p2p_dtfm.core.protocol.errors import UserError
 
 FOUND_CHARACTERS = 4096
-"""Of what is found, some of which other peers say."""
+"""The longest text of a finding, part of which other peers say."""
 _MARKS = {
     "ok": "[green]ok     [/green]",
     "warning": "[yellow]warning[/yellow]",
@@ -71,7 +71,7 @@ def doctor(
         )
         from p2p_dtfm.net import event_loop
         from p2p_dtfm.train.model.kinds.registry import with_sizes
-    except (ImportError, OSError) as error:  # that is what this command is to find
+    except (ImportError, OSError) as error:  # this command is there to find such errors
         raise not_loaded(error) from error
 
     set_up_logging("json" if as_json else "auto")

@@ -120,7 +120,7 @@ def export(
 
 
 def _runs_in(home: Path | None) -> str:
-    """What is missing where no daemon runs in that home; empty where one does."""
+    """What is missing if no daemon runs in that home; empty if one does."""
     from p2p_dtfm.daemon.machine.home import Home, default_home, home_option
     from p2p_dtfm.daemon.machine.local_client import holder_of
 
@@ -134,7 +134,7 @@ def _runs_in(home: Path | None) -> str:
 
 
 def _require_possible(out: Path, form: ExportFormat, imported: Path | None) -> None:
-    """What no checkpoint that may come can mend. Raises `UserError`."""
+    """Refuse what no later checkpoint can mend. Raises `UserError`."""
     from p2p_dtfm.train.hugging_face.export import require_imported
     from p2p_dtfm.train.hugging_face.gguf_export import require_library
 
@@ -202,8 +202,9 @@ def _export_once(
 def _origin_for(
     directory: Path, imported: Path | None, tokenizer: "Tokenizer | None", scratch: Path
 ) -> Path | None:
-    """The own files of the model that a checkpoint's run began from: those named, or those that
-    came along with the run; what is not there is said. What `import` made has its own."""
+    """The own files of the model that the checkpoint's run began from: those that the user named,
+    or those that travelled with the run. If they are not there, this is told. None also for a
+    directory that `import` made: it has its own."""
     from p2p_dtfm.core.protocol.errors import PeerFault
     from p2p_dtfm.train.data import blobs_in
     from p2p_dtfm.train.hugging_face.export import is_imported, origin_of
@@ -248,7 +249,8 @@ def _require_same_tokens(origin: Path, tokenizer: "Tokenizer | None") -> None:
 
 
 def _tokenizer_for(form: ExportFormat, directory: Path) -> "Tokenizer | None":
-    """Of a checkpoint's run; none where it is not there, which is said, or not wanted."""
+    """The tokenizer of a checkpoint's run. None if it is not wanted or, which is told, not
+    there."""
     if form is ExportFormat.SAFETENSORS:
         return None
     try:
@@ -296,7 +298,7 @@ def told_of(directory: Path) -> "KnownOfModel":
 
 
 def _history(run: Path, until: int) -> tuple[dict[int, dict[str, Any]], set[str]]:
-    """Committed steps, the last word on each counting, and who was in any view."""
+    """The committed steps, of each the last entry, and all peers that were in any view."""
     from p2p_dtfm.daemon.telemetry.event_log import read_events
 
     steps: dict[int, dict[str, Any]] = {}

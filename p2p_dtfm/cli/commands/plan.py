@@ -36,11 +36,11 @@ OF_SCENARIOS = (
     *("cost", "run", "layers", "global_batch", "stages", "replicas"),
     *("what_if", "svg", "html", "objective"),
 )
-"""Options that say nothing about a swarm."""
+"""Options that have no meaning for a swarm."""
 OF_DAEMON = ("home", "ids")
-"""Options that say nothing about a scenario."""
+"""Options that have no meaning for a scenario."""
 NOT_OF_ADVICE = ("cost", "stages", "replicas", "objective", "explained", "svg", "html", "graphml")
-"""Options of one plan; advice makes many."""
+"""Options of a single plan; advice makes many plans."""
 OF_PAPER = ("stages", "replicas")
 
 
@@ -140,7 +140,7 @@ def plan(
 
 
 def _require_scenario(context: typer.Context) -> None:
-    """Raises `UserError` where an option would be lost."""
+    """Raises `UserError` for an option that would be ignored."""
     for option in _given(context, OF_SCENARIOS):
         raise UserError(
             f"{option} goes with a scenario, and none is named",
@@ -152,8 +152,8 @@ def _require_scenario(context: typer.Context) -> None:
 
 
 def _refuse_of_daemon(context: typer.Context) -> None:
-    """Raises `UserError` where an option would be lost; a home that the environment names for
-    other commands is none."""
+    """Raises `UserError` for an option that would be ignored. A home that the environment names for
+    other commands does not count as one."""
     for name in OF_DAEMON:
         option = f"--{name}"
         if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
@@ -164,7 +164,7 @@ def _refuse_of_daemon(context: typer.Context) -> None:
 
 
 def _refuse_advised(context: typer.Context) -> None:
-    """Raises `UserError` where an option would be lost."""
+    """Raises `UserError` for an option that would be ignored."""
     for option in _given(context, NOT_OF_ADVICE):
         raise UserError(
             f"{option} is of plans, and --advise looks for a run spec",
@@ -173,7 +173,7 @@ def _refuse_advised(context: typer.Context) -> None:
 
 
 def _refuse_stepwise(context: typer.Context) -> None:
-    """Raises `UserError` where an option would be lost."""
+    """Raises `UserError` for an option that would be ignored."""
     for option in _given(context, OF_PAPER):
         raise UserError(
             f"{option} goes with --cost paper",
@@ -182,7 +182,7 @@ def _refuse_stepwise(context: typer.Context) -> None:
 
 
 def _given(context: typer.Context, names: Iterable[str]) -> Iterator[str]:
-    """Those options that say something else than they do when left out."""
+    """Those options whose value is not their default."""
     options = {option.name: option for option in context.command.params}
     for name in names:
         if context.params[name] != options[name].default:
@@ -192,7 +192,7 @@ def _given(context: typer.Context, names: Iterable[str]) -> Iterator[str]:
 def _plan_in_force(
     home: Path | None, explained: bool, graphml: Path | None, as_json: bool, ids: bool
 ) -> None:
-    """That of the swarm of this machine's daemon."""
+    """Print the plan in force in the swarm of this machine's daemon."""
     check_writable(graphml, "--graphml")
     facts = call_daemon(home, "plan")
     if facts["view"] is None:

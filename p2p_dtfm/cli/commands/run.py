@@ -29,14 +29,15 @@ _FIXES_OF_HOME = (
 
 
 def run_daemon(settings: Settings) -> int:
-    """Run until the end; the exit code. What nobody foresaw is logged whole, with exit code 1."""
+    """Run until the end; returns the exit code: 1 for an unforeseen error, which is logged
+    whole."""
     given, settings = settings, with_invitation(settings)
     forgotten = left_out(given)
     if is_begun_by_systemd():
         require_made(settings.home)
     if is_several(settings.device):
         from p2p_dtfm.daemon.machine.devices.several import SeveralDevices
-        from p2p_dtfm.daemon.peers.recall import recall  # who comes back from a pause needs neither
+        from p2p_dtfm.daemon.peers.recall import recall  # a return from a pause needs neither
 
         recall(settings)  # what is mistyped is told before anything is begun
         devices = devices_of(settings.device)
@@ -50,7 +51,7 @@ def run_daemon(settings: Settings) -> int:
 
 
 def go_on(away: Away) -> int:
-    """In the place of a daemon that has paused; the exit code."""
+    """Take the place of a daemon that has paused; returns the exit code."""
     settings = Settings.model_validate(away.settings)
     return _run(Resident(settings, steps_aside=True, away=away), settings)
 

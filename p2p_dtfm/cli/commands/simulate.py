@@ -27,7 +27,7 @@ from p2p_dtfm.sim.step_time.timeline import StepTime
 from p2p_dtfm.sim.step_time.trace import trace_json
 
 SHOWN_IN_S = 0.1
-"""From here on; shorter steps are shown in milliseconds."""
+"""From so many seconds on, a step is shown in seconds; shorter ones in milliseconds."""
 
 
 class ExecutionName(StrEnum):
@@ -172,7 +172,7 @@ def _result(question: StepQuestion, name: PlanName, plan: Plan, step: StepTime) 
 
 
 def _table(result: dict[str, Any]) -> str:
-    """The same for people."""
+    """The same result as text for people."""
     seconds = result["seconds_per_step"]
     scale, unit = (1, "s") if seconds >= SHOWN_IN_S else (1000, "ms")
     parts = {name: scale * part for name, part in result["parts"].items()}

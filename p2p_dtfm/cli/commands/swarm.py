@@ -28,15 +28,15 @@ WEAK_POINTS_TOLD = 6
 IN_NO_VIEW = "the daemon is in no view now; p2p-dtfm status says why"
 WATCH_EVERY_S = 2.0
 LONG_CHARACTERS = 4096
-"""Paths and addresses are the user's own, and must be whole to be copied."""
+"""Paths and addresses belong to the user, who must see them whole to copy them."""
 
 
 IdsOption = Annotated[bool, typer.Option("--ids", help="Peers by their ids, not their names.")]
 
 
 def how_to_call(names: Mapping[str, str], ids: bool = False) -> Callable[[str], str]:
-    """Puts names where peers' ids stand in a text, unless ids are asked for. `names`: of those that
-    are known."""
+    """A function that puts names in place of peers' ids in a text, unless ids are asked for.
+    `names`: names of the peers that are known, by id."""
     return str if ids else Names(names).in_text
 
 
@@ -59,7 +59,7 @@ def status(
                 console.clear()
             try:
                 _show_once(console, home, as_json, ids)
-            except UserError as error:  # it may be started again, and is then seen again
+            except UserError as error:  # the daemon may be started again, and is then shown again
                 Console(stderr=True).print(error.cause, **AS_TEXT)
 
 
@@ -95,7 +95,7 @@ def _show_status(console: Console, facts: dict[str, Any], ids: bool) -> None:
 
 
 def _rows(facts: dict[str, Any], named: Callable[[str], str]) -> list[tuple[str, str | None]]:
-    """What `status` says below its headline: a name, and what is known of it."""
+    """The lines of `status` below its headline: a name, and what is known under it."""
     return [
         ("peer", f"{facts['name']} ({facts['peer_id']})" if facts["name"] else facts["peer_id"]),
         *_marks(facts),
@@ -123,24 +123,24 @@ def _rows(facts: dict[str, Any], named: Callable[[str], str]) -> list[tuple[str,
 
 
 def _ways_in(facts: dict[str, Any]) -> list[str]:
-    """What others type, or how to get at it."""
+    """What others type to join, or how to get it."""
     if facts.get("admission") == "invited" and facts["addresses"]:
         return ["a line that p2p-dtfm invite prints"]
     return [f"--initial-peers {address}" for address in facts["addresses"]]
 
 
 def _safe(facts: dict[str, Any]) -> str | None:
-    """What a crash of one peer cannot set back; left out where that is every step."""
+    """The last step that no crash of one peer can set back; left out if that is every step."""
     safe, step = facts.get("safe_step"), facts.get("step")
     if not step or safe == step or facts.get("view") is None:
         return None
-    if safe is None and len(facts.get("members") or ()) > 1:  # a newcomer; others may know
+    if safe is None and len(facts.get("members") or ()) > 1:  # a newcomer: others may know
         return "not known yet: this peer knows of no copies that two members have"
     return f"{safe or 0}: a crash of one peer may set training back to it"
 
 
 def _turned_away(facts: dict[str, Any]) -> str | None:
-    """How much the gate has refused, by what the senders were."""
+    """How often the gate has refused something, by the kind of sender."""
     counts: Counter[str] = Counter()
     for sender, _, _, count in facts.get("refused") or ():
         counts[sender] += count
@@ -149,7 +149,7 @@ def _turned_away(facts: dict[str, Any]) -> str | None:
 
 
 def _marks(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """What makes the figures below those of a laboratory."""
+    """Settings that make the figures below those of a laboratory."""
     marks = []
     if facts.get("shaped_links"):
         marks.append(("shaped links", facts["shaped_links"]))
@@ -163,7 +163,7 @@ def _number(value: float | None, digits: int = 4) -> str | None:
 
 
 def _given(facts: dict[str, Any]) -> str | None:
-    """What this peer has computed; the board is on the page."""
+    """What this peer has computed for the run. (The dashboard's page shows all peers.)"""
     found = facts.get("given")
     return given_text(found["today"], found["ever"], found["repeated"]) if found else None
 
@@ -180,7 +180,7 @@ def _agreement(facts: dict[str, Any]) -> str | None:
 
 
 def _weak_points(facts: dict[str, Any]) -> str | None:
-    """Whose loss alone would leave members that no measured link joins."""
+    """Peers and links whose loss alone would leave members that no measured link joins."""
     found = facts.get("weak_points") or {"peers": [], "links": []}
     words = [f"the loss of {peer_id}" for peer_id in found["peers"]]
     words += [f"of the link {a} to {b}" for a, b in found["links"]]
@@ -189,7 +189,7 @@ def _weak_points(facts: dict[str, Any]) -> str | None:
 
 
 def _barred(facts: dict[str, Any]) -> str | None:
-    """Whom a verdict has cost the place."""
+    """The peers that a verdict has cost their place."""
     found = facts.get("barred") or []
     words = [f"{it['peer_id']} until step {it['until_step']}: it {it['reason']}" for it in found]
     more = f"; and {len(words) - WEAK_POINTS_TOLD} more" if len(words) > WEAK_POINTS_TOLD else ""
@@ -197,12 +197,12 @@ def _barred(facts: dict[str, Any]) -> str | None:
 
 
 def _went_back(facts: dict[str, Any], named: Callable[[str], str]) -> list[tuple[str, str]]:
-    """What was taken back as somebody was barred, of late."""
+    """Steps that were taken back lately when a member was barred."""
     return [("went back", named(str(it["text"]))) for it in facts.get("went_back") or ()]
 
 
 def _layers(facts: dict[str, Any]) -> str | None:
-    """What this peer computes, and what else it has: to guard it, or for a view to come."""
+    """The layers that this peer computes, and those that it keeps to guard or for a coming view."""
     kept = [layer for layer in facts["layers"] if layer not in facts["stage"]]
     stage = f"{_ranges(facts['stage'])} computed" if facts["stage"] else ""
     also = f"{_ranges(kept)} kept for others" if kept else ""
@@ -210,7 +210,7 @@ def _layers(facts: dict[str, Any]) -> str | None:
 
 
 def _carriers(facts: dict[str, Any]) -> str | None:
-    """What carries tensors to each neighbour, as of now."""
+    """What carries tensors to each neighbour at present."""
     by_carrier: dict[str, list[str]] = {}
     for peer_id, lanes in sorted((facts.get("tensors_over") or {}).items()):
         ways = sorted(set(lanes.values()), reverse=True)
@@ -271,8 +271,8 @@ def peers(
 
 
 def _heard(member: dict[str, Any]) -> str:
-    """Of many members each hears its neighbours only. A daemon that was started before this program
-    was replaced says nothing of which one it is."""
+    """When the member was heard last. In a large view a member hears its neighbours only. A daemon
+    of an older program does not say which member it is."""
     heard = member["heard_s_ago"]
     if member.get("is_this_peer", heard is None):
         return "this peer"
@@ -280,8 +280,8 @@ def _heard(member: dict[str, Any]) -> str:
 
 
 def _tell(homes: Iterable[Path], what: str) -> None:
-    """To each of the daemons that compute on this machine for one home, whatever another answers.
-    Raises `UserError` where one has refused."""
+    """Tells each daemon that computes on this machine for one home, whatever the others answer.
+    Raises `UserError` if a daemon has refused."""
     refused = list[UserError]()
     for each in homes:
         try:
@@ -301,7 +301,7 @@ def leave(home: HomeOption = None) -> None:
 
 
 def _tell_of_service(home: Path | None, what: str) -> None:
-    """What leave and pause end is what runs now."""
+    """Says that the service starts the daemon again: leave and pause end only what runs now."""
     if is_of_service(home):
         typer.echo(f"{what}, or the machine starts; p2p-dtfm service uninstall ends that")
 

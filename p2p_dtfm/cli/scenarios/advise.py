@@ -21,7 +21,7 @@ from p2p_dtfm.sim.scenario.what_if import what_if
 
 @dataclass(frozen=True, slots=True)
 class AdviceWish:
-    """What is to be advised on."""
+    """The question that advice answers."""
 
     scenario: str
     run: str
@@ -30,7 +30,7 @@ class AdviceWish:
     change: str | None = None
 
     def swarm(self) -> str:
-        """In words."""
+        """The swarm in words."""
         return self.scenario if self.change is None else f"{self.scenario} with {self.change}"
 
 
@@ -54,8 +54,8 @@ def advise_on(wish: AdviceWish, vary: str | None, out: Path | None, as_json: boo
 
 
 def _mean_the_same(values: Values, path: Path, out: Path) -> None:
-    """What a run spec names by where it lies, `out` shall name, too; data that are not there yet
-    may be prepared beside it as well. Raises `UserError`."""
+    """Make the run spec `out` name the same files as `path`, although it lies elsewhere. Data that
+    are not there yet may also be prepared beside `out`. Raises `UserError`."""
     from p2p_dtfm.daemon.machine.before_start import (
         data_directory,
         has_own_data,
@@ -75,7 +75,7 @@ def _mean_the_same(values: Values, path: Path, out: Path) -> None:
 
 
 def _read(values: Values, origin: str) -> RunSpec:
-    """Raises `UserError` for whatever cannot be founded."""
+    """Raises `UserError` for a run spec that no founder could use."""
     from p2p_dtfm.train.codecs import require_directions  # torch, only for these
     from p2p_dtfm.train.model.kinds.registry import with_sizes
 
@@ -136,7 +136,7 @@ def _line(each: Weighed) -> str:
 
 
 def _write(out: Path, best: Weighed, swarm: str, origin: str) -> None:
-    """Only where nothing is yet. Raises `UserError`."""
+    """Write the run spec to `out`, only if nothing is there yet. Raises `UserError`."""
     about = (
         f"# {origin} for the swarm {swarm}: {best.choice.told()}.\n"
         f"# Predicted: {best.tokens_per_s:.0f} tokens a second.\n"
@@ -151,8 +151,8 @@ def _write(out: Path, best: Weighed, swarm: str, origin: str) -> None:
 
 
 def toml_of(values: Values, header: str = "") -> str:
-    """A run spec's tables and values, as TOML; what is null is left out, as TOML has no word for
-    it. `header`: of the table that they are in."""
+    """A run spec's tables and values as TOML. A null value is left out, as TOML has no word for it.
+    `header`: name of the table that `values` are in."""
     path = header.strip("[]")
     tables = {key: value for key, value in values.items() if _is_table(value)}
     plain = {key: value for key, value in values.items() if key not in tables and value is not None}
@@ -170,7 +170,7 @@ def toml_of(values: Values, header: str = "") -> str:
 
 
 def _is_table(value: Any) -> bool:
-    """Or a list of them, which has a header for each."""
+    """Whether the value is a table, or a list of tables, each of which has a header."""
     if isinstance(value, list):
         return bool(value) and all(isinstance(each, dict) for each in value)
     return isinstance(value, dict)

@@ -1,4 +1,4 @@
-"""What a run of chaos does to whom: from a seed, from a scenario's file, or from an earlier run."""
+"""What a run of chaos does to which peers: from a seed, a scenario's file, or an earlier run."""
 
 import json
 import math
@@ -13,21 +13,22 @@ from p2p_dtfm.testbed.chaos_schedule import ChaosFault, chaos_schedule
 PEERS = 6
 SEED = 1
 STEPS_AFTER = 20
-"""Without faults, at the end."""
+"""Steps without faults at the end."""
 SPARE_STEPS = 60
-"""For each fault: those that need all others well may come much later than they are due."""
+"""Spare steps for each fault: one that needs all other peers well may come much later than due."""
 SPARE_STEPS_PER_S = 60
-"""While a fault lasts: a small model on a fast machine must not come to its end meanwhile."""
+"""Spare steps for each second that a fault lasts. A small model on a fast machine must not reach
+its end meanwhile."""
 STEP_LIMIT_S = 10.0
-"""A fault that lasts some steps is over after so long for each, should none be committed."""
+"""If no step is committed, a fault that lasts some steps ends after so many seconds for each."""
 FAULTS = 10
-"""Where neither the command nor the scenario says which."""
+"""How many faults by chance, where neither the command nor the scenario says."""
 AT_ONCE = ("corrupt", "join", "leave")
 
 
 @dataclass(frozen=True)
 class ChaosCase:
-    """`peers` begin; the schedule may let others join."""
+    """`peers` are those that begin; the schedule may let others join."""
 
     scenario: str | None
     run: str
@@ -37,7 +38,7 @@ class ChaosCase:
 
     @property
     def total_steps(self) -> int:
-        """Of the run spec; the swarm is ended when nothing more is to happen to it."""
+        """Steps of the run spec; the swarm is ended once nothing more is to happen to it."""
         last = max((fault.at_step + fault.lasts_steps for fault in self.schedule), default=0)
         seconds = sum(fault.lasts_s or 0.0 for fault in self.schedule)
         spare = SPARE_STEPS * len(self.schedule) + math.ceil(SPARE_STEPS_PER_S * seconds)
@@ -45,7 +46,7 @@ class ChaosCase:
 
     @property
     def newcomers(self) -> tuple[str, ...]:
-        """Those that join and are not among those that begin."""
+        """Peers that join and are not among those that begin."""
         joining = (fault.peers[0] for fault in self.schedule if fault.kind == "join")
         return tuple(dict.fromkeys(name for name in joining if name not in self.peers))
 
@@ -66,10 +67,10 @@ class ChaosCase:
 def chaos_case(
     scenario_name: str | None, peers: int | None, seed: int | None, faults: int | None, run: str
 ) -> ChaosCase:
-    """`faults`: how many by chance; None: those of the scenario, if it has any. What is None of the
-    rest is as usual.
+    """`faults`: how many faults by chance; None: those of the scenario, if it has any. Any other
+    argument that is None takes its usual value.
 
-    Raises `UserError`, also for what would change nothing.
+    Raises `UserError`, also for an argument that would change nothing.
     """
     drawn_by = SEED if seed is None else seed
     by_chance = FAULTS if faults is None else faults

@@ -10,20 +10,20 @@ EMULATED = "emulated devices compute nothing"
 
 
 def not_compared(reason: str, besides: Sequence[str] = ()) -> dict[str, Any]:
-    """Of a report: why losses were not compared; "": they were. `besides`: what else was not looked
-    at."""
+    """Fields of a report. `reason`: why losses were not compared; "" if they were. `besides`: what
+    else was not looked at."""
     missing = [LOSSES] if reason else []
     return {"not_looked_at": [*missing, *besides], "not_compared": reason or None}
 
 
 def difference_in_words(report: dict[str, Any]) -> str:
-    """The largest of losses, or why there is none."""
+    """The largest difference of losses, or why there is none."""
     largest: float | None = report["max_loss_difference"]
     return f"not compared: {report['not_compared']}" if largest is None else f"{largest:.1e}"
 
 
 def tell_end(console: Console, report: dict[str, Any]) -> None:
-    """What was violated, and whether all that was to be looked at was looked at."""
+    """Print what was violated, and whether everything that should be looked at was looked at."""
     for violation in report["violations"]:
         console.print(f"violated: {violation}", style="red", highlight=False, markup=False)
     if not report["ok"]:

@@ -18,7 +18,7 @@ from p2p_dtfm.testbed.swarm_directory import kept_directory, processes_left
 
 PEERS = 4
 PIPELINE_PEERS = 6
-"""Three pipelines of two stages: of each stage two others compute the work again."""
+"""Three pipelines of two stages: two other members compute the work of each stage again."""
 LEAST_STRENGTH, MOST_STRENGTH = 1e-6, 1e30
 STAYS = "the steps in which it lied and that nobody drew"
 

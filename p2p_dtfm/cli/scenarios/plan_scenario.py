@@ -117,7 +117,7 @@ def _paper_result(scenario: Scenario, question: PlanQuestion) -> dict[str, Any]:
 
 
 def _paper_sizes(scenario: Scenario, question: PlanQuestion) -> PaperSizes:
-    """The run's; the paper's own where no run is asked for. Raises `UserError`."""
+    """The sizes of the run, or the paper's own if no run is asked for. Raises `UserError`."""
     asked = question.layers is not None or question.global_batch is not None
     if question.run == PAPER_SIZES.name and asked:
         raise UserError(
@@ -190,7 +190,7 @@ def _plan_step(scenario: Scenario, question: PlanQuestion) -> None:
 def _write_page(
     question: PlanQuestion, swarm: Scenario, spec: RunSpec, snapshot: Snapshot, plan: Plan
 ) -> list[dict[str, Any]]:
-    """The scenario's own page; its bars, as data."""
+    """Write the scenario's own page; returns its bars as data."""
     assert question.html is not None
     plainly = question.change is None and question.objective is Objective.SPEED
     asked = SwarmQuestion(
@@ -218,7 +218,7 @@ def _typed(question: PlanQuestion) -> str:
 
 
 def _tell(what: str) -> None:
-    """On a terminal: a page takes from a second to minutes."""
+    """Say on a terminal that a page is made: it takes from a second to minutes."""
     if sys.stderr.isatty():
         print(f"\r\x1b[Kthe page: {what}", end="\r", file=sys.stderr, flush=True)
 
@@ -232,7 +232,7 @@ def write_graph(path: Path, snapshot: Snapshot, made: Plan | NoPlan) -> None:
 
 
 def _worth_their_price(scenario: Scenario, spec: RunSpec) -> tuple[Scenario, dict[str, Any]]:
-    """The peers that make most tokens for a dollar, and what is to be said of it."""
+    """The peers that make the most tokens for a dollar, and what is to be said about it."""
     best, fastest = hire(scenario, spec, plans_made("swarms"))
     names = {peer.name for peer in best.scenario.peers}
     told = {
@@ -291,7 +291,7 @@ def _step_result(scenario: Scenario, spec: RunSpec) -> tuple[dict[str, Any], Sna
 
 
 def _row(pipeline: dict[str, Any]) -> str:
-    """Its stages, with the codecs of each boundary if the planner has chosen them."""
+    """The pipeline's stages, with the codecs of each boundary if the planner has chosen them."""
     first, *others = (
         f"{stage['peer']} [{stage['first_layer']}-{stage['end_layer'] - 1}]"
         for stage in pipeline["stages"]

@@ -1,5 +1,5 @@
-"""The run that a swarm on this machine plays: its founder gets a changed copy of the run spec,
-which lies elsewhere than what that names by where it lies itself."""
+"""The run that a swarm on this machine plays. Its founder gets a changed copy of the run spec. The
+copy lies elsewhere than the files that the run spec names relative to itself."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec
 
 
 def playable(path: Path) -> RunSpec:
-    """The run spec as it is. Raises `UserError`, also where its founder would print no address."""
+    """The run spec as it is. Raises `UserError`, also if its founder would print no address."""
     spec = read_run_spec(path)
     if spec.admission.is_invited:
         raise UserError(
@@ -20,7 +20,8 @@ def playable(path: Path) -> RunSpec:
 
 
 def run_to_play(name: str) -> RunSpec:
-    """A run spec by path or packaged name; a copy of it means the same data. Raises `UserError`."""
+    """A run spec by path or packaged name, changed so that a copy of it elsewhere means the same
+    data. Raises `UserError`."""
     from p2p_dtfm.daemon.machine.before_start import source_from_anywhere  # torch, only for these
 
     path = find_run_spec(name)
@@ -30,8 +31,8 @@ def run_to_play(name: str) -> RunSpec:
 
 
 def bring_weights(name: str, spec: RunSpec, directory: Path) -> None:
-    """Where the founder finds the weights that a run begins with, and their tokenizer: beside the
-    copy of its spec in `directory`."""
+    """Link the weights that a run begins with, and their tokenizer, beside the copy of its spec in
+    `directory`: there the founder looks for them."""
     from p2p_dtfm.daemon.state_transfer.initial_states import INITIAL_NAME
     from p2p_dtfm.train.data.prepare import TOKENIZER_NAME
 

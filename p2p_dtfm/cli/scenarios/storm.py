@@ -26,7 +26,7 @@ from p2p_dtfm.testbed.swarm_directory import kept_directory, processes_left
 PEERS = 8
 KILLS = 1_000
 STEPS_FOR_EACH_KILL = 1_000
-"""Of the run spec: far more than a swarm commits while one daemon is replaced."""
+"""Steps of the run spec for each kill: far more than are committed while a daemon is replaced."""
 MEMORY_GROWTH_LIMIT = 0.05
 TOLD_EVERY_S = 10.0
 
@@ -40,7 +40,7 @@ class StormCase:
 
 
 def play_storm(case: StormCase, keep: Path | None, console: Console) -> dict[str, Any]:
-    """The report; whoever interrupts it gets that of what was done."""
+    """The report. If a signal interrupts the storm, the report covers what was done until then."""
     timeline: list[dict[str, Any]] = []
 
     def say(time_s: float, step: int, what: str) -> None:
@@ -103,7 +103,7 @@ def _storm_in(
 
 
 def _start_all(swarm: LocalSwarm, case: StormCase) -> dict[str, str]:
-    """Peer ids by name, made before anybody is there."""
+    """Start all daemons; returns their peer ids by name, which are made before any daemon runs."""
     directory = swarm.directory
     names = [f"peer-{number}" for number in range(case.peers)]
     peer_ids = {name: peer_id_of(directory / name) for name in names}
@@ -116,7 +116,8 @@ def _start_all(swarm: LocalSwarm, case: StormCase) -> dict[str, str]:
 
 @contextmanager
 def _stops_at_a_signal(storm: KillStorm) -> Iterator[None]:
-    """The first one ends the storm, and what was done is judged; the second ends the program."""
+    """Handles signals: the first ends the storm, which is then judged; the second ends the
+    program."""
     kinds = (signal.SIGINT, signal.SIGTERM)
 
     def stop(number: int, frame: Any) -> None:
@@ -139,7 +140,8 @@ def _plain_losses(
     say: Callable[[float, int, str], None],
     began_s: float,
 ) -> list[float]:
-    """Of as many steps as there was patience for: a signal ends that, too."""
+    """The losses of one process that trains alone. They cover as many steps as there was time for:
+    a signal ends this, too."""
     running = next((found for home in homes if (found := plain_run(home, steps))), None)
     if running is None:
         return []
@@ -147,7 +149,7 @@ def _plain_losses(
     say(time.time() - began_s, steps - 1, compared)
     from p2p_dtfm.train.stage.timed import use_one_thread
 
-    use_one_thread()  # several wait for one another wherever the machine does other things, too
+    use_one_thread()  # several threads wait for one another if the machine is busy otherwise
     losses: list[float] = []
     was_stopped, told_s = is_stopped(), time.monotonic()
     for loss in running:
@@ -161,7 +163,7 @@ def _plain_losses(
 
 
 def _expected(losses: list[float], steps: int) -> Callable[[int], float] | None:
-    """What was not computed is not compared."""
+    """The expected loss by step; NaN for a step that was not computed, so is not compared."""
     if not losses:
         return None
     known = losses + [math.nan] * (steps - len(losses))
@@ -186,7 +188,7 @@ def _times(times_s: list[float]) -> dict[str, float] | None:
 
 
 def not_looked_at(report: dict[str, Any]) -> list[str]:
-    """Which of the invariants nothing was seen of, or less than was wanted."""
+    """The invariants of which nothing was seen, or less than was wanted."""
     compared, steps = report["compared_steps"], report["total_steps"]
     missing = []
     if not compared:

@@ -9,7 +9,7 @@ _SECONDS = (86_400, 3600, 60, 1)
 
 
 def seconds_of(text: str, option: str = "--for") -> int:
-    """Of "2h", "1h30m", "45m" or "3d", given after `option`. Raises `UserError`."""
+    """Seconds of "2h", "1h30m", "45m" or "3d", given after `option`. Raises `UserError`."""
     found = _PARTS.fullmatch(text.strip().lower().replace(" ", ""))
     groups = found.groups() if found is not None else ()
     total = sum(int(it or 0) * unit for it, unit in zip(groups, _SECONDS, strict=False))

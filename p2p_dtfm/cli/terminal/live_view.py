@@ -40,8 +40,8 @@ async def live_view(
     console: Console,
     handler: "logging.StreamHandler[TextIO]",
 ) -> AsyncIterator[None]:
-    """Shows `state()` until the end; what `handler` logs and what is printed stands above. Its
-    terminal may be closed meanwhile, and the daemon goes on."""
+    """Shows `state()` until the end; what `handler` logs, and what is printed, stands above it. If
+    the terminal is closed meanwhile, the daemon goes on."""
     screen = _Screen(console.file)
     console.file = cast(TextIO, screen)
     with Live(
@@ -51,7 +51,7 @@ async def live_view(
         redirect_stdout=False,
         redirect_stderr=False,
     ) as live:
-        console.show_cursor(True)  # a daemon that ends at once could not bring it back
+        console.show_cursor(True)  # a daemon that ends at once could not show the cursor again
         above = _Above(console, screen)
         before = handler.setStream(cast(TextIO, above))
         stdout = contextlib.redirect_stdout(above if sys.stdout.isatty() else sys.stdout)
@@ -66,8 +66,8 @@ async def live_view(
 
 
 class _Screen(io.TextIOBase):
-    """The terminal, until it is closed, as by who logs out of ssh: from then on nothing is shown,
-    and nobody who shows something fails."""
+    """The terminal until it is closed, for example when its user logs out of ssh. After that
+    nothing is shown, and writing to it raises nothing."""
 
     def __init__(self, terminal: IO[str]) -> None:
         self._terminal = terminal
@@ -96,14 +96,15 @@ class _Screen(io.TextIOBase):
         try:
             show()
         except BlockingIOError:
-            pass  # it takes no more just now, and what stands there is drawn anew soon
+            pass  # the terminal takes no more now; the panel is drawn anew soon
         except OSError:
             self.is_gone = True
 
 
 class _Above(io.TextIOBase):
     """Prints whole lines above the panel, broken between words where the terminal ends. A line to
-    type, or a word such as an address, is left to the terminal to wrap: it can still be copied."""
+    type, or a single word such as an address, is left for the terminal to wrap: it can be
+    copied."""
 
     def __init__(self, console: Console, screen: _Screen) -> None:
         self._console = console
@@ -164,7 +165,7 @@ def panel(state: DashboardState, now_s: float, width: int) -> Group:
 
 
 def _wrapped(before: str, text: str, style: str, width: int) -> list[Text]:
-    """What somebody must act on is not cut off where the terminal ends."""
+    """The text on as many lines as it needs: what a user must act on is not cut off."""
     lines = textwrap.wrap(
         text,
         max(1, width - 1),
@@ -190,7 +191,8 @@ def _progress(state: DashboardState, width: int) -> list[Text]:
 
 
 def _bar(share: float, what: str, left_s: float | None, colour: str, width: int) -> Text:
-    """The bar gives way to its words, of which the percentage is the first."""
+    """A progress bar with its words. Words, the percentage first of all, have room before the
+    bar."""
     left = "" if left_s is None else f"  {duration(left_s)} left"
     words = f"  {share_text(share)}{what}{left}"
     room = min(BAR_WIDTH, max(LEAST_BAR_WIDTH, width - 1 - len(words)))
@@ -216,7 +218,7 @@ def _given(contribution: ContributionBoard) -> list[Text]:
 
 
 def _sample(samples: Samples) -> list[Text]:
-    """The newest text, on one line."""
+    """The newest text that the model wrote, on one line."""
     if not samples.written:
         return []
     newest = samples.written[-1]

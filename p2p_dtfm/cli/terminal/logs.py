@@ -24,7 +24,7 @@ class _JsonLines(logging.Formatter):
 
 
 class _Human(logging.Formatter):
-    """`named` puts names where the ids of peers stand."""
+    """`named` puts names in place of peers' ids."""
 
     def __init__(self, named: Callable[[str], str]) -> None:
         super().__init__()
@@ -40,8 +40,8 @@ class _Human(logging.Formatter):
 
 
 def set_up_logging(form: str, named: Callable[[str], str] = str) -> "logging.StreamHandler[TextIO]":
-    """Logs go to stderr: for people on a terminal, with names for the ids of peers; JSON lines
-    otherwise. What writes them."""
+    """Send logs to stderr: on a terminal for people, with names in place of peers' ids; JSON lines
+    otherwise. Returns the handler that writes them."""
     human = form == "human" or (form == "auto" and sys.stderr.isatty())
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Human(named) if human else _JsonLines())

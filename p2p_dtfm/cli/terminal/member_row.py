@@ -11,14 +11,15 @@ from p2p_dtfm.cli.terminal.plain import SHORT_CHARACTERS, plain
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text, rate_text, span_text
 
 NARROW_BELOW = 90
-"""Columns of a terminal. Below, what a row does not need is left out, and no word is cut."""
+"""Columns of a terminal. On a narrower one a table leaves out what it can, and cuts no word."""
 LISTED_BELOW = 60
-"""Below, columns would be cut."""
+"""Columns of a terminal. A narrower one would cut a table, so members are listed."""
 SPARE = "spare"
 NAME_WIDTH = 18
-"""At least, if a name is as long: the longest that an identity makes fits, and a third of an id."""
+"""Least width of names, if a name is as long. It fits the longest name that an identity makes, and
+a third of an id."""
 NAME_PART = 5
-"""A wide terminal has more for it: this part of all."""
+"""On a wide terminal names get this part of all columns."""
 
 
 def member_table(
@@ -27,8 +28,8 @@ def member_table(
     ids: bool,
     width: int,
 ) -> Table:
-    """`last`: the heading of one more column, and what it has of a member. `ids`: peers by their
-    ids, not their names. `width`: of the terminal."""
+    """`last`: the heading of one more column, and a function that gives its text for a member.
+    `ids`: show peers by id, not by name. `width`: columns of the terminal."""
     rows = [(*_row_of(member, ids), last[1](member)) for member in members]
     if width < LISTED_BELOW:
         return _listed(rows)
@@ -49,7 +50,7 @@ def member_table(
 
 
 def _listed(rows: Sequence[tuple[str, ...]]) -> Table:
-    """As on a phone: no room for columns."""
+    """The members as a list, as for a phone: it needs no room for columns."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(overflow="fold")
     for name, _, memory, block, layers, links, _ in rows:
@@ -60,7 +61,7 @@ def _listed(rows: Sequence[tuple[str, ...]]) -> Table:
 
 
 def _narrow(name_width: int) -> Table:
-    """Without the device: only the links may need a second line."""
+    """A table without devices: only the links may need a second line."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("peer", width=name_width, overflow="fold")
     return table
@@ -89,7 +90,7 @@ def _row_of(member: dict[str, Any], ids: bool) -> tuple[str, ...]:
 
 
 def _rates_text(rates: list[int]) -> str:
-    """The slowest and the fastest."""
+    """The slowest and the fastest rate, as text."""
     if not rates:
         return "none measured"
     slowest, fastest = rate_text(min(rates)), rate_text(max(rates))

@@ -1,4 +1,4 @@
-"""What was probably meant by a line that cannot be run, in lines that can be typed."""
+"""What the user probably meant by a line that cannot be run, in lines that can be typed."""
 
 import difflib
 import errno
@@ -18,7 +18,7 @@ from p2p_dtfm.core.protocol.invited.line import PREFIX
 from p2p_dtfm.core.protocol.plain_words import in_plain_words
 
 _USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
-"""Some versions of typer take it from click, others have it themselves."""
+"""Some versions of typer take this class from click, others have their own."""
 
 AGAIN = "p2p-dtfm alone, which takes up the last run"
 MEANT = {
@@ -32,12 +32,12 @@ MEANT = {
     "help": ("p2p-dtfm --help",),
     "version": ("p2p-dtfm --version",),
 }
-"""Words for which other programs have a command, and what does it here."""
+"""Words that are commands of other programs, and what does the same here."""
 MEANT |= {"quit": MEANT["stop"], "exit": MEANT["stop"], "create": MEANT["found"]}
 
 
 class Commands(TyperGroup):
-    """All commands. A word that is none of them, an option or a value that it cannot have is
+    """All commands. An unknown word, an unknown option or a value that an option cannot have is
     answered like any other mistake."""
 
     def make_context(self, *arguments: Any, **more: Any) -> Any:
@@ -63,11 +63,11 @@ class Commands(TyperGroup):
 
 @contextmanager
 def _told_as_others() -> Iterator[None]:
-    """What is wrong with options and with paths, as cause and fix."""
+    """Raises faults of options and of paths as `UserError`, with cause and fix."""
     try:
         yield
     except _USAGE_ERROR as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # it shows the help
+        if type(error).__name__ == "NoArgsIsHelpError":  # this error shows the help
             raise
         raise _mistake(error) from error
     except OSError as error:
@@ -77,7 +77,8 @@ def _told_as_others() -> Iterator[None]:
 
 
 def _refuse_options_as_values(given: Mapping[str, Any]) -> None:
-    """Of a pasted line that has lost its address the next option would be taken for one."""
+    """Refuse an option as another option's value: where a pasted line has lost an address, the next
+    option would be taken for it. Raises `UserError`."""
     for name, value in given.items():
         for item in value if isinstance(value, list | tuple) else (value,):
             if isinstance(item, str) and item.startswith("--"):
@@ -85,8 +86,8 @@ def _refuse_options_as_values(given: Mapping[str, Any]) -> None:
 
 
 def _paths_of(command: Any) -> list[str]:
-    """Those of its options that take a path."""
-    if getattr(command, "callback", None) is None:  # none that there is, or a group of them
+    """The command's options that take a path."""
+    if getattr(command, "callback", None) is None:  # an unknown command, or a group of commands
         return []
     hints = get_type_hints(inspect.unwrap(command.callback))
     kinds = {name: (hint, *get_args(hint)) for name, hint in hints.items()}
@@ -94,8 +95,8 @@ def _paths_of(command: Any) -> list[str]:
 
 
 def _refuse_empty_paths(paths: Sequence[str], words: Sequence[str]) -> None:
-    """What a variable that is not set comes to: the directory that somebody happens to be in would
-    be taken, and filled."""
+    """Refuse an empty path, which comes from a variable that is not set. It would mean the
+    directory that the user happens to be in, and fill it. Raises `UserError`."""
     empty = [word for word, following in pairwise(words) if not following]
     empty += [word[:-1] for word in words if word.endswith("=")]
     for option in (word for word in empty if word in paths):
@@ -133,8 +134,8 @@ def _mistake(error: Any) -> UserError:
 
 
 def fault_of_path(error: OSError) -> UserError | None:
-    """What is wrong with a path that somebody has typed, where asking for it fails already. None:
-    it is something else."""
+    """What is wrong with a path that somebody has typed, if the system refuses even to look at it.
+    None: the error has another cause."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         what = "" if error.filename is None else f" ({shortened(str(error.filename))})"
         return UserError(f"a disk is full: {error.strerror}{what}", "free space there")
@@ -161,7 +162,7 @@ def _is_nowhere() -> bool:
 
 
 def lines_for(word: str, known: Iterable[str]) -> tuple[str, ...]:
-    """What to type in place of `p2p-dtfm WORD`; `known`: the commands that there are."""
+    """What to type in place of `p2p-dtfm WORD`; `known`: all commands."""
     if word.startswith("/"):
         return (f"an address stands behind its option: p2p-dtfm --initial-peers {word}",)
     if word.startswith(PREFIX):

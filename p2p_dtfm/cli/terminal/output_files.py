@@ -6,7 +6,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 
 
 def check_writable(path: Path | None, option: str) -> None:
-    """Before the work for it is done. Raises `UserError` if the file could not be written."""
+    """Check before the work is done. Raises `UserError` if the file could not be written."""
     if path is None:
         return
     if path.is_dir():

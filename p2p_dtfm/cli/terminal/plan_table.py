@@ -12,13 +12,13 @@ from p2p_dtfm.core.protocol.facts.in_words import layers_text, span_text
 from p2p_dtfm.core.protocol.plan import Plan
 
 STAGE_WIDTH = 26
-"""A name of the usual length and its layers."""
+"""Width for a name of the usual length and the stage's layers."""
 BEFORE_STAGES = 26
-"""Columns of a terminal that the pipeline and its microbatches take."""
+"""Columns of a terminal that the pipeline's name and its microbatches take."""
 
 
 def plan_table(made: Plan, named: Callable[[str], str], width: int) -> Table:
-    """`width`: of the terminal."""
+    """`width`: columns of the terminal."""
     depth = max(len(pipeline.stages) for pipeline in made.pipelines)
     is_wide = BEFORE_STAGES + STAGE_WIDTH * depth <= width
     return _wide(made, named, depth) if is_wide else _narrow(made, named)
@@ -40,7 +40,7 @@ def _wide(made: Plan, named: Callable[[str], str], depth: int) -> Table:
 
 
 def _narrow(made: Plan, named: Callable[[str], str]) -> Table:
-    """No word is cut: names that are longer go on in the next line."""
+    """A line for each peer. No word is cut: a longer name goes on in the next line."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("pipeline", "stage", "peer", "layers", "micro-\nbatches"):
         table.add_column(heading, no_wrap=heading != "peer", overflow="fold")

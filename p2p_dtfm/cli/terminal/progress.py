@@ -1,4 +1,4 @@
-"""How far something long is, and how long it will take yet: bars on a terminal, else JSON lines."""
+"""How far a long task is, and how long it will still take: bars on a terminal, else JSON lines."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ PLANS_BETWEEN_LINES = 10
 
 @contextmanager
 def progress_of_bytes() -> Iterator[Tell]:
-    """What takes less than `LINE_EVERY_S` says nothing where there is no terminal."""
+    """Where there is no terminal, a task that takes less than `LINE_EVERY_S` prints nothing."""
     if not sys.stderr.isatty():
         yield ProgressLines(time.monotonic, lambda line: print(line, file=sys.stderr, flush=True))
         return
@@ -39,7 +39,7 @@ def progress_of_bytes() -> Iterator[Tell]:
 
 
 def plans_made(what: str) -> Callable[[int, int], None]:
-    """Tells how many plans of `what` are made, of how many at most: each may take a second."""
+    """Tells how many plans of `what` are made, out of at most how many: each may take a second."""
 
     def tell(done: int, most: int) -> None:
         if sys.stderr.isatty():
@@ -53,14 +53,14 @@ def plans_made(what: str) -> Callable[[int, int], None]:
 
 
 class ProgressLines:
-    """A JSON object now and then, for logs and other programs."""
+    """Prints a JSON object now and then, for logs and other programs."""
 
     def __init__(self, clock_s: Callable[[], float], write: Callable[[str], None]) -> None:
         self._clock_s = clock_s
         self._write = write
         self._what = ""
         self._began_bytes = 0
-        """Where what was interrupted goes on."""
+        """Where a task that was interrupted goes on."""
         self._began_s = self._told_s = 0.0
 
     def __call__(self, done_bytes: int, total_bytes: int, what: str) -> None:

@@ -1,4 +1,4 @@
-"""A swarm that this machine is no part of, as its members publish it."""
+"""A swarm that this machine does not take part in, as its members publish it."""
 
 import asyncio
 import json

@@ -20,14 +20,14 @@ class Turn(NamedTuple):
     """Names the elements: run, layer and chunk or microbatch. 0 <= place < 2^64."""
     step: int = 0
     unbiased: bool = False
-    """What is lost must be nothing on average, as of gradients, rather than as little as can be."""
+    """Whether the mean loss must be zero, as for gradients, rather than each loss small."""
 
 
 FIRST = Turn()
 
 
 class Codec:
-    """`name` is what frames and run specs say; `version` changes with the bytes.
+    """`name` is what frames and run specs say; `version` changes whenever the bytes do.
 
     Any device may encode and decode; equal values give equal bytes on all of them.
     """
@@ -65,7 +65,7 @@ class Codec:
         return self._decoded_as(as_tensor(view, device), shape, turn)
 
     def _decoded_as(self, payload: Tensor, shape: tuple[int, ...], turn: Turn) -> Tensor:
-        """Of a codec that goes by more than the number of elements. Raises `PeerFault`."""
+        """For a codec that goes by more than the number of elements. Raises `PeerFault`."""
         return self._decoded(payload, math.prod(shape), turn).view(shape)
 
     def _decoded(self, payload: Tensor, count: int, turn: Turn) -> Tensor:

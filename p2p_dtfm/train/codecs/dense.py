@@ -15,7 +15,7 @@ _INT8_LEVELS = 127
 _HALF_TOP_EXPONENT = 15
 """The largest element is scaled to at most 2^15, just within fp16's range."""
 _HALF_EXPONENTS = range(-163, 114)
-"""What fp32's least and largest numbers are divided by, and all between."""
+"""Powers of two to divide by: from that of fp32's least number to that of its largest."""
 
 
 class Fp32(Codec):
@@ -102,7 +102,7 @@ class Int8(Codec):
             return join([int8.encode(launcher, flat, self.version)])
         blocks = _in_blocks(flat)
         largest = blocks.abs().amax(dim=1)
-        # by a tensor: a quotient by a number is a product with its reciprocal on some devices
+        # some devices divide by a number by multiplying with its reciprocal; not by a tensor
         steps = largest / torch.full_like(largest, _INT8_LEVELS)
         steps = torch.where(torch.isfinite(steps), steps, math.nan)
         levels = torch.where(steps[:, None] > 0, blocks / steps[:, None], 0.0).round_()

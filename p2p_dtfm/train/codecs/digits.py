@@ -1,4 +1,4 @@
-"""Numbers below one that is no power of two, in hardly more bits than they hold."""
+"""Numbers below a base that is no power of two, in hardly more bits than they need."""
 
 from functools import cache
 
@@ -9,26 +9,28 @@ from p2p_dtfm.train.codecs.packing import pack, unpack
 
 
 class Digits:
-    """Several numbers below `base` as one in that base, in as few bits as the largest needs.
+    """Several numbers below `base` as one number in that base, in as few bits as the largest needs.
 
-    Sixteen, or eight of a larger base, make one, and eight of these fill whole bytes. On the way
-    back it is halved to words of four or two numbers, which are looked up.
+    Sixteen numbers make one, or eight if the base is larger; eight of these fill whole bytes. To
+    unpack, each is halved down to words of four or two numbers, which are looked up in a table.
     """
 
     def __init__(self, base: int) -> None:
         self._base = base
         self._word = 4 if base < 16 else 2
-        """Numbers that are looked up together: 65,536 entries at most, and sixteen in 63 bits."""
+        """How many numbers are looked up together. So a table has 65,536 entries at most, and what
+        is packed together fits into 63 bits."""
         self._each = 4 * self._word
         self._bits = int(base**self._each - 1).bit_length()
         assert self._bits < 64, base
 
     def packed_bytes(self, count: int) -> int:
-        """Of so many numbers, a multiple of 128."""
+        """Bytes of `count` numbers; `count` is a multiple of 128."""
         return count // self._each * self._bits // 8
 
     def pack(self, numbers: Tensor) -> Tensor:
-        """Flat uint8 of flat int64, whose count is a multiple of 128. The first is the lowest."""
+        """Flat uint8 of flat int64, whose count is a multiple of 128; the first is the lowest
+        digit."""
         wholes, base, each = numbers, self._base, 1
         while each < self._each:
             pairs = wholes.view(-1, 2)
@@ -43,7 +45,7 @@ class Digits:
         return torch.cat([head, pack(rest.view(-1), 1)])
 
     def unpack(self, packed: Tensor, count: int) -> Tensor | None:
-        """int64 [count]; None: it is nothing that `pack` writes."""
+        """int64 [count]; None if `pack` cannot have written this."""
         wholes_count = count // self._each
         whole_bytes, rest_bits = divmod(self._bits, 8)
         digit_bytes = packed.new_zeros((wholes_count, 8))

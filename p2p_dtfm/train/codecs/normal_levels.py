@@ -1,11 +1,11 @@
 """The levels that are best for values drawn from a normal distribution (Max 1960, Lloyd 1982).
 
-Each is the mean of the values that are nearer to it than to any other. They are written down and
-not worked out, since logarithms and error functions differ between machines in their last bit.
+Each is the mean of the values that are nearer to it than to any other. They are written down, since
+logarithms and error functions differ between machines in their last bit.
 """
 
 UNIT = 4096
-"""Of these, one root mean square."""
+"""How many units make one root mean square. Levels are in these units."""
 
 NORMAL_LEVELS = {
     14: (597, 1808, 3074, 4447, 6011, 7940, 10752),
@@ -15,4 +15,4 @@ NORMAL_LEVELS = {
         *(11948, 13271, 15334),
     ),
 }
-"""By their number: those above zero; below it are as many."""
+"""By the number of levels: those above zero, in rising order. Below zero are as many, mirrored."""

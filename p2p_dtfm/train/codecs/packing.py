@@ -16,7 +16,7 @@ def packed_bytes(count: int, bits: int) -> int:
 def pack(numbers: Tensor, bits: int) -> Tensor:
     """uint8 numbers below 2^bits, 8/bits to a byte, the first in the lowest bits.
 
-    `bits` is 1, 2, 4 or 8; what is left of the last byte is zero.
+    `bits` is 1, 2, 4 or 8; unused bits of the last byte are zero.
     """
     each = _numbers_in_byte(bits)
     if each == 1:
@@ -29,7 +29,7 @@ def pack(numbers: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
-    """What `pack` was given; what is left of the last byte is not looked at."""
+    """The numbers that `pack` was given; unused bits of the last byte are ignored."""
     each = _numbers_in_byte(bits)
     if each == 1:
         return packed
@@ -51,7 +51,7 @@ def join(parts: Sequence[Tensor]) -> memoryview:
 
 
 def as_tensor(payload: Buffer, device: torch.device | str) -> Tensor:
-    """The payload as flat uint8: shares a writable buffer's memory where the device allows it."""
+    """The payload as flat uint8. It shares a writable buffer's memory if the device allows it."""
     view = memoryview(payload).cast("B")
     if not len(view):
         return torch.empty(0, dtype=torch.uint8, device=device)

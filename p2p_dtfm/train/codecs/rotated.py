@@ -1,14 +1,14 @@
 """Codecs of few levels for boundaries over slow links: rotate, then round.
 
-A random rotation (Hadamard's, behind random signs: Suresh et al. 2017, "Distributed mean estimation
-with limited communication") makes the values of a tile look like draws from a normal distribution,
-whatever they were. So one scale tells all about a tile, and the levels that are best for a normal
-distribution (Max 1960, Lloyd 1982) are the best for it. Signs and dither are drawn alike at both
-ends and cost no bytes.
+A random rotation makes the values of a tile look like draws from a normal distribution, whatever
+they were. (It is Hadamard's, behind random signs: Suresh et al. 2017, "Distributed mean estimation
+with limited communication".) So one scale tells all about a tile. The levels that are best for a
+normal distribution (Max 1960, Lloyd 1982) are the best for the tile. Signs and dither are drawn
+alike at both ends and cost no bytes.
 
-Activations take the nearest of these levels. Their gradients take even levels with a subtractive
-dither (Roberts 1962): what is added before rounding is taken away behind it. So a gradient is right
-on average, as with stochastic rounding, at half its variance.
+Activations take the nearest of these levels. Their gradients take evenly spaced levels with a
+subtractive dither (Roberts 1962): what is added before rounding is taken away after it. So a
+gradient is right on average, as with stochastic rounding, but at half the variance.
 """
 
 import math
@@ -25,26 +25,29 @@ from p2p_dtfm.train.codecs.packing import Buffer, join
 from p2p_dtfm.train.codecs.selection import random_bits, signed
 
 TILE = 128
-"""Values that are rotated together and share a scale. Tiles go through the flat tensor, so any
-width will do."""
+"""Values that are rotated together and share a scale. Tiles are cut from the flat tensor, so any
+width is allowed."""
 _ROOT = math.sqrt(TILE)
-"""By so much Hadamard's matrix lengthens."""
+"""The factor by which Hadamard's matrix lengthens a vector."""
 _HEAD_BYTES = VERSION_BYTES + 4
 _SCALE_SHIFT = 20
-"""Of fp32: what is left of a mean square are its exponent and three bits of its fraction."""
+"""Bits that an fp32 mean square loses: its exponent and three bits of its fraction stay."""
 _SCALES = 256
 _FIRST_SCALE = (127 << 3) - _SCALES
-"""The last one is just below one: so are all values once they are divided."""
+"""The first scale, such that the last one is just below one. After division by the power of two all
+values are below one as well."""
 _NOT_FINITE = 1 << 30
-"""In the exponent's place: decodes to NaN. Like fp32, the codec hides no divergence."""
+"""Stands in the exponent's place for a tensor that decodes to NaN. Like fp32, the codec hides no
+divergence."""
 _EXPONENTS = range(-148, 129)
 _SAFE_EXPONENT = 120
 _LARGEST = torch.finfo(torch.float32).max
 _FINE = 1 << 15
-"""Root mean squares are cut into so many parts before rotation: sums of a tile stay below 2^24."""
+"""Values are rounded to so many parts of their root mean square before rotation: then sums of a
+tile stay below 2^24."""
 _DITHERS = 1 << 10
 _CELLS_EACH = 512
-"""Of a root mean square, to look up the nearest level."""
+"""Cells for each root mean square in the table of nearest levels."""
 _CELLS = 4 * _CELLS_EACH
 
 
@@ -52,18 +55,18 @@ class Rotated(Codec):
     """u32 version · i32 exponent of the largest value · u8 scale of each tile of `TILE` · a number
     below `levels` for each value, and for what the last tile lacks.
 
-    A scale is the tile's mean square, in steps of an eighth of an octave or less; 0: all of the
-    tile decodes to zero, as it is below 2^-16 of the largest value.
+    A scale is the tile's mean square, in steps of an eighth of an octave or less. With a scale of 0
+    the whole tile decodes to zero: it is below 2^-16 of the largest value.
 
-    What is rotated are whole numbers, whose sums are exact in fp32 in any order: so a product with
-    a matrix may do it, with the same bits on any device.
+    Rotated are whole numbers, whose sums are exact in fp32 in any order. So a product with a matrix
+    may do it, with the same bits on any device.
     """
 
     def __init__(self, name: str, levels: int, step_thousandths: int) -> None:
         self.name = name
         self.levels = levels
         self._step = step_thousandths / 1000
-        """Between the levels of gradients, in root mean squares of a tile."""
+        """Distance between the levels of gradients, in root mean squares of a tile."""
         self._digits = Digits(levels)
         above = NORMAL_LEVELS[levels]
         self._values = [*(-level for level in reversed(above)), *above]
@@ -124,7 +127,8 @@ class Rotated(Codec):
         return found
 
     def _nearest(self, device: torch.device) -> Tensor:
-        """The level nearest to the middle of each cell, as searching takes longer than all else."""
+        """The number of the nearest level for the middle of each cell. A table, since a search
+        would take longer than all the rest."""
         if device not in self._nearest_on:
             cells = torch.arange(-_CELLS, _CELLS, dtype=torch.int64) * 2 + 1
             levels = torch.tensor(self._values)
@@ -134,14 +138,14 @@ class Rotated(Codec):
 
 
 def largest_exponent(values: Tensor) -> int | None:
-    """The power of two just above the largest magnitude, 0 if all are zero; None: one is not
-    finite."""
+    """The power of two just above the largest magnitude; 0 if all values are zero. None if a value
+    is not finite."""
     largest = float(values.abs().amax()) if values.numel() else 0.0
     return math.frexp(largest)[1] if math.isfinite(largest) else None
 
 
 def times_power_of_two(values: Tensor, exponent: int) -> Tensor:
-    """In two factors, each of which fp32 holds."""
+    """The values times 2^`exponent`, in two factors, each of which fp32 holds."""
     half = exponent // 2
     return values * 2.0**half * 2.0 ** (exponent - half)
 
@@ -152,7 +156,8 @@ def _in_tiles(flat: Tensor) -> Tensor:
 
 
 def _scales(tiles: Tensor) -> Tensor:
-    """int64 [tiles]. Squares are added by halving: in one order on any device."""
+    """The scale of each tile, int64 [tiles]. Squares are added by halving: in one order
+    anywhere."""
     total = tiles * tiles * (1.0 / TILE)
     while total.shape[1] > 1:
         half = total.shape[1] // 2
@@ -163,7 +168,7 @@ def _scales(tiles: Tensor) -> Tensor:
 
 @cache
 def _scale_values(unit: float, device: torch.device) -> Tensor:
-    """The root of the mean square that a scale stands for, times `unit`; of 0, zero."""
+    """For each scale the root of its mean square, times `unit`; zero for scale 0."""
     steps = torch.arange(_SCALES, dtype=torch.int32) + _FIRST_SCALE
     middles = (steps << _SCALE_SHIFT) + (1 << (_SCALE_SHIFT - 1))
     roots = [math.sqrt(square) * unit for square in middles.view(torch.float32).tolist()]
@@ -172,7 +177,8 @@ def _scale_values(unit: float, device: torch.device) -> Tensor:
 
 @cache
 def _hadamard(device: torch.device) -> Tensor:
-    """Of ones and minus ones, [TILE, TILE]; its own transpose, and `TILE` times its own inverse."""
+    """Hadamard's matrix of ones and minus ones, [TILE, TILE]. It is its own transpose, and `TILE`
+    times its own inverse."""
     matrix = torch.ones(1, 1, device=device)
     while matrix.shape[0] < TILE:
         top = torch.cat([matrix, matrix], dim=1)
@@ -181,7 +187,7 @@ def _hadamard(device: torch.device) -> Tensor:
 
 
 def _key(turn: Turn) -> int:
-    """From which all chance of a tensor comes."""
+    """The number from which all chance of a tensor comes."""
     return Prng(Prng(turn.place).next_u64() + turn.step).next_u64()
 
 
@@ -193,7 +199,7 @@ def _signs(key: int, device: torch.device) -> Tensor:
 
 
 def _dither(key: int, like: Tensor) -> Tensor:
-    """Odd numbers between `_DITHERS` and its negative; two from each draw."""
+    """Odd numbers between `_DITHERS` and its negative; each random draw gives two."""
     places = torch.arange(like.numel() // 2, dtype=torch.int64, device=like.device)
     drawn = random_bits(places + signed(key)).to(torch.int32).view(torch.int16)
     return ((drawn & (_DITHERS - 1)).to(torch.float32) * 2.0 + (1.0 - _DITHERS)).view_as(like)

@@ -1,8 +1,8 @@
-"""Which elements may travel in a step: the same on all peers, without a byte being sent for it.
+"""Which elements may travel in a step. All peers choose the same, and no byte is sent for it.
 
-The elements are cut into strata of `one_in` neighbours. Each stratum gives one element a step, and
-each of its elements has its turn once in `one_in` steps; which comes first is left to chance. So
-the choice is as spread as a random one, and no element waits longer than `one_in` steps.
+The elements are cut into strata of `one_in` neighbours. Each stratum gives one element in each
+step, and each of its elements has its turn once in `one_in` steps. Chance decides which comes
+first. So the choice is as spread as a random one, and no element waits longer than `one_in` steps.
 """
 
 import torch
@@ -47,11 +47,11 @@ def random_bits(values: Tensor) -> Tensor:
 
 
 def _shifted(values: Tensor, bits: int) -> Tensor:
-    """Right by `bits`, with zeros from the left, which int64's own shift does not bring."""
+    """Shifts right by `bits`, with zeros from the left: int64's own shift does not do that."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def signed(place: int) -> int:
-    """The same 64 bits."""
+    """The same 64 bits as a signed number."""
     assert 0 <= place < 1 << 64, place
     return place - (1 << 64) if place >> 63 else place

@@ -1,8 +1,8 @@
 """The codec for differences of local steps over the slowest links: one bit for each element.
 
-Signs with one magnitude for many (Seide et al. 2014, "1-bit stochastic gradient descent"). Like
-`sparse` it is of use only to whoever keeps what was lost and adds it the next time (error feedback,
-`segment_reduction`).
+Signs share one magnitude for many elements (Seide et al. 2014, "1-bit stochastic gradient
+descent"). Like `sparse`, the codec is of use only to a sender that keeps what was lost and adds it
+the next time (error feedback, `segment_reduction`).
 """
 
 import torch
@@ -16,7 +16,7 @@ from p2p_dtfm.train.kernels import sign as kernel
 BLOCK = 512
 """Elements that share a magnitude: 3% more bytes."""
 _NOT_A_NUMBER = 0x7FC0
-"""The one NaN of bf16, of many, that travels."""
+"""The one NaN of bf16 that travels; there are many."""
 
 
 class Sign(Codec):
@@ -58,7 +58,7 @@ class Sign(Codec):
 
 
 def _means(flat: Tensor) -> Tensor:
-    """Of the magnitudes of each block, bf16 [blocks]. Added by halving: in one order anywhere."""
+    """The mean magnitude of each block, bf16 [blocks]; added by halving, in one order anywhere."""
     missing = -flat.numel() % BLOCK
     # divided before they are added, so that no sum passes the largest number
     total = torch.nn.functional.pad(flat.abs() * (1.0 / BLOCK), (0, missing)).view(-1, BLOCK)

@@ -1,8 +1,8 @@
 """The codec for reductions over slow links: random choice, then the largest, then few bits.
 
-After CocktailSGD (Wang et al., ICML 2023): of all elements a part is selected by chance that both
-sides know alike, of these the largest travel, in a few bits. It is of use only to whoever keeps
-what was not sent and adds it the next time (error feedback, `segment_reduction`).
+After CocktailSGD (Wang et al., ICML 2023). A part of all elements is selected by chance, which both
+sides know alike. The largest of these travel, in a few bits each. The codec is of use only to a
+sender that keeps what was not sent and adds it the next time (error feedback, `segment_reduction`).
 """
 
 import math
@@ -21,7 +21,7 @@ from p2p_dtfm.train.kernels.launcher import Launcher
 BLOCK = 512
 """Kept elements that share a scale."""
 _ROUNDS = 2
-"""Of Lloyd's iteration, from the mean: what further ones gain is small."""
+"""Rounds of Lloyd's iteration, starting from the mean: further rounds gain little."""
 _MAGNITUDE = 0x7FFFFFFF
 
 
@@ -30,9 +30,9 @@ class Sparse(Codec):
     for each selected element: is it kept · for each kept one its sign and level, in `bits` bits.
 
     All elements that are not sent decode to zero. With four bits or more the levels of a block
-    reach from its least magnitude to its largest, so a kept element is off by at most half a step;
-    with one or two they are those that are best on average. Of equal magnitudes the earlier
-    elements are kept: nothing depends on a library's order.
+    reach from its least magnitude to its largest, so a kept element is off by at most half a step.
+    With one or two bits the levels are those that are best on average. Of equal magnitudes the
+    earlier elements are kept: nothing depends on a library's order.
     """
 
     name = "sparse"
@@ -82,10 +82,10 @@ class Sparse(Codec):
         return kernel.Choice(count, self.one_in, signed(turn.place), step)
 
     def _quantised(self, kept: Tensor) -> tuple[Tensor, Tensor]:
-        """Least magnitude and step of each block [2 * blocks]; numbers, uint8."""
+        """Least magnitude and step of each block [2 * blocks]; the elements' numbers, uint8."""
         magnitudes = _in_blocks(kept.abs())
         least, steps = self._scales(magnitudes, kept.numel())
-        least = torch.where(least.isnan(), math.nan, least)  # the one NaN, of many
+        least = torch.where(least.isnan(), math.nan, least)  # one NaN of many
         steps = torch.where(torch.isfinite(steps), steps, math.nan)
         levels = torch.where(steps > 0, (magnitudes - least) / steps, 0.0).round_()
         numbers = levels.clamp_(0, self._levels).to(torch.uint8).view(-1)[: kept.numel()]
@@ -93,7 +93,8 @@ class Sparse(Codec):
         return torch.cat([least, steps], dim=1).view(-1), numbers | signs
 
     def _scales(self, magnitudes: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Least magnitude and step, [blocks, 1] each. After `count` magnitudes comes filling."""
+        """Least magnitude and step, [blocks, 1] each. Behind the first `count` magnitudes is
+        filling."""
         if self.bits == 1:
             real = torch.arange(magnitudes.numel(), device=magnitudes.device) < count
             real = real.view_as(magnitudes)
@@ -103,7 +104,7 @@ class Sparse(Codec):
             return _two_levels(magnitudes)
         least = magnitudes.amin(dim=1, keepdim=True)
         reach = magnitudes.amax(dim=1, keepdim=True) - least
-        # by a tensor: a quotient by a number is a product with its reciprocal on some devices
+        # some devices divide by a number by multiplying with its reciprocal
         return least, reach / torch.full_like(reach, self._levels)
 
     @property
@@ -165,7 +166,7 @@ class Sparse(Codec):
 def _largest(values: Tensor, kept: int) -> Tensor:
     """Marks the `kept` largest magnitudes.
 
-    Magnitudes are compared as integers, which order as they do and know no NaN.
+    Magnitudes are compared as integers: their bits have the same order, and no integer is NaN.
     """
     if kept == values.numel():
         return torch.ones_like(values, dtype=torch.bool)
@@ -178,8 +179,8 @@ def _largest(values: Tensor, kept: int) -> Tensor:
 
 
 def _two_levels(magnitudes: Tensor) -> tuple[Tensor, Tensor]:
-    """The lower level of each row and the step to the higher (Lloyd 1982): each is the mean of the
-    magnitudes that are nearer to it."""
+    """The lower level of each row, and the step to the higher one (Lloyd 1982). Each level is the
+    mean of the magnitudes that are nearer to it."""
     border = _sums(magnitudes) / BLOCK
     lower = higher = border
     for _ in range(_ROUNDS):
@@ -193,7 +194,7 @@ def _two_levels(magnitudes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sums(magnitudes: Tensor) -> Tensor:
-    """Of each row [blocks, BLOCK], added by halving: in one order on any device."""
+    """The sum of each row of [blocks, BLOCK], added by halving: in one order on any device."""
     total = magnitudes
     while total.shape[1] > 1:
         half = total.shape[1] // 2
@@ -202,6 +203,6 @@ def _sums(magnitudes: Tensor) -> Tensor:
 
 
 def _in_blocks(kept: Tensor) -> Tensor:
-    """[blocks, BLOCK], the last filled with repetitions of its last value: no other extremes."""
+    """[blocks, BLOCK], the last filled with repetitions of its last value: no new extremes."""
     missing = -kept.numel() % BLOCK
     return torch.cat([kept, kept[-1:].expand(missing)]).view(-1, BLOCK)

@@ -1,7 +1,7 @@
 """The codec for boundaries whose tensors are of low rank: a basis and each token's place in it.
 
-What tokens say lies close to few directions of the width, other ones in each microbatch (Vogels et
-al. 2019, "PowerSGD", for gradients of parameters). So as many directions travel as there is room
+What tokens say lies close to few directions of the width, which differ in each microbatch (Vogels
+et al. 2019, "PowerSGD", for gradients of parameters). So as many directions travel as there is room
 for, and what is outside of them is lost. On tensors that fill all directions alike `rotated4` loses
 less in as many bytes.
 """
@@ -23,27 +23,27 @@ from p2p_dtfm.train.codecs.selection import random_bits
 
 _SCALE_BYTES = 2
 _TOP = 63
-"""Numbers are from its negative to it: 127 of them, in seven bits."""
+"""The largest number; the least is its negative. So there are 127 of them, in seven bits."""
 _DIGITS = Digits(2 * _TOP + 1)
 _TOGETHER = 128
-"""Numbers are packed in multiples of it."""
+"""Numbers are packed in multiples of this count."""
 _NOT_A_NUMBER = 0x7FC0
 _INFINITE = 0x7F80
-"""Of bf16, as in `sign`."""
+"""Infinity in bf16; `_NOT_A_NUMBER` as in `sign`."""
 
 
 LEAST_SHARE = 8
-"""Of the directions that a boundary's tensors can have, one in so many must find room."""
+"""There must be room for one in so many of the directions that a boundary's tensors can have."""
 
 
 class Subspace(Codec):
     """u32 version · bf16 scale of each row, its last dimension being one · `rank` numbers for each
     row · those of the basis, a row for each of its directions · zeros.
 
-    The length is a matter of the number of elements alone; the rank is the largest that has room. A
-    row is its numbers times the basis, in whole numbers whose sums are exact in any order, times
-    its scale. Which basis is found depends on the arithmetic of the sender, as the tensor itself
-    does. A tensor with a value that is not finite decodes to NaN.
+    The length depends on the number of elements alone; the rank is the largest that has room. A row
+    is its numbers times the basis, in whole numbers whose sums are exact in any order, times its
+    scale. Which basis is found depends on the sender's arithmetic, as the tensor itself does. A
+    tensor with a value that is not finite decodes to NaN.
     """
 
     name = "subspace"
@@ -52,14 +52,14 @@ class Subspace(Codec):
         return VERSION_BYTES + -(-count * CODEC_BYTES_PER_KIBI[self.name] // KIBI)
 
     def rank(self, rows: int, width: int) -> int:
-        """Of what is sent of so many rows; 0, where all becomes zero: what is narrow or very small
-        has no room."""
+        """How many directions are sent for so many rows. With 0 the tensor becomes zero: one that
+        is narrow or very small has no room."""
         room = self._room_bytes(rows, width)
         numbers = max(0, room) // _DIGITS.packed_bytes(_TOGETHER) * _TOGETHER
         return min(rows, width, numbers // max(1, rows + width))
 
     def _room_bytes(self, rows: int, width: int) -> int:
-        """Behind the scales; below zero: not even these are sent."""
+        """Bytes that are left after the scales; below zero if not even the scales have room."""
         return self.payload_bytes(rows * width) - VERSION_BYTES - _SCALE_BYTES * rows
 
     def encode(self, values: Tensor, turn: Turn = FIRST) -> Buffer:
@@ -118,8 +118,8 @@ class Subspace(Codec):
 
 
 def require_directions(spec: RunSpec) -> None:
-    """Raises `UserError` where a run allows `subspace` and its microbatches are so small, or its
-    model so narrow, that hardly a direction has room beside its own basis."""
+    """Raises `UserError` if a run allows `subspace` and hardly a direction has room beside its own
+    basis. This is so where microbatches are small or the model is narrow."""
     codec = Subspace()
     if codec.name not in (*spec.codecs.activations, *spec.codecs.gradients):
         return
@@ -144,10 +144,10 @@ def _as_matrix(values: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _places(parts: Tensor, basis: Tensor) -> Tensor:
-    """Of each row of `parts` [rows, rank], by which the basis comes nearest to it."""
+    """For each row of `parts` the coefficients, [rows, rank], by which the basis comes nearest."""
     gram, along = basis @ basis.T, basis @ parts.T
     places, failed = torch.linalg.solve_ex(gram, along)
-    if bool(failed):  # rounding leaves nothing of a direction in which a wide row is spread evenly
+    if bool(failed):  # a direction over which a wide row spreads evenly may round to nothing
         least = gram.diagonal().amax() / (1 << 10)
         places = torch.linalg.solve(gram + least * torch.eye(len(gram), device=gram.device), along)
     found: Tensor = places.T
@@ -155,8 +155,9 @@ def _places(parts: Tensor, basis: Tensor) -> Tensor:
 
 
 def _basis(parts: Tensor, rank: int) -> Tensor:
-    """Whole numbers [rank, width], whose rows are nearly orthogonal and span nearly the directions
-    that hold most of `parts`: two rounds of subspace iteration, from signs that never change."""
+    """The basis: whole numbers [rank, width]. Its rows are nearly orthogonal, and span nearly the
+    directions that hold most of `parts`. It is found by two rounds of subspace iteration, from
+    signs that never change."""
     width = parts.shape[1]
     places = torch.arange(width * rank, dtype=torch.int64, device=parts.device)
     found = (random_bits(places) >> 30).to(torch.float32).view(width, rank) * 2.0 - 1.0

@@ -1,4 +1,4 @@
-"""What both ends of a boundary know alike of a tensor that crosses it."""
+"""What both ends of a boundary know alike about a tensor that crosses it."""
 
 import hashlib
 
@@ -7,9 +7,11 @@ from p2p_dtfm.train.codecs.codec import Turn
 
 
 def boundary_turn(spec: RunSpec, step: int, layer: int, number: int, *, back: bool) -> Turn:
-    """Of microbatch `number` before `layer`: its activation, or `back`, the gradient of that.
+    """The turn of microbatch `number` before `layer`: of its activation, or with `back` of the
+    activation's gradient.
 
-    Neither view nor peer is in it: a step that is made again has the same bits."""
+    It names neither view nor peer, so a step that is made again has the same bits.
+    """
     material = f"boundary\0{spec.seed}\0{layer}\0{number}\0{back:d}".encode()
     digest = hashlib.blake2b(material, digest_size=8).digest()
     return Turn(int.from_bytes(digest, "little"), step, unbiased=back)

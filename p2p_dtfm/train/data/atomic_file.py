@@ -31,14 +31,16 @@ def temporary_path(folder: Path) -> Path:
 
 
 def clear_temporary_files(folder: Path) -> None:
-    """What `write_atomically` left where its process was killed. Only while nobody writes there."""
+    """Remove what `write_atomically` left when its process was killed. Only while nobody writes
+    there."""
     for left in folder.glob(f"{TEMPORARY_PREFIX}*"):
         if _TEMPORARY.fullmatch(left.name):
             left.unlink(missing_ok=True)
 
 
 def fix_of(error: OSError, directory: Path) -> str:
-    """What to do when nothing can be written. Another directory on a full disk is as full."""
+    """What to do when nothing can be written. Another directory on the same full disk does not
+    help."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"free disk space where {directory} lies, or use a directory on another disk"
     return f"see that {directory} can be written to by this user, or use another directory"

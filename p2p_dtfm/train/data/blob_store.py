@@ -1,7 +1,7 @@
 """A directory of files named by the hash of their content.
 
-A name is the hexadecimal BLAKE2b-256 of the bytes, so a blob can come from anybody: what does not
-hash to its name is refused on the way in. A blob that rots on disk is moved to `quarantine/`.
+A name is the hexadecimal BLAKE2b-256 of the bytes, so a blob can come from anybody: bytes that do
+not hash to it are refused on the way in. A blob that rots on disk is moved to `quarantine/`.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from p2p_dtfm.ports import disk
 from p2p_dtfm.train.data.atomic_file import TEMPORARY_PREFIX, temporary_path
 
 BLOB_LIMIT_BYTES = 1 << 30
-"""Of what others send; what this peer has made itself is as large as its layers are."""
+"""Most bytes of a blob from others. This peer's own blobs are as large as its layers are."""
 BLOBS_NAME = "blobs"
 """The folder of blobs in a run's directory, and in that of prepared data."""
 QUARANTINE = "quarantine"
@@ -41,13 +41,13 @@ def file_digest(path: Path) -> str:
 
 
 def blobs_in(directory: Path) -> "BlobStore | None":
-    """Those of a run, or of prepared data; None where there is no such folder."""
+    """The blobs of a run, or of prepared data; None where there is no such folder."""
     root = directory / BLOBS_NAME
     return BlobStore(root) if root.is_dir() else None
 
 
 def keeps_blobs(directory: Path) -> bool:
-    """Whether there are blobs in its folder of that name, and nothing else."""
+    """Whether the directory's folder of that name holds blobs, and nothing else."""
     try:
         names = os.listdir(directory / BLOBS_NAME)
     except OSError:
@@ -60,22 +60,23 @@ def _is_of_a_store(name: str) -> bool:
 
 
 class BlobStore:
-    """Blobs under `root`, which is made if need be. A full disk is an OSError, as ever."""
+    """Blobs under `root`, which is made if need be. A full disk raises OSError."""
 
     def __init__(self, root: Path, limit_bytes: int = BLOB_LIMIT_BYTES) -> None:
         self.root = Path(root)
         self.limit_bytes = limit_bytes
         self.root.mkdir(parents=True, exist_ok=True)
         self._sound = set[str]()
-        """That were read or written whole by this process."""
+        """Digests of the blobs that this process has read or written whole."""
 
     def path(self, digest: str) -> Path | None:
-        """Where a blob lies, or None if it is not here. PeerFault if `digest` is malformed."""
+        """The path of a blob; None if it is not here. Raises `PeerFault` if `digest` is
+        malformed."""
         path = self._place(digest)
         return path if path.is_file() else None
 
     def held(self, digest: str) -> Path:
-        """Where a blob lies that is known to be here."""
+        """The path of a blob that is known to be here."""
         path = self.path(digest)
         assert path is not None, f"{digest} is in the store"
         return path
@@ -93,8 +94,8 @@ class BlobStore:
         wrote: Callable[[], None] = lambda: None,
         found: Callable[[str], None] = lambda digest: None,
     ) -> str:
-        """Store `payload` and return its digest. `wrote` hears of each piece, and `found` of the
-        digest, before there is a blob of that name."""
+        """Store `payload` and return its digest. `wrote` is called after each piece. `found` is
+        called with the digest before there is a blob of that name."""
         temporary, hasher = self.temporary_path(), hashlib.blake2b(digest_size=32)
         try:
             with temporary.open("wb") as file:
@@ -111,7 +112,7 @@ class BlobStore:
     def put_file(self, path: Path) -> str:
         """Store a file, by hard link where the filesystem allows, and return its digest.
 
-        A linked file must not be changed in place afterwards; replacing it is harmless.
+        A linked file must not be changed in place afterwards; it may be replaced.
         """
         temporary = self.temporary_path()
         try:
@@ -125,9 +126,9 @@ class BlobStore:
             temporary.unlink(missing_ok=True)
 
     def adopt(self, temporary: Path, digest: str) -> Path:
-        """Take over a file that a peer sent, if it hashes to `digest`; remove it otherwise.
+        """Take over a file that a peer sent, if it hashes to `digest`; otherwise remove it.
 
-        `temporary` is gone afterwards either way. PeerFault if it is not that blob.
+        `temporary` is gone afterwards either way. Raises `PeerFault` if it is not that blob.
         """
         place = self._place(digest)
         try:
@@ -151,7 +152,7 @@ class BlobStore:
         return temporary_path(self.root)
 
     def verify(self, digest: str) -> bool:
-        """Whether the blob is here and sound. One that is not sound goes to quarantine; one that
+        """Whether the blob is here and sound. A blob that is not sound goes to quarantine. One that
         cannot be read stays, for it may be sound."""
         path = self.path(digest)
         if path is None:
@@ -167,15 +168,15 @@ class BlobStore:
         return False
 
     def unread(self, digest: str) -> Callable[[], bool] | None:
-        """What takes long and is to be done before the blob is given to others: `verify`, the first
-        time in this process, unless it has written it. None: nothing is."""
+        """The slow work to do before the blob is given to others: `verify`. None if there is none,
+        because this process has verified or written the blob already, or because it is not here."""
         if digest in self._sound or not self.has(digest):
             return None
         return partial(self.verify, digest)
 
     def quarantine(self, digest: str) -> Path | None:
-        """Put a blob aside so that it is fetched again; where it lies now, None if it is not here,
-        or its disk does not move it.
+        """Put a blob aside so that it is fetched again. Returns where it lies now; None if it is
+        not here, or its disk does not move it.
 
         Of each digest only the last bad copy is kept.
         """
@@ -198,8 +199,8 @@ class BlobStore:
         self._sound.discard(digest)
 
     def remove_temporary_files(self, but: Collection[str] = ()) -> None:
-        """Clear what an interrupted process left, `but` these names. Only while nobody else writes
-        here."""
+        """Remove what an interrupted process left, except for the names in `but`. Call it only
+        while nobody else writes here."""
         for entry in os.scandir(self.root):
             if entry.name.startswith(TEMPORARY_PREFIX) and entry.name not in but:
                 Path(entry.path).unlink(missing_ok=True)

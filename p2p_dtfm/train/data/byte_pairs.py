@@ -1,8 +1,8 @@
 """Byte-level byte-pair encoding, trained offline; its file is a standard tokenizer.json.
 
-Of a file from elsewhere only the vocabulary and the merges are used, after checks; templates and
-special tokens that such a file can also hold are refused, and so are patterns other than those of
-well-known models, since a regular expression from a stranger can keep a machine busy for ever.
+Of a file from elsewhere only the vocabulary and the merges are used, after checks. Such a file can
+also hold templates and special tokens: these are refused. Refused as well are patterns other than
+those of well-known models, since a stranger's regular expression can keep a machine busy for ever.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ KNOWN_PATTERNS = {
     rf"{_BEFORE_DIGITS}|\p{{N}}{{1,3}}{_AFTER_DIGITS}": "llama3",  # up to three digits together
     rf"{_BEFORE_DIGITS}|\p{{N}}{_AFTER_DIGITS}": "qwen2",  # digits alone; Qwen 3 as well
 }
-"""How texts may be split into words, besides GPT-2's way, which the library knows by itself."""
+"""How texts may be split into words, besides GPT-2's way, which the library knows itself."""
 
 _Piece = Annotated[str, Meta(min_length=1, max_length=1 << 16)]
 
@@ -50,7 +50,7 @@ class BytePairTokenizer:
 
     @classmethod
     def train(cls, texts: Iterator[str], vocabulary: int) -> "BytePairTokenizer":
-        """Learn merges until `vocabulary` tokens exist, or the text has no more pairs."""
+        """Learn merges until there are `vocabulary` tokens, or the text has no more pairs."""
         inner = _assemble(models.BPE(), Splitting())
         trainer = trainers.BpeTrainer(
             vocab_size=vocabulary,
@@ -108,7 +108,7 @@ class BytePairTokenizer:
 
 
 class Splitting(msgspec.Struct, frozen=True):
-    """What comes before the merges."""
+    """How text is prepared before merges."""
 
     pattern: str = ""
     """One of `KNOWN_PATTERNS`; empty: GPT-2's."""
@@ -160,7 +160,7 @@ class _PairsModel(msgspec.Struct):
 
 
 class _PairsFile(msgspec.Struct):
-    """The parts of tokenizer.json that change what encoding does."""
+    """The parts of tokenizer.json that change how text is encoded."""
 
     pre_tokenizer: _ByteLevel | _Sequence
     model: _PairsModel
@@ -226,8 +226,8 @@ def _check(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> None:
 
 
 def require_all_bytes(vocabulary: dict[str, int], of_bytes: Iterable[str]) -> None:
-    """Refuse what the library would choke on or quietly encode to nothing: `of_bytes` are the
-    pieces that stand for the 256 bytes. Raises `PeerFault`."""
+    """Refuse a vocabulary on which the library would fail, or would quietly encode bytes to
+    nothing. `of_bytes` are the pieces that stand for the 256 bytes. Raises `PeerFault`."""
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise PeerFault("tokenizer whose tokens are not numbered 0, 1, 2 ...")
     missing = [piece for piece in of_bytes if piece not in vocabulary]
@@ -236,7 +236,7 @@ def require_all_bytes(vocabulary: dict[str, int], of_bytes: Iterable[str]) -> No
 
 
 def require_merges_within(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> None:
-    """Raises `PeerFault`."""
+    """Refuse merges of pieces outside the vocabulary. Raises `PeerFault`."""
     for left, right in merges:
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             raise PeerFault("tokenizer that merges into something outside its vocabulary")
@@ -255,7 +255,7 @@ _OF_BYTES = {byte: symbol for symbol, byte in SYMBOLS.items()}
 
 
 def spelt_in_symbols(text: str) -> str:
-    """A piece of a vocabulary that stands for this text."""
+    """This text in symbols of bytes, as a piece of a vocabulary spells it."""
     return "".join(_OF_BYTES[byte] for byte in text.encode("utf-8", errors="replace"))
 
 

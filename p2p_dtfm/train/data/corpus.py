@@ -15,7 +15,7 @@ from p2p_dtfm.train.data.prepare import prepare
 
 STANDARD_LIBRARY = "python-standard-library"
 LIMIT_BYTES = 12_000_000
-"""Some installations carry more; beyond this it would only take longer."""
+"""Most bytes of the corpus. Some installations carry more text, which would only take longer."""
 
 _LEFT_OUT_FOLDERS = {
     "site-packages", "dist-packages", "__pycache__",  # not the standard library
@@ -23,7 +23,7 @@ _LEFT_OUT_FOLDERS = {
     "encodings", "lib2to3",  # tables, and a second grammar of the same language
 }  # fmt: skip
 _LEFT_OUT_PREFIXES = ("_sysconfigdata", "sitecustomize", "usercustomize")
-"""Written by whoever set the machine up, with its paths."""
+"""Modules with these beginnings are written by whoever set the machine up, with its paths."""
 
 
 def standard_library_paths() -> list[Path]:

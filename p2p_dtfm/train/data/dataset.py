@@ -26,13 +26,13 @@ from p2p_dtfm.train.data.shard_files import (
 )
 
 UNCOUNTED = -100
-"""In place of a target that does not count: what torch's cross entropy leaves out."""
+"""Stands in place of a target that does not count; torch's cross entropy leaves it out."""
 _OPEN_SHARDS = 64
-"""Each takes a file descriptor."""
+"""Shards that are open at once, as each takes a file descriptor."""
 
 
 class ShardMissing(Exception):
-    """The shard is not on this machine: fetch it by its digest and try again."""
+    """The shard is not on this machine. Fetch it by its digest and try again."""
 
     def __init__(self, digest: str) -> None:
         self.digest = digest
@@ -68,7 +68,7 @@ class Dataset:
         self._verified: set[str] = set()
         self._open: OrderedDict[str, ShardReader] = OrderedDict()
         self._ahead: list[dict[tuple[Split, int], np.ndarray]] = [{}, {}]
-        """Windows that were read ahead: of this peer's own work, and of another's."""
+        """Windows that were read ahead: for this peer's own work, and for another peer's."""
         self._lock = threading.Lock()
 
     @property
@@ -128,7 +128,7 @@ class Dataset:
         )
 
     def counted(self, spec: RunSpec, step: int) -> int:
-        """Targets of a step that count."""
+        """How many targets of a step count."""
         if not self.manifest.sequence_tokens:
             return spec.tokens_per_step
         microbatches = range(spec.microbatches_per_step)
@@ -136,7 +136,7 @@ class Dataset:
         return sum(map(self._train.counted, indices))
 
     def held_out_counted(self, spec: RunSpec) -> int:
-        """Targets of an evaluation that count."""
+        """How many targets of an evaluation count."""
         if not self.manifest.sequence_tokens:
             return spec.evaluation.sequences * self.context
         microbatches = range(spec.evaluation_microbatches)
@@ -156,7 +156,7 @@ class Dataset:
         }
 
     def open_shards(self, digests: Iterable[str]) -> None:
-        """Open shards ahead of their use, which verifies them.
+        """Open shards before they are needed; this verifies them.
 
         Raises `ShardMissing`, `ShardDamaged` and `ShardUnreadable`.
         """
@@ -173,8 +173,8 @@ class Dataset:
         held_out: bool,
         of_another: bool = False,
     ) -> None:
-        """Have the windows of these microbatches of a step, and of evaluation, in memory until
-        others are asked for, so that nothing fails in the middle of the step.
+        """Read the windows of these microbatches of a step, and of evaluation, into memory. They
+        stay there until others are asked for, so that nothing fails in the middle of the step.
 
         Raises `ShardMissing`, `ShardDamaged` and `ShardUnreadable`.
         """
@@ -225,7 +225,7 @@ class Dataset:
         return tokens[:, :-1].copy(), targets
 
     def _window(self, windows: "_Windows", index: int) -> np.ndarray:
-        """As its shard has it, [context + 1]."""
+        """A window as its shard has it, [context + 1]."""
         for ahead in self._ahead:
             if (window := ahead.get((windows.split, index))) is not None:
                 return window
@@ -233,13 +233,13 @@ class Dataset:
         try:
             return self._opened(shard).read(start, self.context + 1)
         except (ShardDamaged, ShardUnreadable):
-            with self._lock:  # what is fetched in its place, or mounted again, is another file
+            with self._lock:  # a file fetched in its place, or mounted again, is opened anew
                 self._open.pop(shard.digest, None)
                 self._verified.discard(shard.digest)
             raise
 
     def _opened(self, entry: ShardEntry) -> ShardReader:
-        """A shard, whose hash is checked when it is opened for the first time."""
+        """The open shard; its hash is checked when it is opened for the first time."""
         with self._lock:
             shard = self._open.get(entry.digest)
             if shard is None:
@@ -282,7 +282,7 @@ class _Windows:
             )
 
     def counted(self, index: int) -> int:
-        """Tokens of a window that count, where not all do."""
+        """How many tokens of a window count, where not all do."""
         shard, start = self.locate(index)
         return shard.counted[start // self._length]
 

@@ -1,8 +1,8 @@
 """scikit-learn's handwritten digits as sequences: a token for each place, then the digit.
 
 The 1797 pictures (Alpaydin and Kaynak 1998, the test set of "Optical Recognition of Handwritten
-Digits") come with scikit-learn, so nothing is downloaded. Which of them are held out is decided by
-the hashes of the pictures: equal ones are on one side.
+Digits") come with scikit-learn, so nothing is downloaded. Hashes of the pictures decide which of
+them are held out, so equal pictures are on one side.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from p2p_dtfm.train.data.tokenizer import ByteTokenizer
 
 DIGITS = "digits"
 PLACES = 64
-"""Of a picture, row by row; each from 0 (paper) to 16."""
+"""Values of a picture, row by row; each from 0 (paper) to 16."""
 _HELD_OUT_ONE_IN = 5
 _PICTURES_IN_A_SHARD = 512
 
@@ -71,7 +71,7 @@ def prepare_digits(out: Path) -> Manifest:
 
 
 def _pictures() -> np.ndarray:
-    """Of bytes, [pictures, places + 1]; the last is the digit."""
+    """The pictures as bytes, [pictures, places + 1]; the last value is the digit."""
     try:
         from sklearn.datasets import load_digits  # large, and only for this
     except ImportError as error:

@@ -1,8 +1,8 @@
 """Documents out of files: text, JSON lines, Parquet and Arrow, in pieces of bounded size.
 
-A text file is one document; one longer than a piece counts as several, since else the text of a
-single big file could not be split into training and held-out text. In the other forms a document is
-the text field of a row, and is never split between the two.
+A text file is one document. If it is longer than a piece, its pieces count as several: else the
+text of a single big file could not be split into training and held-out text. In the other forms a
+document is the text field of a row, and is never split between the two.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from p2p_dtfm.train.data.text_files import (
 LINE_LIMIT_BYTES = 1 << 26
 LINES_OF_ARRAY = "jq -c '.[]' FILE.json > FILE.jsonl"
 _ROWS_WITHOUT_FIELD = 1000
-"""If so many come first, a file of lines is taken to have no such field."""
+"""If so many rows without the field come first, a file of lines is taken to have no such field."""
 
 
 class Form(Enum):
@@ -44,7 +44,7 @@ class Form(Enum):
 
 
 USUAL_FIELD, RED_PAJAMA_FIELD = "text", "raw_content"
-"""What a row's text is called, if nothing else is said; RedPajama-V2 has the other."""
+"""The name of a row's text field, unless the user says another; RedPajama-V2 has the second."""
 
 _FORMS = {
     ".jsonl": Form.JSON_LINES,
@@ -60,17 +60,17 @@ class Piece:
 
     text: bytes
     key: int
-    """A hash of the content; pieces with low ones are held out."""
+    """A hash of the content; pieces with low keys are held out."""
     ends_document: bool
     read_bytes: int
-    """How far into the file this is."""
+    """How far into the file this piece reaches."""
     line: int = 0
-    """Of a row in a file of lines: which one, from 1."""
+    """The row's number in a file of lines, from 1."""
 
 
 def form_of(path: Path) -> Form:
-    """By the ending of its name; what has none of the known ones is taken for text. `.json` may be
-    either."""
+    """The form by the ending of the file's name; a name with no known ending means text. `.json`
+    may be either."""
     if not is_compressed(path):
         if path.suffix.lower() == ".json" and _begins_with_rows(path):
             return Form.JSON_LINES
@@ -81,19 +81,19 @@ def form_of(path: Path) -> Form:
 
 
 def _begins_with_rows(path: Path) -> bool:
-    """Whether each of the first two lines is an object: so data sets are often called. A
-    configuration has others, or one only."""
+    """Whether each of the first two lines is an object. Data sets in lines are often called
+    `.json`; a configuration has other lines, or a single one."""
     try:
         with path.open("rb") as file:
             first, second = (file.readline(LINE_LIMIT_BYTES + 1) for _ in range(2))
     except OSError:
-        return False  # whoever reads it says why
+        return False  # the reading itself says why
     lines = (first.removeprefix(BYTE_ORDER_MARK), second)
     return all(_json_object(line) is not None for line in lines)
 
 
 def require_rows(files: list[Candidate], field: str) -> None:
-    """Where a field is named, some file must have rows. Raises `UserError`."""
+    """If the user names a field, some file must have rows. Raises `UserError`."""
     if field == USUAL_FIELD or not files:
         return
     if all(form_of(file.path) is Form.TEXT for file in files):
@@ -126,7 +126,8 @@ def read_documents(
 
 
 def _text_file(path: Path, piece_bytes: int, by_document: bool) -> Iterator[Piece]:
-    """One piece behind, since only then is it known which is the last."""
+    """Pieces of a text file, each yielded when the next is read: only then is the last one
+    known."""
     held: bytes | None = None
     first_key: int | None = None
     number = read_bytes = 0
@@ -159,7 +160,7 @@ def _rows(rows: Iterator[TextRow], piece_bytes: int, skipped: Skipped) -> Iterat
 
 
 def _key(text: bytes, number: int) -> int:
-    # With its number in the file, the repeats within one monotonous file fall on either side.
+    # The piece's number lets repeats within one monotonous file fall on either side.
     salt = number.to_bytes(8, "little")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8, salt=salt).digest(), "little")
 
@@ -212,7 +213,7 @@ def _columns(file: Candidate, form: Form, field: str) -> Iterator[TextRow]:
 
 @contextmanager
 def pyarrow_needed(path: Path, form: Form) -> Iterator[None]:
-    """Within it, a table is read. Raises `UserError` where that cannot be, and OSError."""
+    """Around the reading of a table. Raises `UserError` where that is impossible, and OSError."""
     try:
         import pyarrow
     except ImportError:

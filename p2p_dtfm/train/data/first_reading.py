@@ -1,4 +1,4 @@
-"""The first reading of the files: which hold text, and which pieces are held out."""
+"""The first reading of the files: which files hold text, and which pieces are held out."""
 
 import hashlib
 from array import array
@@ -26,7 +26,7 @@ def _hasher() -> "hashlib.blake2b":
 
 
 class Verdicts(Protocol):
-    """What was found of each document when all were judged."""
+    """What was found of each document when all documents were judged."""
 
     def kept(self, file: Candidate, pieces: Iterator[Piece]) -> Iterator[Piece]:
         """The pieces of documents that are to be learnt."""
@@ -37,9 +37,9 @@ class Located(NamedTuple):
     """A piece, and where it lies."""
 
     file: int
-    """Its number among the survey's files."""
+    """The file's number among the survey's files."""
     number: int
-    """In that file, of the pieces that count."""
+    """The piece's number in that file, among the pieces that count."""
     piece: Piece
     held_out: bool
 
@@ -49,7 +49,7 @@ class Survey:
     """What the first reading found."""
 
     text_field: str
-    """Of the rows."""
+    """The name of the rows' text field."""
     piece_bytes: int
     files: list[Candidate] = field(default_factory=list)
     text_bytes: int = 0
@@ -59,13 +59,13 @@ class Survey:
     by_document: bool = False
     """Whether a text file is held out as a whole or not at all."""
     verdicts: Verdicts | None = None
-    """Which documents count; None: all."""
+    """Which documents count; None if all do."""
     selection: Selection | msgspec.UnsetType = msgspec.UNSET
-    """The same in figures."""
+    """How many documents count, in figures."""
     content: "hashlib.blake2b" = field(default_factory=_hasher)
-    """Of all pieces, as they were read: a later command sees by it whether they are the same."""
+    """A hash of all pieces as they were read: a later command sees whether they are the same."""
     contents: "array[int]" = field(default_factory=lambda: array("Q"))
-    """The same of each file, in eight bytes: a later reading sees by it whether it is the same."""
+    """Eight bytes of the same for each file: a later reading sees whether the file is the same."""
 
     def pieces_of(self, file: Candidate, skipped: Skipped) -> Iterator[Piece]:
         """The pieces of a file's documents that count. Raises as `read_documents` does."""
@@ -73,8 +73,8 @@ class Survey:
         return pieces if self.verdicts is None else self.verdicts.kept(file, pieces)
 
     def located(self, first_file: int = 0, first_piece: int = 0) -> Iterator[Located]:
-        """All pieces, or those from this one of this file on, on a later reading, when nothing may
-        be wrong with the files any more. Raises `UserError`."""
+        """All pieces, or those from this piece of this file on. For a later reading, when nothing
+        may be wrong with the files any more. Raises `UserError`."""
         for place, file in enumerate(self.files[first_file:], first_file):
             pieces_before = first_piece if place == first_file else 0
             content = _hasher()
@@ -104,7 +104,7 @@ def _changed(file: Candidate, how: str) -> UserError:
 
 
 class Pieces:
-    """Key and size of each, in twelve bytes: there may be very many."""
+    """Key and size of each piece, in twelve bytes: there may be very many."""
 
     def __init__(self) -> None:
         self.keys, self.sizes_bytes = array("Q"), array("I")
@@ -114,7 +114,7 @@ class Pieces:
         self.sizes_bytes.append(len(piece.text))
 
     def cut(self, count: int) -> None:
-        """Forget all but the first."""
+        """Forget all but the first `count`."""
         del self.keys[count:], self.sizes_bytes[count:]
 
     def parts(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -141,7 +141,7 @@ def read_first(
     progress: Progress,
     skipped: Skipped,
 ) -> None:
-    """First reading: which files hold text, and which pieces are held out."""
+    """The first reading: finds out which files hold text, and which pieces are held out."""
     total_bytes = sum(file.size_bytes for file in files)
     pieces, done_bytes = Pieces(), 0
 
@@ -176,7 +176,8 @@ def _read_file_first(
     skipped: Skipped,
     tell: Callable[[int], None],
 ) -> _FoundInFile | None:
-    """None, and counted, if the file cannot be used; `UserError` if the user asked for it."""
+    """Read one file. Returns None, and counts the file, if it cannot be used. Raises `UserError` if
+    the user asked for this file."""
     found = _FoundInFile()
     try:
         for number, piece in enumerate(survey.pieces_of(file, skipped), 1):
@@ -205,7 +206,7 @@ def _read_file_first(
 
 
 def _way_to_read(fields: list[str]) -> str:
-    """Rows that have no text where it was looked for."""
+    """How to read rows that have no text where it was looked for."""
     if {"messages", "conversations"} & set(fields):
         return "these are conversations: write them as a model of yours does, with --chat DIR"
     if {"prompt", "completion"} <= set(fields):
@@ -214,11 +215,11 @@ def _way_to_read(fields: list[str]) -> str:
 
 
 def threshold_of(pieces: Pieces, wanted_bytes: float) -> int:
-    """The key up to which pieces must be held out to make `wanted_bytes` of them: its digits one
-    after another, since sorting all keys takes several times the memory that they do."""
+    """The key up to which pieces must be held out to make `wanted_bytes` of them. It is found digit
+    by digit, since sorting all keys takes several times the memory that they do."""
     found, below_bytes = 0, 0
     for shift in range(64 - _DIGIT_BITS, -1, -_DIGIT_BITS):
-        of_digit = np.zeros(1 << _DIGIT_BITS)  # of whole numbers, far below 2**53
+        of_digit = np.zeros(1 << _DIGIT_BITS)  # sums of whole numbers, far below 2**53
         for keys, sizes_bytes in pieces.parts():
             if shift + _DIGIT_BITS < 64:
                 chosen = keys >> np.uint64(shift + _DIGIT_BITS) == np.uint64(found)

@@ -1,7 +1,7 @@
 """The manifest: what a prepared corpus consists of. Its digest names the data of a run.
 
-Canonical JSON: keys sorted, no blanks, and only those very bytes are accepted, so that one
-manifest has one digest. It holds no paths: where the founder keeps files is nobody's business.
+Canonical JSON: keys sorted, no blanks. Only those very bytes are accepted, so that one manifest has
+one digest. It holds no paths: where the founder keeps files is nobody's business.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     tokens: Annotated[int, Meta(ge=1, le=SHARD_LIMIT_TOKENS)]
     split: Split
     counted: Annotated[tuple[_Count, ...], Meta(max_length=SHARD_LIMIT_TOKENS)] = ()
-    """Of each sequence, how many tokens count, where not all do."""
+    """How many tokens of each sequence count; empty where all do."""
 
 
 class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,9 +49,9 @@ class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size_bytes: Annotated[int, Meta(ge=1, le=TOKENIZER_LIMIT_BYTES)]
     vocabulary: Annotated[int, Meta(ge=2, le=1 << 24)]
     end_of_document: Annotated[int, Meta(ge=0, lt=1 << 24)] | msgspec.UnsetType = msgspec.UNSET
-    """What stands after each document. Unset: the token of the zero byte."""
+    """The token after each document. Unset: the token of the zero byte."""
     start_of_document: Annotated[int, Meta(ge=0, lt=1 << 24)] | msgspec.UnsetType = msgspec.UNSET
-    """What stands before each. Unset: nothing, as in manifests that know nothing of it."""
+    """The token before each document. Unset: none, as in manifests from before this field."""
 
 
 class Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,7 +62,7 @@ class Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: _Text
 
     def describe(self) -> str:
-        """One line for people. What a founder did not say is said to be unsaid."""
+        """One line for people. What the founder did not state is told as not stated."""
         name, licence, source = map(_one_line, (self.name, self.licence, self.source))
         return (
             f"data {name or 'without a name'}, licence {licence or 'not stated'}, "
@@ -71,7 +71,7 @@ class Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Totals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sums over the corpus. `text_bytes` and `documents` count what went in."""
+    """Sums over the corpus. `text_bytes` and `documents` count what was prepared."""
 
     train_tokens: _Count
     held_out_tokens: _Count
@@ -80,17 +80,17 @@ class Totals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Documents that a rule has left out, each counted with the first that it did not meet."""
+    """Documents that a rule has left out; one that fails several rules counts for the first."""
 
     rule: Annotated[str, Meta(max_length=2000)]
     documents: _Count
 
 
 class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was made of the documents that were there: by which rules how many were left out."""
+    """The documents that were there, and how many of them each rule has left out."""
 
     documents: _Count
-    """Before."""
+    """Documents before any were left out."""
     left_out: Annotated[tuple[LeftOut, ...], Meta(max_length=128)]
 
     def describe(self) -> str:
@@ -114,13 +114,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     totals: Totals
     notes: Notes
     selection: Selection | msgspec.UnsetType = msgspec.UNSET
-    """Unset where all documents were taken, as in manifests that know nothing of it."""
+    """Unset where all documents were taken, as in manifests from before this field."""
     sequence_tokens: Annotated[int, Meta(ge=0, le=SHARD_LIMIT_TOKENS)] = 0
-    """Where tokens say of themselves whether they count, each stored as twice its number and one
-    more if it does: how many a sequence holds, its last target included. 0: all count."""
+    """Tokens in a sequence, its last target included, where tokens say themselves whether they
+    count. Each is then stored as twice its number, and one more if it counts. 0: all count."""
 
     def describe(self) -> str:
-        """One line for those who are to take part."""
+        """One line for people who may take part."""
         if isinstance(self.selection, Selection):
             return f"{self.notes.describe()}; {self.selection.describe()}"
         return self.notes.describe()
@@ -138,7 +138,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     @property
     def stored_values(self) -> int:
-        """Shards hold numbers below this."""
+        """The bound of the numbers in shards: all are below it."""
         return 2 * self.vocabulary if self.sequence_tokens else self.vocabulary
 
     def shards_in(self, split: Split) -> tuple[ShardEntry, ...]:
@@ -149,13 +149,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return shard.tokens * TOKEN_BYTES[self.token_type]
 
     def blobs(self) -> dict[str, int]:
-        """Every file that the manifest names: digest to size in bytes."""
+        """Every file that the manifest names: its digest, and its size in bytes."""
         sizes = {shard.digest: self.size_bytes(shard) for shard in self.shards}
         return sizes | {self.tokenizer.digest: self.tokenizer.size_bytes}
 
 
 def _one_line(text: str) -> str:
-    """What a stranger wrote, made safe for a terminal."""
+    """A stranger's text, made safe for a terminal."""
     return "".join(char if char.isprintable() else " " for char in text)[:_SHOWN_CHARACTERS]
 
 
@@ -167,7 +167,7 @@ def token_type_for(vocabulary: int) -> TokenType:
 
 
 def parse_manifest(payload: bytes, expected_digest: str | None = None) -> Manifest:
-    """Read a manifest that a peer sent. Anything that is not exactly one is `PeerFault`."""
+    """Read a manifest that a peer sent. Raises `PeerFault` for anything else."""
     if len(payload) > MANIFEST_LIMIT_BYTES:
         raise PeerFault(f"manifest of {len(payload)} bytes, limit {MANIFEST_LIMIT_BYTES}")
     if expected_digest is not None and digest_bytes(payload) != expected_digest:
@@ -193,7 +193,7 @@ def load_manifest(path: Path) -> Manifest:
 def load_part(
     path: Path, name: str, limit_bytes: int, parse: Callable[[bytes], Part], fix: str
 ) -> Part:
-    """One of a prepared directory's files, on the user's own disk. Raises `UserError`."""
+    """Read one of a prepared directory's files, on the user's own disk. Raises `UserError`."""
     try:
         with open(path, "rb") as file:
             payload = file.read(limit_bytes + 1)
@@ -206,7 +206,7 @@ def load_part(
 
 
 def _inconsistency(manifest: Manifest) -> str | None:
-    """What is wrong between the fields, each of which is within its own bounds."""
+    """What is wrong between the fields, where each of them is within its own bounds."""
     if manifest.format_version != FORMAT_VERSION:
         return f"has format {manifest.format_version}, this version reads {FORMAT_VERSION}"
     if problem := _inconsistent_tokens(manifest):

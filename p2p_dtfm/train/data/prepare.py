@@ -1,12 +1,13 @@
 """Documents to token shards, a tokenizer file and a manifest.
 
-The files are read twice. The first reading finds out which are text and which pieces are held out;
-the second one writes. (With byte-pair encoding a reading for training lies between.) Memory stays
-bounded: a few pieces at a time, and a few bytes for each piece. What is written outlives a process
-that is killed (`writing/journal.py`): the same command goes on from there.
+The files are read twice. The first reading finds out which files are text and which pieces are held
+out; the second reading writes. (With byte-pair encoding a reading for training lies between.)
+Memory stays bounded: a few pieces at a time, and a few bytes for each piece. What is written
+outlives a process that is killed (`writing/journal.py`): the same command goes on from there.
 
-The pieces with the lowest content hashes are held out, so equal documents are never on both sides,
-and the split does not depend on where the files lie; or else the files that were named for it.
+The pieces with the lowest content hashes are held out. So equal documents are never on both sides,
+and the split does not depend on where the files lie. Files that the user names for it are held out
+instead.
 """
 
 import os
@@ -57,10 +58,10 @@ MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 
 _PIECE_BYTES = (1 << 10, 1 << 16)
-"""Least and most. A batch of large ones, encoded, takes a hundred times its size."""
+"""Least and most bytes of a piece. A batch of large pieces, encoded, takes 100 times its size."""
 LEAST_SHARD_TOKENS = 1 << 20
 MOST_SHARDS = 100_000
-"""Each takes some 115 bytes of a manifest (`manifest.MANIFEST_LIMIT_BYTES`)."""
+"""Most shards of a manifest: each takes some 115 bytes of it (`manifest.MANIFEST_LIMIT_BYTES`)."""
 _BPE_TRAINING_LIMIT_BYTES = 1 << 28
 
 
@@ -99,13 +100,13 @@ def prepare(
     `text_field`: which field of a row holds its text, where files have rows.
     `validation`: files and directories to hold out, instead of a fraction of all.
     `vocabulary`: None for bytes, else the tokens of a byte-pair encoding learnt from the text.
-    `tokenizer`: one that is there already, instead of either.
+    `tokenizer`: an existing one, instead of either.
     `shard_tokens`: None for what suits the text (`shard_tokens_for`).
     `context`: both splits must hold at least one window of context + 1 tokens.
     `skipped`: filled with counts of what was left out, if given.
     `wish`: which documents are wanted, and how often each.
     `held_out_by_document`: whether a text file is held out as a whole or not at all.
-    `say`: hears from where a command that was interrupted goes on.
+    `say`: is told from where an interrupted command goes on.
     """
     skipped = Skipped() if skipped is None else skipped
     least = LEAST_SHARD_TOKENS if shard_tokens is None else shard_tokens
@@ -143,9 +144,9 @@ def prepare(
 
 
 def shard_tokens_for(text_bytes: int, documents: int, *, begins: bool = False) -> int:
-    """In one shard, so that a manifest may name all: a token may be as little as a byte, and one
-    more ends each document; another `begins` it. No more than that, for whoever reads a sequence
-    fetches all of it."""
+    """Tokens in a shard, so many that a manifest can name all shards. A token may be as little as a
+    byte; one more ends each document, and another one `begins` it. A shard is no larger than that,
+    for a member that reads a sequence fetches all of its shard."""
     shard_tokens, marks = LEAST_SHARD_TOKENS, documents * (1 + begins)
     while (text_bytes + marks) // shard_tokens >= MOST_SHARDS:
         shard_tokens *= 2
@@ -208,8 +209,8 @@ def _require_sane(
 
 
 def notes_of(*notes: str) -> Notes:
-    """Name, licence and source, without what a terminal in another encoding may have put there, and
-    JSON cannot hold. Raises `UserError`."""
+    """Name, licence and source. What a terminal in another encoding may have put there, and JSON
+    cannot hold, is replaced. Raises `UserError`."""
     printable = [note.encode("utf-8", "replace") for note in notes]
     if any(len(note) > 2000 for note in printable):
         raise UserError("name, licence or source is longer than 2000 bytes", "shorten it")
@@ -217,8 +218,8 @@ def notes_of(*notes: str) -> Notes:
 
 
 def require_ours(out: Path) -> bool:
-    """Refuse a directory with other people's files; whether an earlier result is in it. A tokenizer
-    alone is a model's: that of a result has at least its blobs beside it."""
+    """Refuse a directory with other people's files; returns whether it holds an earlier result. A
+    tokenizer alone belongs to a model: that of a result has at least the blobs beside it."""
     try:
         names = {entry.name for entry in os.scandir(out)} if out.exists() else set()
     except OSError as error:
@@ -246,10 +247,10 @@ def require_ours(out: Path) -> bool:
 
 @contextmanager
 def alone_with(out: Path, replaces: bool) -> Iterator[BlobStore]:
-    """The store of `out`, into which nobody else writes within it.
+    """Within it, nobody else writes into `out`; gives its store.
 
-    `replaces`: whether a result was there when this command began; one that has come since is not
-    its to replace. Raises `UserError`, also for OSError within.
+    `replaces`: whether a result was there when this command began. It may not replace a result that
+    has come since. Raises `UserError`, also for OSError within.
     """
     try:
         store = BlobStore(out / BLOBS_NAME)
@@ -270,13 +271,13 @@ def alone_with(out: Path, replaces: bool) -> Iterator[BlobStore]:
 def finish(
     out: Path, store: BlobStore, manifest: Manifest, tokenizer: Tokenizer, shard_tokens: int
 ) -> None:
-    """From now on `out` holds these data. Raises `UserError` where peers would refuse them."""
+    """From now on `out` holds these data. Raises `UserError` if peers would refuse the manifest."""
     payload = manifest.to_bytes()
     _require_readable(payload, shard_tokens)
     store.put_bytes(payload)
     write_atomically(out / TOKENIZER_NAME, tokenizer.to_bytes())
     write_atomically(out / MANIFEST_NAME, payload)
-    for name in (JOURNAL_NAME, *WORK_NAMES):  # of this result, or of one that is not to be
+    for name in (JOURNAL_NAME, *WORK_NAMES):  # of this result, or of one that was given up
         (out / name).unlink(missing_ok=True)
 
 
@@ -290,7 +291,7 @@ def remove_unused(store: BlobStore, manifest: Manifest) -> None:
 
 @contextmanager
 def _kept_unless_refused(journal: Journal) -> Iterator[None]:
-    """What is wrong with tokens that are all there nobody mends by going on."""
+    """Removes the journal if finished tokens are refused: going on would mend nothing."""
     try:
         yield
     except UserError:
@@ -299,7 +300,7 @@ def _kept_unless_refused(journal: Journal) -> Iterator[None]:
 
 
 def _bound_to(survey: Survey, wishes: tuple[object, ...]) -> str:
-    """Names all that the tokens of shards depend on. (The manifest's notes are not among it.)"""
+    """A digest of all that the shards' tokens depend on. (The manifest's notes are not in it.)"""
     return digest_bytes(
         msgspec.json.encode(
             (
@@ -322,7 +323,7 @@ def _named(tokenizer: Tokenizer) -> tuple[str, int, int | None]:
 def _make_tokenizer(
     survey: Survey, vocabulary: int | None, store: BlobStore, journal: Journal, progress: Progress
 ) -> Tokenizer:
-    """Of bytes, or one that is learnt; or was, before an earlier command was interrupted."""
+    """A tokenizer of bytes, or one that is learnt, or that an interrupted command has learnt."""
     if vocabulary is None:
         return ByteTokenizer()
     from p2p_dtfm.train.data.byte_pairs import BytePairTokenizer  # a heavy library, only for this
@@ -341,7 +342,7 @@ def _make_tokenizer(
 
 
 def _training_texts(survey: Survey, progress: Progress) -> Iterator[str]:
-    """Training text, of a huge corpus only every `stride`-th piece."""
+    """The training text; of a huge corpus only every `stride`-th piece."""
     stride = -(-survey.text_bytes // _BPE_TRAINING_LIMIT_BYTES)
     done_bytes = 0
     for number, located in enumerate(survey.located(), 1):
@@ -393,7 +394,7 @@ def _manifest(
 
 
 def _require_readable(payload: bytes, shard_tokens: int) -> None:
-    """A manifest that peers would refuse must not leave this machine."""
+    """Raises `UserError` for a manifest that peers would refuse: it must not leave this machine."""
     if len(payload) > MANIFEST_LIMIT_BYTES:
         raise UserError(
             f"{len(payload)} bytes of manifest, more than the limit of {MANIFEST_LIMIT_BYTES}",

@@ -8,11 +8,11 @@ from p2p_dtfm.core.protocol.errors import UserError
 
 
 def data_set_files(folder: Path, names: set[str]) -> set[str] | None:
-    """The names of the table files among `names`, the entries of `folder`; None if it is no data
-    set.
+    """The names of the table files among `names`, which are the entries of `folder`. None if the
+    folder is no data set.
 
-    Raises `UserError` for one of several splits: which of them to learn is not for this program to
-    guess.
+    Raises `UserError` for a data set of several splits: this program does not guess which one to
+    learn.
     """
     if "dataset_dict.json" in names:
         splits = _read_json(folder / "dataset_dict.json").get("splits")
@@ -30,7 +30,7 @@ def data_set_files(folder: Path, names: set[str]) -> set[str] | None:
 
 
 def stated_licence(paths: list[Path]) -> str:
-    """What the first of these directories that is a data set with a licence says of it, or ""."""
+    """The licence of the first of these directories that is a data set and states one, or ""."""
     for path in paths:
         if (path / "dataset_info.json").is_file():
             licence = _read_json(path / "dataset_info.json").get("license")

@@ -22,7 +22,7 @@ _CHECK_TOKENS = 1 << 20
 
 
 class ShardDamaged(UserError):
-    """The file of a shard is not that shard: put it aside and fetch it again."""
+    """The file of a shard does not hold that shard. Put it aside and fetch the shard again."""
 
     def __init__(self, digest: str, path: Path, problem: str) -> None:
         self.digest = digest
@@ -36,7 +36,7 @@ class ShardDamaged(UserError):
 
 
 class ShardUnreadable(UserError):
-    """Its disk fails, or is away, for the moment: it may well be sound."""
+    """The shard's disk fails, or is away, for the moment. The shard may well be sound."""
 
     def __init__(self, digest: str, path: Path, problem: str) -> None:
         self.digest = digest
@@ -78,7 +78,7 @@ class ShardWriter:
             self._finish()
 
     def abandon(self) -> None:
-        """Remove an unfinished shard."""
+        """Remove a shard that is not finished."""
         self._close_file()
         if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
@@ -95,7 +95,7 @@ class ShardWriter:
         self._in_shard += len(tokens)
 
     def _finish(self) -> None:
-        # Not synced: a shard torn by a power cut no longer has its hash, and that is checked
+        # Not synced: a shard torn by a power cut does not have its hash, which is checked
         # whenever one is opened.
         assert self._file is not None and self._temporary is not None
         self._file.close()
@@ -111,7 +111,7 @@ class ShardWriter:
             self._file = None
 
     def _begin(self) -> Path:
-        """Where to write the next shard until it is full."""
+        """The path to which the next shard is written until it is full."""
         return self._store.temporary_path()
 
     def _name(self, temporary: Path, digest: str) -> None:
@@ -119,18 +119,18 @@ class ShardWriter:
 
 
 class ShardReader:
-    """A file of tokens that is read as it is asked for. Mapped into memory, a disk that fails, or a
-    file that is cut, would end the process at once."""
+    """A file of tokens that is read as it is asked for. It is not mapped into memory: then a disk
+    that fails, or a file that is cut, would end the process at once."""
 
     def __init__(self, descriptor: int, path: Path, entry: ShardEntry, dtype: np.dtype) -> None:
         self._descriptor, self._path = descriptor, path
         self._entry, self._dtype = entry, dtype
 
-    def __del__(self) -> None:  # not before the last thread that reads it is through
+    def __del__(self) -> None:  # called only once no thread reads it any more
         os.close(self._descriptor)
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """So many of its tokens [count]. Raises `ShardDamaged` and `ShardUnreadable`."""
+        """`count` tokens from `start` on, [count]. Raises `ShardDamaged` and `ShardUnreadable`."""
         offset, missing = start * self._dtype.itemsize, count * self._dtype.itemsize
         pieces = []
         while missing:
@@ -146,7 +146,7 @@ class ShardReader:
         return np.frombuffer(b"".join(pieces), dtype=self._dtype)
 
     def require_within(self, vocabulary: int) -> None:
-        """Raises `UserError` for a token outside it, and what `read` raises."""
+        """Raises `UserError` for a token outside the vocabulary, and what `read` raises."""
         if vocabulary > np.iinfo(self._dtype).max:
             return
         for start in range(0, self._entry.tokens, _CHECK_TOKENS):

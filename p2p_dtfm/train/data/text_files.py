@@ -1,4 +1,4 @@
-"""Which files under the given paths hold text, and that text in pieces of bounded size."""
+"""Which files under the given paths hold text, and their text in pieces of bounded size."""
 
 import os
 import stat
@@ -25,7 +25,7 @@ class Skipped:
 
     not_text: int = 0
     without_field: int = 0
-    """Files whose rows have no such text field."""
+    """Files whose rows do not have the text field."""
     rows_without_text: int = 0
     broken_lines: int = 0
     broken_line_examples: list[str] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Candidate:
     size_bytes: int
     named: bool
     held_out: bool = False
-    """Whether the user named it, or its directory, for evaluation."""
+    """Whether the user named the file, or its directory, for evaluation."""
 
 
 def find_files(
@@ -82,9 +82,9 @@ def find_files(
 
     Inside directories, hidden entries and symbolic links are skipped and counted: links can loop
     and lead to the same text twice. A path that the user names may itself be a link. No file comes
-    twice. Of a data set that `datasets.save_to_disk` wrote only its tables are taken, of prepared
-    data nothing: tokens of bytes look like text. `leave_out` is the output directory. Raises
-    `UserError` for a path that cannot be read.
+    twice. Only the tables are taken of a data set that `datasets.save_to_disk` wrote. Nothing is
+    taken of prepared data: tokens of bytes look like text. `leave_out` is the output directory.
+    Raises `UserError` for a path that cannot be read.
     """
     found: list[Candidate] = []
     seen: set[tuple[int, int]] = set()
@@ -140,7 +140,7 @@ def read_pieces(path: Path, piece_bytes: int) -> Iterator[bytes]:
 
 
 def split_text(text: bytes, piece_bytes: int) -> Iterator[bytes]:
-    """Text that is there already, in such pieces."""
+    """Cuts a text that is in memory into the same pieces."""
     start = 0
     while start < len(text):
         piece = text[start : start + piece_bytes]
@@ -150,7 +150,7 @@ def split_text(text: bytes, piece_bytes: int) -> Iterator[bytes]:
 
 
 def _cut(text: bytes, piece_bytes: int) -> int:
-    """Where to end a piece that more text may follow."""
+    """Where to end a piece behind which more text may follow."""
     if len(text) < piece_bytes:
         return _character_boundary(text)
     newline = text.rfind(b"\n", len(text) // 2)
@@ -222,7 +222,7 @@ def _entries(
         return []
     names = {entry.name for entry in found}
     if BLOBS_NAME in names and keeps_blobs(folder):
-        skipped.prepared += 1  # and what is said of them beside
+        skipped.prepared += 1  # with the files that describe them
         return [
             entry
             for entry in found
@@ -244,12 +244,12 @@ _FIELDS_SHOWN = 12
 
 
 class TextRow(NamedTuple):
-    """The text of a row, if it has any, and how far into the file it is."""
+    """The text of a row, if it has any, and how far into the file the row is."""
 
     text: bytes | None
     read_bytes: int
     line: int = 0
-    """Its number in a file of lines, from 1."""
+    """The row's number in a file of lines, from 1."""
 
 
 class NoTextField(Exception):

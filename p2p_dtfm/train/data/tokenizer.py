@@ -16,8 +16,8 @@ from p2p_dtfm.train.data.blob_store import BlobStore
 from p2p_dtfm.train.data.manifest import TOKENIZER_LIMIT_BYTES, TokenizerEntry, load_part
 
 END_OF_DOCUMENT = "\0"
-"""Whose token is written after each document, unless a model has one of its own for it. Text files
-hold no zero byte, so it means nothing else."""
+"""The token of this character is written after each document, unless a model has its own token for
+it. Text files hold no zero byte, so it means nothing else."""
 
 
 class Tokenizer(Protocol):
@@ -27,11 +27,11 @@ class Tokenizer(Protocol):
     end_of_document: int
     """The token after each document."""
     start_of_document: int | None
-    """The token before each, and before a text that is to be gone on with, if there is one."""
+    """The token before each document, and before a text to be continued; None if there is none."""
 
     @property
     def begins_after_control(self) -> bool:
-        """Whether what follows a control token is encoded as the beginning of a text is."""
+        """Whether text after a control token is encoded like the beginning of a text."""
         ...
 
     def encode(self, text: str) -> np.ndarray:
@@ -39,22 +39,22 @@ class Tokenizer(Protocol):
         ...
 
     def encode_bytes(self, text: bytes) -> np.ndarray:
-        """The same for UTF-8 bytes."""
+        """The same tokens for UTF-8 bytes."""
         ...
 
     def encode_batch(
         self, texts: Sequence[bytes], goes_on: Sequence[bool] | None = None
     ) -> list[np.ndarray]:
-        """The same for many texts at once, which may be faster. `goes_on`: of each, whether it is
-        the middle of a text; else each is one of its own."""
+        """The same for many texts at once, which may be faster. `goes_on`: for each text, whether
+        it is the middle of one; without it each is a text of its own."""
         ...
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Text. Bytes that are not UTF-8 and tokens outside the vocabulary become U+FFFD."""
+        """The text. Bytes that are not UTF-8, and tokens outside the vocabulary, become U+FFFD."""
         ...
 
     def decode_on(self, tokens: Iterable[int]) -> str:
-        """The same of tokens that stand in the middle of a text."""
+        """The text of tokens that stand in the middle of a text."""
         ...
 
     def to_bytes(self) -> bytes:
@@ -94,7 +94,7 @@ class ByteTokenizer:
 
 
 def ending_with(tokenizer: Tokenizer, token: int | msgspec.UnsetType) -> Tokenizer:
-    """The same with another token after each document; as it is where none is stated."""
+    """The tokenizer with another token after each document; unchanged if no token is stated."""
     if not isinstance(token, int) or token == tokenizer.end_of_document:
         return tokenizer
     other = copy.copy(tokenizer)
@@ -103,7 +103,7 @@ def ending_with(tokenizer: Tokenizer, token: int | msgspec.UnsetType) -> Tokeniz
 
 
 def starting_with(tokenizer: Tokenizer, token: int | None) -> Tokenizer:
-    """The same with another token before each document, or with none."""
+    """The tokenizer with another token before each document, or with none."""
     if token == tokenizer.start_of_document:
         return tokenizer
     other = copy.copy(tokenizer)
@@ -112,14 +112,14 @@ def starting_with(tokenizer: Tokenizer, token: int | None) -> Tokenizer:
 
 
 def as_stated(tokenizer: Tokenizer, entry: TokenizerEntry) -> Tokenizer:
-    """With the tokens around each document that a manifest names."""
+    """The tokenizer with the tokens around each document that a manifest names."""
     start = entry.start_of_document
     tokenizer = starting_with(tokenizer, start if isinstance(start, int) else None)
     return ending_with(tokenizer, entry.end_of_document)
 
 
 def entry_of(tokenizer: Tokenizer, store: BlobStore) -> TokenizerEntry:
-    """What a manifest says of it; its file goes into `store`. Raises OSError."""
+    """A manifest's entry for the tokenizer, whose file goes into `store`. Raises OSError."""
     file = tokenizer.to_bytes()
     usual = tokenizer_from_bytes(file).end_of_document
     end, start = tokenizer.end_of_document, tokenizer.start_of_document
@@ -141,7 +141,7 @@ def tokenizer_from_bytes(payload: bytes) -> Tokenizer:
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise PeerFault(f"not a tokenizer: {error}") from error
     if kind is msgspec.UNSET:
-        # Only who needs byte pairs pays for loading the library.
+        # The library is loaded only for byte pairs.
         from p2p_dtfm.train.data.byte_pairs import BytePairTokenizer
         from p2p_dtfm.train.data.tokens.sentence_pieces import SentencePieces, is_like_llamas
 
@@ -161,7 +161,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def require_tokenizer_of(model: Path, own: Tokenizer, data: str, given: Tokenizer) -> None:
-    """Refuse data in tokens of another tokenizer than a model's own, which lies at `model`: there
+    """Refuse data in another tokenizer's tokens than the model's own, which lies at `model`: there
     the same numbers mean other text. Raises `UserError`."""
     if given.to_bytes() != own.to_bytes():
         raise UserError(

@@ -20,7 +20,7 @@ LIMIT_BYTES = 16 << 20
 _TANH_GELU = (
     "gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"
 )  # fmt: skip
-"""One function, written down in several ways."""
+"""Names of one and the same function."""
 _THETA = 10000.0
 _ROPE_KEYS = frozenset(
     (
@@ -32,12 +32,12 @@ _ROPE_KEYS = frozenset(
 
 
 class Configuration(msgspec.Struct, frozen=True):
-    """A model as the run spec's `[model]` describes it, but for context and weights."""
+    """A model as the run spec's `[model]` describes it, without context and weights."""
 
     family: str
     model: dict[str, Any]
     positions: int
-    """Tokens that it is made for."""
+    """The number of tokens that the model is made for."""
     is_tied: bool
     """Whether the head is the token embedding."""
 
@@ -99,7 +99,7 @@ class _KindOfModel(msgspec.Struct, frozen=True):
 def read_configuration(path: Path) -> Configuration:
     """Raises `UserError` for what cannot be trained here, with the reason."""
     fix = f"give the directory of a {' or '.join(CLASSES.values())}, as save_pretrained writes it"
-    if path.exists() and not path.is_file():  # whoever opens a pipe waits for its other end
+    if path.exists() and not path.is_file():  # opening a pipe would wait for its other end
         raise UserError(f"cannot read {path}: it is no file", fix)
     try:
         with path.open("rb") as file:
@@ -128,7 +128,7 @@ def read_configuration(path: Path) -> Configuration:
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> None:
-    """Of a name that is stated twice one reader takes the first value, another the last."""
+    """Refuse a name that is stated twice: one reader takes the first value, another the last."""
     names: set[str] = set()
     for name, _ in pairs:
         if name in names:
@@ -137,8 +137,8 @@ def _once_each(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _require_tokens(kind: _KindOfModel) -> None:
-    """They go out again as they are. Some stand beyond the vocabulary, as GPT-2's do by default,
-    and -1 is no token."""
+    """Refuse numbers that are no tokens. Special tokens go out again as they are. Some lie beyond
+    the vocabulary, as GPT-2's do by default, and -1 means none."""
     ends = kind.eos_token_id if isinstance(kind.eos_token_id, list) else [kind.eos_token_id]
     for name, token in (
         ("bos_token_id", kind.bos_token_id),
@@ -150,7 +150,7 @@ def _require_tokens(kind: _KindOfModel) -> None:
 
 
 def _require_something(**sizes: int | None) -> None:
-    """Where a size is left out, another is meant; 0 of it is nothing."""
+    """Refuse sizes of 0. A size that is left out has a default; 0 of it is nothing."""
     for name, size in sizes.items():
         if size == 0:
             raise ValueError(f"{name} is 0")
@@ -213,8 +213,8 @@ def _from_llama(given: _Llama, family: str) -> Configuration:
 
 
 def _slides(given: _Llama) -> bool:
-    """Whether any block is left with the newest tokens alone: what is stated for each of them
-    counts, else the first `max_window_layers` see all."""
+    """Whether any block sees the newest tokens alone. What is stated for each block counts; else
+    the first `max_window_layers` blocks see all tokens."""
     if given.layer_types is not None:
         return bool(set(given.layer_types) - {"full_attention"})
     has_window = given.use_sliding_window and given.sliding_window is not None
@@ -222,7 +222,7 @@ def _slides(given: _Llama) -> bool:
 
 
 def _rope(given: _Llama) -> dict[str, Any]:
-    """`[model.rope]` of what may be stated in the older or the newer way."""
+    """`[model.rope]` of a configuration, which may state it in the older or in the newer way."""
     stated = given.rope_scaling or given.rope_parameters or {}
     kind = stated.get("rope_type", stated.get("type", "default"))
     if kind not in ("default", "linear", "dynamic", "llama3", "yarn"):
@@ -244,7 +244,7 @@ def _rope(given: _Llama) -> dict[str, Any]:
 
 
 def _stretched(given: _Llama, stated: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """What belongs to a scaling."""
+    """The parameters that belong to a scaling."""
     if kind in ("linear", "dynamic"):
         return {"factor": _number(stated, "factor", None)}
     original = given.original_max_position_embeddings or stated.get(
@@ -267,7 +267,7 @@ def _stretched(given: _Llama, stated: Mapping[str, Any], kind: str) -> dict[str,
 
 
 def _attention_factor(stated: Mapping[str, Any], factor: float) -> float:
-    """0 where it follows from `factor` alone."""
+    """The stated attention factor; 0 if it follows from `factor` alone."""
     if stated.get("attention_factor") is not None:
         factor = _number(stated, "attention_factor", None)
         if factor <= 0:
@@ -320,7 +320,7 @@ def _gpt2_shape(model: ModelSpec) -> dict[str, object]:
         "n_layer": model.layers,
         "n_head": model.heads,
         "n_inner": model.hidden_width,
-        "activation_function": "gelu_new",  # the tanh approximation
+        "activation_function": "gelu_new",  # GELU approximated by tanh
         "layer_norm_epsilon": model.norm_epsilon,
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
@@ -352,7 +352,7 @@ def _llama_shape(model: ModelSpec, family: str) -> dict[str, object]:
 
 
 def _rope_scaling(rope: RopeSpec) -> dict[str, object] | None:
-    """In the older way, which all versions of `transformers` read."""
+    """`rope_scaling` in the older way, which all versions of `transformers` read."""
     if rope.scaling == "none":
         return None
     content: dict[str, object] = {"rope_type": rope.scaling, "factor": rope.factor}

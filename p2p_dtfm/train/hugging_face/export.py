@@ -1,7 +1,8 @@
 """A model as Hugging Face's `transformers` knows it, in a directory.
 
-Of a run's checkpoint, or of what `import` wrote. Unless it is tied, the head has a matrix of its
-own, which GPT-2's has not; so the configuration says `tie_word_embeddings`.
+It is made from a run's checkpoint, or from what `import` wrote. GPT-2's head is tied to the token
+embedding. Ours has a matrix of its own unless it is tied, so the configuration says
+`tie_word_embeddings`.
 """
 
 import json
@@ -51,30 +52,30 @@ _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """What can be exported."""
+    """A model that can be exported."""
 
     spec: RunSpec
     step: int
     layer: Callable[[int], nn.Module]
     """Raises `UserError` for a layer whose file is missing or damaged."""
     origin: Path | None = None
-    """What `import` kept of the model's first directory."""
+    """The directory of the model's own files that `import` kept."""
     of_run: RunSpec | None = None
-    """None: `spec`, which else is that of a plain GPT that computes the same."""
+    """The run's own spec, where `spec` is a plain GPT that computes the same. None: `spec`."""
 
     @property
     def run(self) -> RunSpec:
-        """That trained it."""
+        """The run that trained the model."""
         return self.of_run or self.spec
 
 
 def is_imported(directory: Path) -> bool:
-    """Whether `import` made it."""
+    """Whether `import` made the directory."""
     return (directory / RUN_SPEC_NAME).is_file() and (directory / INITIAL_NAME).is_dir()
 
 
 def require_imported(directory: Path) -> None:
-    """Raises `UserError`."""
+    """Raises `UserError` for a directory that `import` did not make."""
     if not is_imported(directory):
         raise UserError(
             f"{directory} is no directory that import made",
@@ -83,7 +84,7 @@ def require_imported(directory: Path) -> None:
 
 
 def model_in(directory: Path) -> ExportedModel:
-    """Of one step's checkpoint, or of what `import` wrote. Raises `UserError`."""
+    """The model of one step's checkpoint, or of what `import` wrote. Raises `UserError`."""
     if not is_imported(directory):
         manifest = read_manifest(directory)
         spec = manifest.spec()
@@ -112,7 +113,7 @@ def model_in(directory: Path) -> ExportedModel:
 
 
 def _merged(directory: Path, spec: RunSpec, layer: int) -> nn.Module:
-    """A checkpoint's layer of a plain GPT; adapters are added to what they lie beside."""
+    """A checkpoint's layer as one of a plain GPT. Adapters are added to what they lie beside."""
     module = computing_layer(directory, layer)
     if spec.trains_adapters:
         return merged_into(build_plain_layer(spec, layer), module)
@@ -120,13 +121,13 @@ def _merged(directory: Path, spec: RunSpec, layer: int) -> nn.Module:
 
 
 def origin_of(imported: Path) -> Path:
-    """What `import` kept of the model's own files there. Raises `UserError`."""
+    """The directory of the model's own files that `import` kept there. Raises `UserError`."""
     require_imported(imported)
     return imported / ORIGIN_NAME
 
 
 def model_from(source: Path, origin: Path | None) -> ExportedModel:
-    """As `model_in`; the model's own files in `origin` go along."""
+    """Like `model_in`; the model's own files in `origin` are exported with it."""
     model = model_in(source)
     return model if origin is None else replace(model, origin=origin)
 
@@ -141,10 +142,9 @@ def export_hugging_face(
 ) -> None:
     """Make the directory `out` from the checkpoint of one step, or from an imported model.
 
-    Raises `UserError`. Without a tokenizer the directory holds the model alone; an imported model
-    takes its own along, and what lies in `origin` goes along with a checkpoint.
-    `told` goes into the model's card.
-    `out` appears whole or not at all.
+    Without a tokenizer the directory holds the model alone. An imported model takes its own files
+    along; for a checkpoint the files in `origin` are taken along. `told` goes into the model's
+    card. `out` appears whole or not at all. Raises `UserError`.
     """
     require_new(out)
     model = model_from(source, origin)
@@ -190,12 +190,12 @@ def configuration(model: ExportedModel, tokenizer: Tokenizer | None) -> dict[str
 
 
 def special_tokens(origin: Path | None) -> Mapping[str, Any]:
-    """Which the model had where it came from."""
+    """The special tokens that the model had where it came from."""
     return {} if origin is None else _special_tokens(origin / CONFIGURATION_NAME)
 
 
 def ends_of(origin: Path | None) -> list[int]:
-    """The tokens that end a text there, as the configuration and that of generation state them."""
+    """The tokens that end a text, as the model's configurations (also of generation) state them."""
     if origin is None:
         return []
     names = (CONFIGURATION_NAME, GENERATION_NAME)
@@ -209,15 +209,16 @@ def _ends_in(path: Path) -> list[int]:
 
 
 def ends_of_texts(origin: Path | None, tokenizer: Tokenizer | None) -> list[int]:
-    """The same of what is exported: what its run's texts end with comes first, if it was trained
-    with another than the model states."""
+    """The tokens that end a text of the exported model. If its run was trained with another end
+    than the model states, that end comes first."""
     ends = ends_of(origin)
     end = None if tokenizer is None else tokenizer.end_of_document
     return ends if end is None or end in ends else [end, *ends]
 
 
 def _special_tokens(path: Path) -> dict[str, Any]:
-    """What is no token, or list of tokens, is left out: it may be of a stranger."""
+    """The special tokens that a file states. What is neither a token nor a list of tokens is left
+    out: the file may be a stranger's."""
     content = json_of(path)
     return {
         name: content[name]
@@ -232,15 +233,15 @@ def _are_tokens(stated: Any) -> bool:
 
 
 def _copy_origin(origin: Path, to: Path) -> None:
-    """All but the configuration, which is written anew."""
+    """Copy all own files except the configuration, which is written anew."""
     for name in ORIGIN_FILES:
         if name != CONFIGURATION_NAME and (origin / name).is_file():
             shutil.copyfile(origin / name, to / name)
 
 
 def _end_generation(path: Path, tokenizer: Tokenizer | None) -> None:
-    """Where there is such a file transformers stops at what it states, whatever config.json says:
-    what the run's texts end with is among it."""
+    """Add the end of the run's texts to the model's generation settings, if it has any.
+    `transformers` stops at what these state, whatever config.json says."""
     stated = json_of(path)
     ends = _ends_in(path)
     if stated and tokenizer is not None and tokenizer.end_of_document not in ends:
@@ -252,7 +253,7 @@ def _tokenizer_configuration(spec: RunSpec, tokenizer: Tokenizer, file: bytes) -
     vocabulary = json.loads(file)["model"]["vocab"]
     pieces = {name: tokenizer.decode([it]) for name, it in named.items() if it is not None}
     return {
-        # not the zero byte, which a vocabulary spells otherwise
+        # without the zero byte, which a vocabulary spells otherwise
         **{name: it for name, it in pieces.items() if vocabulary.get(it) == named[name]},
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": spec.model.context,
@@ -276,7 +277,7 @@ def _write_model(model: ExportedModel, path: Path, place: Naming, progress: Prog
 
 
 def places_of(spec: RunSpec, place: Naming) -> Iterator[Part]:
-    """Where each parameter of the whole model goes, in the order of `placed_tensors`."""
+    """The places of all parameters of the whole model, in the order of `placed_tensors`."""
     for layer in range(layer_count(spec)):
         for name, shape in plain_entries(spec, layer):
             yield from place(spec.model, layer, name, shape)
@@ -285,7 +286,7 @@ def places_of(spec: RunSpec, place: Naming) -> Iterator[Part]:
 def placed_tensors(
     model: ExportedModel, layer: int, place: Naming
 ) -> Iterator[tuple[Part, Tensor]]:
-    """The parameters of a layer, each in as many tensors as it has places."""
+    """The parameters of a layer, each cut into as many tensors as it has places."""
     for name, parameter in model.layer(layer).named_parameters():
         parts = place(model.spec.model, layer, name, tuple(parameter.shape))
         rows = [part.shape[0] for part in parts]
@@ -304,7 +305,7 @@ def _parameters(
 
 
 def require_tied(model: ExportedModel) -> None:
-    """Both copies of a shared matrix are the same bits."""
+    """Require that both copies of a shared matrix have the same bits. Raises `UserError`."""
     if not model.spec.model.tied_head:
         return
     embedding = model.layer(0).get_parameter("token.weight")

@@ -1,7 +1,7 @@
 """The families of models that `transformers` and this program both know, and their tensors' names.
 
-A tensor of ours is one or several of theirs, rows one after another: Llama keeps queries, keys and
-values apart, GPT-2 stores matrices as [inputs, outputs].
+A tensor of ours is one or several of theirs, rows one after another. Llama keeps queries, keys and
+values apart; GPT-2 stores matrices as [inputs, outputs].
 """
 
 from typing import NamedTuple
@@ -11,14 +11,14 @@ from p2p_dtfm.core.protocol.model_spec import ModelSpec
 
 CLASSES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 PREFIXES = {"gpt2": "transformer.", "llama": "model.", "qwen3": "model."}
-"""Of all tensors but the head's. Files of a model without a head leave it out."""
+"""Beginnings of all names but the head's. Files of a model without a head leave them out."""
 HEAD_NAME = "lm_head.weight"
 TOKEN_NAMES = {
     "gpt2": "transformer.wte.weight",
     "llama": "model.embed_tokens.weight",
     "qwen3": "model.embed_tokens.weight",
 }
-"""Which is the head as well where both are tied."""
+"""Names of the token embedding. With a tied head it is the head's matrix as well."""
 
 _GPT2_OUTSIDE = {
     "token.weight": "transformer.wte.weight",
@@ -51,11 +51,11 @@ _LLAMA_BLOCK = {
 
 
 class Part(NamedTuple):
-    """A tensor of theirs, with so many rows of one of ours."""
+    """A tensor of theirs, which holds so many rows of one of ours."""
 
     name: str
     shape: tuple[int, ...]
-    """As ours; theirs is the other way round where it is transposed."""
+    """The shape in our order. A tensor that is transposed has theirs the other way round."""
     is_transposed: bool = False
 
     @property
@@ -64,7 +64,7 @@ class Part(NamedTuple):
 
 
 def parts_of(model: ModelSpec, layer: int, name: str, shape: tuple[int, ...]) -> list[Part]:
-    """Where the model's family keeps a parameter of ours, in the order of its rows."""
+    """The places of a parameter of ours in the model's family, in the order of its rows."""
     if model.tied_head and name == "logits.weight":
         return []  # the token embedding
     part, kind = name.rsplit(".", 1)
@@ -72,7 +72,7 @@ def parts_of(model: ModelSpec, layer: int, name: str, shape: tuple[int, ...]) ->
     if family_of(model) == "gpt2":
         if not in_block:
             return [Part(_GPT2_OUTSIDE[name], shape)]
-        is_matrix = kind == "weight" and not part.endswith("norm")  # its Conv1D is [in, out]
+        is_matrix = kind == "weight" and not part.endswith("norm")  # GPT-2's Conv1D is [in, out]
         return [Part(f"transformer.h.{layer - 1}.{_GPT2_BLOCK[part]}.{kind}", shape, is_matrix)]
     if not in_block:
         return [Part(_LLAMA_OUTSIDE[name], shape)]
@@ -89,12 +89,13 @@ def parts_of(model: ModelSpec, layer: int, name: str, shape: tuple[int, ...]) ->
 
 
 def own_parts(model: ModelSpec, layer: int, name: str, shape: tuple[int, ...]) -> list[Part]:
-    """Our names in one file for the whole model."""
+    """The place of a parameter under our own name, in one file for the whole model."""
     return [Part(f"layer.{layer}.{name}", shape)]
 
 
 def family_of(model: ModelSpec) -> str:
-    """Which of `CLASSES` computes the same. Raises `UserError` with what keeps any from it."""
+    """The family of `CLASSES` that computes the same. Raises `UserError` that says why none
+    does."""
     if model.norm == "layer" and model.position == "learned":
         family = "gpt2"
         unlike = [

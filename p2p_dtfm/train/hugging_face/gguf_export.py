@@ -1,8 +1,8 @@
 """A model as one GGUF file, which llama.cpp and what is built on it read.
 
 Names and keys are those of the `gguf` package. Matrices are [outputs, inputs], as ours are. Llama's
-rotary pairs are channels that lie side by side there, and half a head apart here: rows of queries
-and keys change places. Values stay fp32; llama.cpp's own tools make smaller ones of them.
+rotary pairs are channels side by side there, and half a head apart here. So rows of queries and
+keys change places. Values stay fp32; llama.cpp's own tools make smaller ones of them.
 """
 
 import importlib
@@ -79,8 +79,8 @@ def export_gguf(
         try:
             _describe_tokens(writer, model, tokenizer, library)
             writer.write_header_to_file()
-            writer.write_kv_data_to_file()  # where texts become bytes, if they are any
-        except (LookupError, TypeError, AttributeError, ValueError) as error:  # of a stranger
+            writer.write_kv_data_to_file()  # here texts become bytes, if they can
+        except (LookupError, TypeError, AttributeError, ValueError) as error:  # a stranger's file
             raise UserError(
                 f"the files of the model that the run began from cannot be used: {error!r}",
                 "export for transformers: --format hf",
@@ -147,7 +147,7 @@ def _describe(writer: Any, model: ExportedModel, library: Any) -> None:
 
 
 def _describe_rope(writer: Any, shape: ModelSpec, library: Any) -> None:
-    """`dynamic` needs no word: it begins beyond the positions that the model is made for."""
+    """`dynamic` needs no key: it begins beyond the positions that the model is made for."""
     rope = shape.rope
     writer.add_rope_dimension_count(shape.each_head)
     writer.add_rope_freq_base(rope.theta)
@@ -161,7 +161,7 @@ def _describe_rope(writer: Any, shape: ModelSpec, library: Any) -> None:
         writer.add_rope_scaling_yarn_beta_fast(rope.fast_rotations)
         writer.add_rope_scaling_yarn_beta_slow(rope.slow_rotations)
         usual = rope.model_copy(update={"attention_factor": 0.0})
-        # theirs multiplies what follows from the factor alone
+        # llama.cpp multiplies with what follows from the factor alone
         more = attention_factor(rope) / attention_factor(usual)
         if more != 1.0:
             writer.add_rope_scaling_attn_factors(more)
@@ -199,7 +199,7 @@ def _describe_tokens(
 
 
 def _tokenizer_content(model: ExportedModel, tokenizer: Tokenizer | None) -> dict[str, Any] | None:
-    """tokenizer.json, with its special tokens where the model came with them."""
+    """The content of tokenizer.json, with its special tokens if the model came with them."""
     origin = model.origin / TOKENIZER_NAME if model.origin is not None else None
     try:
         if origin is not None and origin.is_file():
@@ -220,8 +220,9 @@ def _splitting(content: Mapping[str, Any]) -> str:
 
 
 def _require_same_words(content: Mapping[str, Any], splitting: str) -> None:
-    """llama.cpp takes a word that is a token as it is where texts are split as Llama 3's, and
-    nowhere else; it is the same where merges lead to all such words. Raises `UserError`."""
+    """Require that llama.cpp splits texts into the same tokens. Where texts are split as Llama 3's,
+    it takes a word that is a token as it is; elsewhere it merges. Both are the same if merges lead
+    to all such words. Raises `UserError`."""
     model = content["model"]
     if bool(model.get("ignore_merges")) == (splitting == "llama-bpe") or not model.get("merges"):
         return
@@ -231,7 +232,7 @@ def _require_same_words(content: Mapping[str, Any], splitting: str) -> None:
         plain = {"model": {**model, "ignore_merges": ignores}, "added_tokens": []}
         try:
             standard = StandardTokenizer.from_str(json.dumps({**content, **plain}))
-        except Exception as error:  # the library has no other
+        except Exception as error:  # the library raises no narrower class
             raise ValueError(str(error)) from error
         ways.append([each.ids for each in standard.encode_batch_fast(texts)])
     for text, merged, whole in zip(texts, *ways, strict=True):
@@ -244,7 +245,7 @@ def _require_same_words(content: Mapping[str, Any], splitting: str) -> None:
 
 
 def _text_of(piece: str) -> str | None:
-    """None for what is no text, or not spelt in symbols of bytes."""
+    """The text of a piece; None if it is no text, or is not spelt in symbols of bytes."""
     try:
         return bytes(SYMBOLS[symbol] for symbol in piece).decode("utf-8")
     except (KeyError, UnicodeDecodeError):
@@ -283,12 +284,13 @@ def _describe_special(
 
 
 def _is_token(token: Any, model: ExportedModel) -> bool:
-    """Files of models say -1, or what is beyond the vocabulary, where they have none."""
+    """Whether a token is the model's. Where there is none, files say -1 or one beyond the
+    vocabulary."""
     return isinstance(token, int) and 0 <= token < model.spec.model.vocabulary
 
 
 def _describe_ends(writer: Any, tokens: list[int], content: Mapping[str, Any]) -> None:
-    """Where several tokens end a text: the first is its end, others a turn's and a message's."""
+    """Write the tokens that end a text. The first ends a text; others end a turn or a message."""
     by_id = {each["id"]: each["content"] for each in content.get("added_tokens") or ()}
     if tokens:
         writer.add_eos_token_id(tokens[0])
@@ -305,7 +307,7 @@ def _describe_ends(writer: Any, tokens: list[int], content: Mapping[str, Any]) -
 
 
 def _tensors(spec: RunSpec, family: str, library: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes, in the order of `_values`."""
+    """Names and shapes of all tensors, in the order of `_values`."""
     model = spec.model
     architecture = library.MODEL_ARCH[family.upper()]
     names = library.get_tensor_name_map(architecture, model.layers)
@@ -318,7 +320,7 @@ def _tensors(spec: RunSpec, family: str, library: Any) -> Iterator[tuple[str, tu
 
 
 def _values(model: ExportedModel, family: str) -> Iterator[np.ndarray]:
-    """fp32, one tensor after another."""
+    """The values of all tensors, fp32, one tensor after another."""
     shape = model.spec.model
     if shape.rope.scaling == "llama3":
         plain = frequencies(shape.rope.model_copy(update={"scaling": "none"}), shape.each_head)
@@ -331,8 +333,8 @@ def _values(model: ExportedModel, family: str) -> Iterator[np.ndarray]:
 
 
 def side_by_side(rows: Tensor, head_width: int) -> Tensor:
-    """Rows [heads * head_width, ...], whose rotary pairs lie half a head apart, with each pair's
-    two one after the other."""
+    """Rows [heads * head_width, ...] in another order: rotary pairs, which lie half a head apart,
+    come side by side."""
     heads = rows.shape[0] // head_width
     apart = rows.reshape(heads, 2, head_width // 2, *rows.shape[1:])
     return apart.transpose(1, 2).reshape(rows.shape)

@@ -1,9 +1,9 @@
 """A tokenizer of Llama's family as llama.cpp has them: pieces with scores, in place of merges.
 
-llama.cpp puts together whichever two neighbours make the piece of the highest score; a
-tokenizer.json lists the pairs that are put together, in order. Both do the same if a piece may be
-made of every pair that spells it, and each piece's pairs stand together in the list: so they come
-out of a SentencePiece model.
+llama.cpp merges the two neighbours that make the piece of the highest score. A tokenizer.json lists
+the pairs that are merged, in order. Both do the same under two conditions: every pair that spells a
+piece makes it, and each piece's pairs stand together in the list. Lists made from a SentencePiece
+model are like this.
 """
 
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.data.tokens.sentence_pieces import BYTE_PIECES
 
 _SPECIAL_SCORE, _UNUSED_SCORE = -1000.0, -10000.0
-"""Nothing is put together to them."""
+"""Scores of pieces that nothing is merged to."""
 
 
 def describe_pieces(
     writer: Any, content: Mapping[str, Any], pieces: list[str], types: list[Any], kinds: Any
 ) -> None:
-    """`pieces` and `types` as other tokenizers have them. Raises `UserError` for merges that scores
-    cannot say."""
+    """`pieces` and `types` as for other tokenizers. Raises `UserError` for merges that scores
+    cannot express."""
     merges = [
         merge.split(" ", 1) if isinstance(merge, str) else merge
         for merge in content["model"].get("merges") or ()
@@ -39,7 +39,7 @@ def describe_pieces(
         elif kind == kinds.UNUSED:
             score = _UNUSED_SCORE
         elif kind == kinds.NORMAL and score == _SPECIAL_SCORE:
-            kind = kinds.CONTROL  # nothing makes it of a text
+            kind = kinds.CONTROL  # no text turns into it
         told.append(score)
         kinds_told.append(kind)
     writer.add_tokenizer_model("llama")
@@ -53,7 +53,7 @@ def describe_pieces(
 
 
 def _scores(known: Mapping[str, int], merges: list[tuple[str, str]]) -> dict[str, float]:
-    """Of each piece that is made of others: minus its place in the order in which they are made."""
+    """The score of each piece that merges make: minus its place in the order of the merges."""
     scores: dict[str, float] = {}
     last = None
     for left, right in merges:

@@ -21,13 +21,13 @@ class KnownOfModel:
     tokens: int | None = None
     notes: Notes | None = None
     members: Sequence[str] = ()
-    """Ids of all peers that were in one of its views while this peer was."""
+    """Ids of all peers that were in a view together with this peer."""
     losses: Sequence[tuple[int, float]] = ()
     held_out: Sequence[tuple[int, float]] = ()
 
 
 def model_card(spec: RunSpec, step: int, told: KnownOfModel, is_adapter: bool = False) -> str:
-    """In the form that model hubs read: a table of keys, then Markdown."""
+    """The card in the form that model hubs read: a table of keys, then Markdown."""
     parts = [_head(is_adapter), f"# {_line(spec.name)}", _what(spec, step, told), _data(told.notes)]
     if told.losses or told.held_out:
         parts.append(_curve(told))
@@ -79,7 +79,7 @@ def _curve(told: KnownOfModel) -> str:
 
 
 def _spread(curve: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """First, last, and some between at equal distances."""
+    """The first and the last point, and some between at equal distances."""
     if len(curve) <= ROWS:
         return list(curve)
     return [curve[index * (len(curve) - 1) // (ROWS - 1)] for index in range(ROWS)]
@@ -114,6 +114,6 @@ def _table(titles: tuple[str, str], rows: Sequence[tuple[str, str]]) -> str:
 
 
 def _line(text: str) -> str:
-    """A founder's words cannot begin a row, a link or a heading of their own."""
+    """A founder's words on one line, which can begin no row, link or heading."""
     plain = " ".join(text.split())
     return "".join(f"\\{sign}" if sign in "|[]<>`*_#\\" else sign for sign in plain)

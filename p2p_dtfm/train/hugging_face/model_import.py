@@ -63,11 +63,11 @@ ORIGIN_FILES = (
     _SENTENCE_PIECE_NAME,
 )
 LONGEST_CONTEXT = 1024
-"""Of a run whose founder does not say: models with rotary positions are made for far longer
-sequences than ordinary computers can train."""
+"""The longest context of a run whose founder does not say it. Models with rotary positions are made
+for far longer sequences than ordinary computers can train."""
 _NO_ADAPTERS = LoraSpec()
 _NOT_YET = "0" * 64
-"""In place of the weights' digest, until they are written."""
+"""Stands in place of the weights' digest until they are written."""
 _FILE_LIMIT_BYTES = 64 << 20
 _SPEC = """\
 # Goes on from {origin}.
@@ -97,7 +97,7 @@ sequences = {evaluation_sequences}
 
 @dataclass(frozen=True)
 class Training:
-    """How to train on; the file that `import` writes can be edited afterwards."""
+    """How to train on. The file that `import` writes can be edited afterwards."""
 
     data: str
     total_steps: int
@@ -105,12 +105,12 @@ class Training:
     microbatch: int
     learning_rate: float
     context: int = 0
-    """Tokens in a sequence; 0: all that the model is made for, but not more than 1024 where its
-    positions are rotary."""
+    """Tokens in a sequence. 0: as many as the model is made for, but at most 1024 if its positions
+    are rotary."""
     untie: bool = False
-    """A head that is the token embedding becomes a matrix of its own."""
+    """Whether a head that is the token embedding becomes a matrix of its own."""
     lora: LoraSpec = _NO_ADAPTERS
-    """Adapters that are trained in place of the model."""
+    """Adapters to train in place of the model."""
 
 
 Progress = Callable[[int, int], None]
@@ -127,7 +127,7 @@ def import_hugging_face(
 ) -> RunSpec:
     """Make `out` with a run spec, the weights and, if there is one, the tokenizer.
 
-    `tell` hears what is not as it was there. Returns the run spec. Raises `UserError` for a model
+    `tell` is told what is not as it was there. Returns the run spec. Raises `UserError` for a model
     that cannot be trained here or is damaged; `out` appears whole or not at all.
     """
     require_new(out)
@@ -191,7 +191,7 @@ def _draft(
     training: Training,
     tell: Callable[[str], None],
 ) -> RunSpec:
-    """The run spec without the weights' digest. Raises `UserError` for what no model can be."""
+    """The run spec without the weights' digest. Raises `UserError` for what no run can have."""
     require_options(
         name,
         training.total_steps,
@@ -245,7 +245,7 @@ def _context(configuration: Configuration, training: Training, tell: Callable[[s
 
 
 def _tokenizer(directory: Path, spec: RunSpec) -> Tokenizer | None:
-    """Raises `UserError` for one that does not fit the model."""
+    """The model's tokenizer, if it has one. Raises `UserError` for one that does not fit."""
     path = directory / TOKENIZER_NAME
     if path.exists() and not path.is_file():
         raise UserError(
@@ -266,16 +266,16 @@ def _tokenizer(directory: Path, spec: RunSpec) -> Tokenizer | None:
 
 
 def _require_data(source: str, directory: Path, own: Tokenizer | None) -> None:
-    """Refuse data that are not there, or are not the model's tokens. Raises `UserError`."""
+    """Refuse data that are not there, or are not in the model's tokens. Raises `UserError`."""
     if source == STANDARD_LIBRARY:
-        return  # by name: in bytes
+        return  # known by name, and in bytes
     prepared = open_prepared(Path(source))
     if own is not None:
         require_tokenizer_of(directory / TOKENIZER_NAME, own, source, prepared.tokenizer)
 
 
 class _Given:
-    """The weights of a model's directory, all checked but for their values, as ours."""
+    """The weights of a model's directory as parameters of ours. All but their values is checked."""
 
     def __init__(self, directory: Path, configuration: Configuration, spec: RunSpec) -> None:
         self._spec = spec
@@ -295,7 +295,7 @@ class _Given:
         self._weights.check(wanted, {HEAD_NAME} if configuration.is_tied else ())
 
     def parameters(self, layer: int) -> Iterator[Tensor]:
-        """In canonical order, fp32."""
+        """A layer's parameters in canonical order, fp32."""
         for parts in self._parts(layer):
             tensors = [self._weights.tensor(part) for part in parts]
             yield tensors[0] if len(tensors) == 1 else torch.cat(tensors)
@@ -313,7 +313,7 @@ class _Given:
 def _told(
     spec: RunSpec, parameters: Callable[[int], Iterable[Tensor]], progress: Progress
 ) -> Callable[[int], Iterator[Tensor]]:
-    """The same parameters of a layer; `progress` hears of each."""
+    """`parameters` with `progress` called after each parameter."""
     shapes = [shape for n in range(layer_count(spec)) for _, shape in plain_entries(spec, n)]
     total_bytes = 4 * sum(map(math.prod, shapes))
     done_bytes = 0
@@ -331,8 +331,8 @@ def _told(
 def _travelling(
     directory: Path, tokenizer: Tokenizer | None, tell: Callable[[str], None]
 ) -> bytes | None:
-    """What goes to all members with the weights. Of a model without a tokenizer nothing does: what
-    its files say of tokens does not hold of whatever the run is trained with."""
+    """The file that goes to all members with the weights. A model without a tokenizer has none:
+    what its files say of tokens does not hold for the tokens that the run is trained with."""
     origin = None if tokenizer is None else pack(directory, tokenizer)
     if tokenizer is not None and origin is None:
         tell(
@@ -377,7 +377,7 @@ def _lora_text(lora: LoraSpec) -> str:
 
 
 def _toml(name: str, values: Mapping[str, Any]) -> str:
-    """A table of numbers, texts and truths, and tables in it."""
+    """A table of numbers, texts and truth values, and of tables, as TOML."""
     lines = [f"[{name}]"]
     lines += [
         f"{key} = {json.dumps(value) if isinstance(value, str | bool) else repr(value)}"

@@ -1,7 +1,7 @@
 """A new directory or file that appears whole or not at all, while nobody's own files are touched.
 
-It is made in a hidden directory beside it, or inside it where it is there and empty; so it may be
-the working directory or the root of a disk.
+It is made in a hidden directory beside its place. If its place is an empty directory, it is made
+inside; so this may be the working directory or the root of a disk.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ from pathlib import Path
 from p2p_dtfm.core.protocol.errors import UserError
 
 _MARK = ".p2p-dtfm-partial-"
-"""Then the number of the process that writes there."""
+"""The beginning of the hidden name; the number of the writing process follows it."""
 
 
 def require_new(out: Path) -> None:
-    """Raises `UserError` for what is there already and is no empty directory."""
+    """Raises `UserError` for anything that is there already and is no empty directory."""
     if out.is_dir() and any(not each.name.startswith(_MARK) for each in out.iterdir()):
         raise UserError(f"{out} exists and is not empty", "choose a new place for --out")
     if out.exists() and not out.is_dir():
@@ -29,7 +29,8 @@ def require_new(out: Path) -> None:
 
 @contextmanager
 def made_whole(out: Path) -> Iterator[Path]:
-    """Where to make it, directory or file; what was made there takes its place in the end.
+    """Gives the path at which to make the directory or file. In the end, what was made there takes
+    its place.
 
     Raises `UserError` where nothing can be written.
     """
@@ -59,14 +60,14 @@ def made_whole(out: Path) -> Iterator[Path]:
 
 
 def seen_beside(path: Path) -> Path:
-    """The directory of something that is being made, as somebody will find it."""
+    """The final directory of something that is still being made."""
     hidden = [parent for parent in path.parents if parent.name.startswith(_MARK)]
     return hidden[-1].parent if hidden else path.parent
 
 
 def _clear(parent: Path) -> None:
-    """What processes that were killed have left. One in another container has a number that means
-    nothing here: who is at work holds a lock, too."""
+    """Remove what killed processes have left. A process in another container has a number that
+    means nothing here, so whoever is at work holds a lock, too."""
     for left in parent.glob(f"{_MARK}*"):
         process = left.name.removeprefix(_MARK).partition("-")[0]
         with contextlib.suppress(ValueError, OverflowError, OSError):
@@ -79,8 +80,8 @@ def _clear(parent: Path) -> None:
 
 
 def _lock(directory: Path) -> int:
-    """A descriptor that holds it. Raises `BlockingIOError` where somebody else does, and other
-    OSErrors."""
+    """A descriptor that holds the directory's lock. Raises `BlockingIOError` if another process
+    holds it, and other OSErrors."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

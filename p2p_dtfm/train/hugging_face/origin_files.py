@@ -1,12 +1,12 @@
 """What a model's directory says besides its weights, as one small file that travels with a run.
 
 A run knows a tokenizer's plain part only. Special tokens, the chat template and how to generate are
-the model's own, and whoever exports what was trained wants them back. `import` packs them into a
-JSON file, named by its hash in initial.json, and so by the run's digest. Its largest part, a
-tokenizer's vocabulary, is left out: the run has it, and `unpack` puts it back.
+the model's own, and an exported model needs them again. `import` packs them into a JSON file. Its
+hash is in initial.json, and so covered by the run's digest. Its largest part, a tokenizer's
+vocabulary, is left out: the run has it, and `unpack` puts it back.
 
-It comes from a stranger, as all of a run does: text and JSON only, under names from a list, and
-nothing in it that names code.
+Like all of a run it may come from a stranger. So it holds text and JSON only, under names from a
+list, and nothing that names code.
 """
 
 import json
@@ -36,31 +36,32 @@ TRAVELLING = (
     "added_tokens.json",
     TEMPLATE_NAME,
 )
-"""vocab.json, merges.txt and tokenizer.model are what tokenizer.json says once more."""
+"""Files that travel. vocab.json, merges.txt and tokenizer.model are not among them: they repeat
+what tokenizer.json says."""
 _LEFT_OUT = {
-    "auto_map",  # programs in the model's directory, which transformers runs where it is told to
-    "_name_or_path",  # from here on where a founder keeps files, which is nobody's business
+    "auto_map",  # programs of the model's directory, which transformers may run
+    "_name_or_path",  # from here on: where the founder keeps files, nobody's business
     "name_or_path",
     "tokenizer_file",
     "special_tokens_map_file",
     "vocab_file",
     "merges_file",
 }
-"""Of the tables."""
+"""Names that are left out of all tables."""
 
 
 class OriginFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file."""
+    """The content of the file."""
 
     format: int
     tokenizer: Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
-    """The hash of the plain tokenizer whose numbers they speak of."""
+    """The hash of the plain tokenizer to whose numbers the files refer."""
     files: Annotated[dict[str, str], Meta(max_length=len(TRAVELLING))]
 
 
 def pack(directory: Path, tokenizer: Tokenizer) -> bytes | None:
-    """None where it comes to too much. `tokenizer`: the plain one, as it was read from there. What
-    cannot be read as what it should be is left out. Raises OSError."""
+    """The file; None if it would be too large. `tokenizer`: the plain one, as it was read from
+    there. Files that are not what their names say are left out. Raises OSError."""
     files = {}
     for name in TRAVELLING:
         path = directory / name
@@ -79,8 +80,8 @@ def pack(directory: Path, tokenizer: Tokenizer) -> bytes | None:
 
 
 def unpack(payload: bytes, tokenizer: Tokenizer, folder: Path) -> bool:
-    """Write the files into `folder`; nothing, and False, where they are of another tokenizer.
-    Raises `PeerFault`, before anything is written, and OSError."""
+    """Write the files into `folder`. Writes nothing and returns False if they belong to another
+    tokenizer. Raises `PeerFault` before anything is written, and OSError."""
     if len(payload) > ORIGIN_LIMIT_BYTES:
         raise PeerFault(f"{len(payload)} bytes of a model's own files, limit {ORIGIN_LIMIT_BYTES}")
     try:
@@ -105,7 +106,7 @@ def unpack(payload: bytes, tokenizer: Tokenizer, folder: Path) -> bool:
 
 
 def travelled(blobs: BlobStore, spec: RunSpec) -> bytes | None:
-    """The file of a run, as a member's home has it; None where it has none. Raises `PeerFault`."""
+    """The run's file, from a member's home; None where the home has none. Raises `PeerFault`."""
     path = blobs.path(spec.model.initial) if spec.model.initial else None
     origin = None if path is None else parse_initial(path.read_bytes(), spec).origin
     if not isinstance(origin, InitialFile) or not blobs.verify(origin.digest):
@@ -114,7 +115,8 @@ def travelled(blobs: BlobStore, spec: RunSpec) -> bytes | None:
 
 
 def _checked(name: str, text: str) -> str:
-    """Raises `PeerFault` for what is neither JSON nor, as a template, text."""
+    """The text without what must not travel. Raises `PeerFault` for no JSON, or a template of no
+    text."""
     if "\0" in text:
         raise PeerFault(f"{name} with zero bytes")
     try:
@@ -136,9 +138,9 @@ def _checked(name: str, text: str) -> str:
 
 
 def _written(content: dict[str, Any], indent: int | None = None) -> str:
-    """JSON, readable as far as it is text: half a character, which it may name, stays named.
-    Raises `PeerFault` for what is nested more deeply than can be written; from Python 3.12 on more
-    can be read."""
+    """JSON with letters as they are, as far as they are text: half a character, which JSON may
+    name, stays named. Raises `PeerFault` for a table nested too deeply to be written: from Python
+    3.12 on, more levels can be read than written."""
     try:
         text = json.dumps(content, indent=indent, ensure_ascii=False)
     except RecursionError as error:
@@ -147,8 +149,8 @@ def _written(content: dict[str, Any], indent: int | None = None) -> str:
 
 
 def _without_vocabulary(content: dict[str, Any]) -> dict[str, Any]:
-    """Of the vocabulary control tokens stay, where they are in it: the plain one may spell them
-    otherwise."""
+    """The tokenizer without its vocabulary. Control tokens that are in it stay, since the plain
+    tokenizer may spell them otherwise."""
     model = content["model"]
     known = model.get("vocab") or {}
     kept = {
@@ -160,7 +162,7 @@ def _without_vocabulary(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_vocabulary(content: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
-    """Raises `PeerFault` where the two do not belong together."""
+    """The tokenizer with the plain one's vocabulary. Raises `PeerFault` if the two do not fit."""
     try:
         control = {added["id"] for added in content.get("added_tokens") or ()}
         model = content["model"]

@@ -1,8 +1,8 @@
 """Adapters as the library `peft` knows them: a directory that lies over the model they began with.
 
-Theirs lie beside one matrix each, so queries, keys and values of a Llama have names of their own.
-A GPT-2 keeps the three in one: there ours are rows and columns of one adapter three times as wide,
-with zeros between, and its rank and alpha say so.
+Each adapter of `peft` lies beside one matrix, so queries, keys and values of a Llama have names of
+their own. A GPT-2 keeps the three in one matrix. There our three adapters are rows and columns of a
+single one three times as wide, with zeros between, and its rank and alpha say so.
 """
 
 import json
@@ -28,10 +28,10 @@ _PREFIX = "base_model.model."
 
 
 def export_adapter(checkpoint: Path, out: Path, told: KnownOfModel) -> tuple[RunSpec, int]:
-    """Make the directory `out` from the checkpoint of one step. Raises `UserError`.
+    """Make the directory `out` from the checkpoint of one step; returns its run and step. Raises
+    `UserError`.
 
-    What is frozen is not needed for it. `out` appears whole or not at all. Returns of which run and
-    step it is.
+    What is frozen is not needed for it. `out` appears whole or not at all.
     """
     require_new(out)
     manifest = read_manifest(checkpoint)
@@ -77,7 +77,7 @@ def export_adapter(checkpoint: Path, out: Path, told: KnownOfModel) -> tuple[Run
 
 
 def _theirs(state: LayerState) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Of a block: the name of each module of theirs that is adapted, and its two matrices."""
+    """The adapters of a block: for each adapted module of theirs, its name and its two matrices."""
     spec = state.spec
     matrices = adapted_matrices(spec.model, spec.lora)
     for part in dict.fromkeys(matrix.part for matrix in matrices):
@@ -98,7 +98,7 @@ def _theirs(state: LayerState) -> Iterator[tuple[str, Tensor, Tensor]]:
 def _together(
     linear: AdaptedLinear, matrices: list[AdaptedMatrix], row: int, outputs: int
 ) -> tuple[Tensor, Tensor]:
-    """One adapter of `outputs` rows from `row` on that computes what these do."""
+    """One adapter of `outputs` rows, from `row` on, that computes what all of these do."""
     adapters = [linear.adapter(matrix) for matrix in matrices]
     narrow = torch.cat([adapter.narrow.detach() for adapter in adapters])
     if len(matrices) == 1 and matrices[0].outputs == outputs:

@@ -1,7 +1,7 @@
-"""Tokenizers as standard tokenizer.json files, and those of others made ours.
+"""Tokenizers as standard tokenizer.json files, and other people's files made into our tokenizers.
 
-Our byte-pair tokenizers are such files already. Bytes become a byte-pair encoding of 256 symbols
-without a merge, which gives the same tokens.
+Our byte-pair tokenizers are such files already. The tokenizer of bytes becomes a byte-pair encoding
+of 256 symbols without a merge, which gives the same tokens.
 """
 
 import json
@@ -29,8 +29,8 @@ ORIGIN_NAME = "origin"
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> bytes:
-    """The tokenizer as a file that `tokenizers` and `transformers` load. Before a text these put
-    what stands before documents."""
+    """The tokenizer as a file that `tokenizers` and `transformers` load. These put the token before
+    documents before each text."""
     if not isinstance(tokenizer, ByteTokenizer):
         return _with_start(tokenizer.to_bytes(), tokenizer.start_of_document)
     standard = StandardTokenizer(models.BPE(vocab=dict(SYMBOLS), merges=[]))
@@ -56,31 +56,32 @@ def _with_start(plain: bytes, start: int | None) -> bytes:
 
 
 def start_of_texts(content: Mapping[str, Any]) -> int | None:
-    """The token that a tokenizer.json puts before each text, if it is one: Llama's, say."""
+    """The token that a tokenizer.json puts before each text, as Llama's does; None if it is not
+    one."""
     after = content.get("post_processor")
     listed = after.get("processors") if isinstance(after, dict) else None
     for step in [after, *(listed if isinstance(listed, list) else ())]:
         try:
             special = step["single"][0]["SpecialToken"]["id"]
             (found,) = step["special_tokens"][special]["ids"]
-        except (LookupError, TypeError, ValueError):  # it puts none there, or is a stranger's
+        except (LookupError, TypeError, ValueError):  # it puts none there, or is malformed
             continue
         return found if isinstance(found, int) else None
     return None
 
 
 def read_tokenizer_json(path: Path) -> Tokenizer:
-    """A BPE from elsewhere, or of a directory, without its special tokens. `UserError`.
+    """A BPE from elsewhere, given as a file or its directory, without its special tokens. Raises
+    `UserError`.
 
-    Special tokens, such as GPT-2's <|endoftext|>, keep their numbers but are never produced: a
-    text that spells one out is a text like any other. What ends texts of the model that it belongs
-    to, which other files beside it say, ends documents; what the file puts before texts begins
-    them.
+    Special tokens, such as GPT-2's <|endoftext|>, keep their numbers but are never produced: a text
+    that spells one out is a text like any other. Documents end with the token that ends the model's
+    texts, as other files beside it say. They begin with the token that the file puts before texts.
     """
     path = path / TOKENIZER_NAME if path.is_dir() else path
     tokenizer = _read(path)
     files = [path]
-    if path.name == TOKENIZER_NAME:  # one of another name is not what was made of the origin
+    if path.name == TOKENIZER_NAME:  # a file of another name was not made from the origin
         files.append(path.parent / ORIGIN_NAME / TOKENIZER_NAME)
     known = range(tokenizer.vocabulary)
     contents = {file: json_of(file) for file in files}
@@ -92,8 +93,8 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
 
 
 def _end_of_text(content: Mapping[str, Any], directory: Path) -> int | None:
-    """The token with which a model ends its texts, if the files beside its tokenizer say so, and
-    the tokenizer knows it for more than plain text."""
+    """The token with which a model ends its texts. None unless the files beside its tokenizer say
+    it, and the tokenizer knows it as more than plain text."""
     listed = content.get("added_tokens")
     added = {
         str(each.get("content")): each.get("id")
@@ -116,8 +117,8 @@ def _end_of_text(content: Mapping[str, Any], directory: Path) -> int | None:
 
 
 def require_control_tokens_of(path: Path, chat: Path, special: Mapping[str, int]) -> None:
-    """Raises `UserError` where a tokenizer says of itself that these numbers are other tokens: it
-    is that of another model than the directory `chat`."""
+    """Raises `UserError` if the tokenizer gives these numbers to other tokens: then it belongs to
+    another model than the directory `chat`."""
     path = path / TOKENIZER_NAME if path.is_dir() else path
     content = json_of(path)
     model, listed = content.get("model"), content.get("added_tokens")
@@ -137,7 +138,7 @@ def require_control_tokens_of(path: Path, chat: Path, special: Mapping[str, int]
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    """Empty where there is none that can be read: nothing but tokens is asked of it."""
+    """The table in a file; empty if there is none that can be read. It is only asked for tokens."""
     if not path.is_file():
         return {}
     try:
@@ -171,8 +172,8 @@ def _read(path: Path) -> Tokenizer:
 
 
 def _add(vocabulary: dict[str, Any], text: str, token: Any) -> None:
-    """A token that no text turns into; spelt in symbols of bytes, as all others are. Where a token
-    of plain text is spelt so already, with zero bytes behind it, which make it another."""
+    """Add a token that no text turns into. It is spelt in symbols of bytes, as all others are. If a
+    token of plain text is spelt like this already, zero bytes behind it make it another."""
     spelt = spelt_in_symbols(text)
     if vocabulary.get(text, token) != token:
         return  # numbered twice: refused
@@ -184,8 +185,8 @@ def _add(vocabulary: dict[str, Any], text: str, token: Any) -> None:
 
 
 def _add_piece(vocabulary: dict[str, Any], text: str, token: Any) -> None:
-    """The same where tokens are spelt as they are: only a single character is made of a text
-    without a merge."""
+    """The same for a tokenizer whose tokens are spelt as they are. There only a single character is
+    made of a text without a merge."""
     if vocabulary.get(text, token) != token:
         return  # numbered twice: refused
     if text not in vocabulary and len(text) == 1:
@@ -194,7 +195,7 @@ def _add_piece(vocabulary: dict[str, Any], text: str, token: Any) -> None:
 
 
 def _plain(content: dict[str, Any]) -> bytes:
-    """Without what our tokenizers do not have, where that changes no token of plain text."""
+    """The file without what our tokenizers do not have, if that changes no token of plain text."""
     model = dict(content["model"])
     kind = model.get("type", "BPE")  # the oldest files do not say it
     if kind != "BPE":
@@ -218,6 +219,6 @@ def _plain(content: dict[str, Any]) -> bytes:
         "added_tokens": [],
         "truncation": None,
         "padding": None,
-        "post_processor": None,  # moves offsets, or puts special tokens around a text
+        "post_processor": None,  # only moves offsets, or puts special tokens around a text
     }
     return json.dumps(plain).encode("utf-8")

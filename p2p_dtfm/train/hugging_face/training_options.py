@@ -1,4 +1,4 @@
-"""What no run can have, of a model or of the options of `import`, told under its own name."""
+"""What no run can have, of a model or of the options of `import`, reported under its own name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +28,7 @@ def require_model(model: Mapping[str, Any], origin: str) -> None:
 def require_options(
     name: str, total_steps: int, global_batch: int, microbatch: int, learning_rate: float
 ) -> None:
-    """Raises `UserError`. `name`: empty where none was given."""
+    """Refuse options that no run can have. Raises `UserError`. `name`: empty if none was given."""
     batch = {"global_batch": global_batch, "microbatch": 1}
     for option, value, change in (
         ("--name", name, {"name": name or "some"}),

@@ -21,7 +21,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")
 """Masks and tables that old files hold among the weights; they follow from the configuration."""
 _ROWS = 1 << 12
-"""Of two matrices that are compared: so many at a time."""
+"""Rows of two matrices that are compared at a time."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -50,7 +50,7 @@ class Weights:
         self._places[name] = place
 
     def check(self, wanted: Iterable[Part], ignored: Iterable[str] = ()) -> None:
-        """That these tensors are there, with these shapes, and no others."""
+        """Require that exactly these tensors are there, with these shapes."""
         left = {name for name in self._places if not name.endswith(_NO_WEIGHTS)} - {*ignored}
         for part in wanted:
             self._check_one(part)
@@ -63,7 +63,7 @@ class Weights:
             )
 
     def holds_unlike(self, name: str, other: str) -> bool:
-        """Whether there is a tensor of this name, and it is not that of the other."""
+        """Whether there is a tensor of this name with other values than the other tensor."""
         if name not in self._places or other not in self._places:
             return False
         (path, stored), (other_path, other_stored) = self._places[name], self._places[other]
@@ -84,7 +84,7 @@ class Weights:
             raise _damaged(path, error) from error
 
     def tensor(self, part: Part) -> Tensor:
-        """As ours, in fp32."""
+        """Their tensor as a part of ours, in fp32."""
         path, name = self._place(part.name)
         try:
             with safe_open(path, framework="pt") as file:
@@ -135,7 +135,7 @@ class Weights:
         try:
             with index.open("rb") as file:
                 places = json.loads(file.read(_INDEX_LIMIT_BYTES))["weight_map"].values()
-            files = sorted({"".join(place) for place in places})  # TypeError for what is no text
+            files = sorted({"".join(place) for place in places})  # TypeError if a name is no text
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _damaged(index, error) from error
         if not all(map(_is_plain_name, files)):
@@ -144,7 +144,7 @@ class Weights:
         if not shards or whole in shards or not whole.is_file():
             return shards
         if not any(shard.exists() for shard in shards):
-            return [whole]  # saved anew as one file, which leaves the index behind
+            return [whole]  # saved anew as one file, the old index stayed behind
         raise UserError(
             f"{self.directory} holds the weights twice: {WEIGHTS_NAME}, and what {INDEX_NAME} "
             f"names, such as {files[0]}",
@@ -167,7 +167,7 @@ class Weights:
 
 
 def _is_plain_name(name: str) -> bool:
-    """Whether it can only be a file of the directory itself."""
+    """Whether the name can only be a file of the directory itself."""
     return Path(name).name == name != ".." and name.isprintable() and name != ""
 
 

@@ -8,7 +8,7 @@ from p2p_dtfm.train.kernels.launcher import Launcher, over_elements
 
 
 class Scalars(NamedTuple):
-    """Of a step. `decay` is 1 for what does not decay."""
+    """Numbers of one step. `decay` is 1 for parameters that do not decay."""
 
     beta1: float
     rest1: float

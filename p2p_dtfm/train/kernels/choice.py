@@ -13,9 +13,10 @@ _log = logging.getLogger(__name__)
 
 @cache
 def launcher_for(device: torch.device) -> Launcher | None:
-    """Of kernels whose answer on that device is the known one; None: the torch twins serve.
+    """A launcher of kernels whose answer on that device is the known one. None: the torch twins
+    serve.
 
-    It is a CUDA device's where the extra `cuda` (CuPy) is installed.
+    There is one for a CUDA device if the extra `cuda` (CuPy) is installed.
     """
     if device.type != "cuda":
         return None
@@ -31,7 +32,7 @@ def launcher_for(device: torch.device) -> Launcher | None:
 
 
 def checked(launcher: Launcher, device: torch.device) -> Launcher | None:
-    """The launcher, unless its kernels give other bits there."""
+    """The launcher; None if its kernels give other bits on the device."""
     answer = answer_of(launcher, device)
     if answer == KNOWN_ANSWER:
         return launcher

@@ -12,7 +12,7 @@ from p2p_dtfm.train.kernels.launcher import COMPILER_OPTIONS, KERNELS, Argument,
 
 
 class DeviceLauncher:
-    """All sources are compiled at once, so that one which fails does so before a step.
+    """Compiles all sources at once, so that a source which fails does so before a step.
 
     Raises what CuPy raises.
     """
@@ -45,7 +45,7 @@ class DeviceLauncher:
 
 
 def as_argument(value: Argument) -> numpy.generic:
-    """What CuPy passes on as it is: eight bytes, or four for a float."""
+    """The value as CuPy passes it on unchanged: eight bytes, or four for a float."""
     if isinstance(value, Tensor):
         assert value.is_contiguous()
         return numpy.uint64(value.data_ptr())

@@ -10,7 +10,7 @@ _VERSION_BYTES = 4
 
 
 def encode(launcher: Launcher, values: Tensor, version: int) -> Tensor:
-    """The payload, uint8, of flat fp32."""
+    """The payload of flat fp32, uint8."""
     count = values.numel()
     steps_end = _VERSION_BYTES + 4 * -(-count // _BLOCK)
     payload = torch.empty(steps_end + count, dtype=torch.uint8, device=values.device)
@@ -23,7 +23,7 @@ def encode(launcher: Launcher, values: Tensor, version: int) -> Tensor:
 
 
 def decode(launcher: Launcher, body: Tensor, count: int) -> tuple[Tensor, bool]:
-    """Values, and whether a step is negative, of a payload without its version."""
+    """The values of a payload without its version, and whether one of its steps is negative."""
     steps_end = 4 * -(-count // _BLOCK)
     values = torch.empty(count, device=body.device)
     fault = torch.zeros(1, dtype=torch.int32, device=body.device)

@@ -1,4 +1,4 @@
-"""What all kernels together make of some thousand fixed numbers, on any device."""
+"""What all kernels together make of some thousand fixed numbers: the same on any device."""
 
 import hashlib
 
@@ -15,7 +15,7 @@ _EXPONENT_BITS = 0x7F800000
 
 
 def fixed_numbers(seed: int) -> Tensor:
-    """Finite fp32 [5003], of all signs and exponents, those next to zero too."""
+    """Finite fp32 [5003], of all signs and exponents, also those next to zero."""
     places = torch.arange(1, _COUNT + 1, dtype=torch.int64) + seed * _COUNT
     bits = ((places * _FACTOR) >> 29).to(torch.int32)
     is_finite = (bits & _EXPONENT_BITS) != _EXPONENT_BITS
@@ -23,7 +23,7 @@ def fixed_numbers(seed: int) -> Tensor:
 
 
 def answer_of(launcher: Launcher, device: torch.device) -> str:
-    """A digest of what comes out. Only finite numbers count: NaN has many forms."""
+    """A digest of the kernels' results. Only finite numbers enter it: NaN has many forms."""
     values, slopes, owed = (fixed_numbers(seed).to(device) for seed in range(3))
     digest = hashlib.blake2b(digest_size=16)
 

@@ -14,7 +14,7 @@ KERNELS = {
     "sign": ("sign_encode", "sign_decode"),
     "sparse": ("sparse_select", "sparse_pack_marks", "sparse_quantise", "sparse_decode"),
 }
-"""By source."""
+"""The kernels of each source."""
 COMPILER_OPTIONS = (
     "--std=c++11",
     "--fmad=false",
@@ -39,17 +39,17 @@ class Launcher(Protocol):
 
 @cache
 def text_of(name: str) -> str:
-    """A file beside this one."""
+    """The text of a file beside this one."""
     return (files(__package__) / name).read_text("utf-8")
 
 
 def source_text(source: str, words: str | None = None) -> str:
-    """A whole source, with the words of a device or with others."""
+    """A whole source: with the words of a device, or with `words` in place of them."""
     return "\n".join([words or text_of("words.h"), text_of("numbers.h"), text_of(f"{source}.cu")])
 
 
 def blocks_for(count: int, each: int = THREADS) -> int:
-    """How many blocks share `count` elements, of which one takes `each` at a time."""
+    """How many blocks share `count` elements, if each block takes `each` of them."""
     return max(1, min(_BLOCKS_LIMIT, -(-count // each)))
 
 

@@ -10,7 +10,7 @@ _HALVING_THREADS = 1024
 
 
 def squared(launcher: Launcher, values: Tensor) -> float:
-    """Of flat fp32."""
+    """The sum of squares of flat fp32."""
     lanes = torch.empty(LANES, dtype=torch.float64, device=values.device)
     launcher.launch(
         "norm_lanes", blocks_for(LANES), THREADS, values.detach(), values.numel(), lanes

@@ -1,8 +1,8 @@
 """AdamW, the norm, and whether numbers are finite, in one pass on a processor: `_processor.c`,
 compiled when the package is built.
 
-The torch twins make several passes over a chunk that is in the cache, AdamW a dozen, and ask
-PyTorch for each.
+The torch twins make several passes over a chunk in the cache (AdamW a dozen), and call PyTorch for
+each.
 """
 
 import logging
@@ -21,7 +21,7 @@ except ImportError:  # no C compiler when this was installed
     _processor = None  # type: ignore[assignment]
 
 Spans = Sequence[tuple[int, int, bool]]
-"""First element, end, and whether it decays."""
+"""First element and end of each span, and whether it decays."""
 
 LARGEST = torch.finfo(torch.float32).max
 
@@ -29,12 +29,12 @@ _log = logging.getLogger(__name__)
 
 
 def serves(device: torch.device) -> bool:
-    """Whether it is a processor's, and this was compiled so that it gives the bits it should."""
+    """Whether the device is a processor, and this was compiled so that it gives the right bits."""
     return device.type == "cpu" and _is_trusted()
 
 
 def takes(*tensors: Tensor) -> bool:
-    """Whether `is_within`, `copy` and `add` do, that have no other types and no gaps."""
+    """Whether `is_within`, `copy` and `add` take these tensors: no other types, and no gaps."""
     return all(
         it.dtype == torch.float32 and it.is_contiguous() and serves(it.device) for it in tensors
     )
@@ -42,7 +42,7 @@ def takes(*tensors: Tensor) -> bool:
 
 @cache
 def _is_trusted() -> bool:
-    if not hasattr(_processor, "add"):  # or one that was built from an older source
+    if not hasattr(_processor, "add"):  # none, or one built from an older source
         return False
     if _is_exact():
         return True
@@ -62,28 +62,29 @@ def step(
 
 
 def squared_norm(values: Tensor) -> float:
-    """Of flat fp32."""
+    """The sum of squares of flat fp32."""
     return _processor.squared_norm(values.detach().contiguous().numpy())
 
 
 def is_within(values: Tensor, limit: float) -> bool:
-    """Whether all are numbers, and none is larger."""
+    """Whether all values are numbers, and no magnitude is above the limit."""
     return _processor.is_within(values.detach().numpy(), limit)
 
 
 def copy(values: Tensor, target: Tensor) -> bool:
-    """Whether all are finite. Both of one length."""
+    """Copy; returns whether all values are finite. Both tensors have one length."""
     return _processor.copy(values.detach().numpy(), target.numpy())
 
 
 def add(first: Tensor, second: Tensor, total: Tensor) -> bool:
-    """Whether all sums are finite. All of one length; `total` may be one of the others."""
+    """Add; returns whether all sums are finite. All have one length; `total` may be one of the
+    others."""
     return _processor.add(first.detach().numpy(), second.detach().numpy(), total.numpy())
 
 
 def _is_exact() -> bool:
-    """Fused products, and quotients and roots that are not rounded to the nearest, would show in
-    some of the fixed numbers."""
+    """Whether the compiled code rounds each operation exactly. Fused products, and quotients and
+    roots that are not rounded to the nearest, would show in some of the fixed numbers."""
     values, slopes = fixed_numbers(0), fixed_numbers(1)
     first, second = fixed_numbers(2) * 1e-3, fixed_numbers(3).abs()
     of = Scalars(0.9, 0.1, 0.95, 0.05, 4.5, 1e-8, 0.999, 0.003)

@@ -10,7 +10,7 @@ _VERSION_BYTES = 4
 
 
 def encode(launcher: Launcher, values: Tensor, version: int) -> Tensor:
-    """The payload, uint8, of flat fp32."""
+    """The payload of flat fp32, uint8."""
     count = values.numel()
     means_end = _VERSION_BYTES + 2 * -(-count // _BLOCK)
     payload = torch.empty(means_end + -(-count // 8), dtype=torch.uint8, device=values.device)
@@ -25,7 +25,7 @@ def encode(launcher: Launcher, values: Tensor, version: int) -> Tensor:
 
 
 def decode(launcher: Launcher, body: Tensor, count: int) -> tuple[Tensor, bool]:
-    """Values, and whether a magnitude is negative, of a payload without its version."""
+    """The values of a payload without its version, and whether a magnitude is negative."""
     means_end = 2 * -(-count // _BLOCK)
     values = torch.empty(count, device=body.device)
     fault = torch.zeros(1, dtype=torch.int32, device=body.device)

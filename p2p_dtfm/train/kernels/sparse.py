@@ -16,25 +16,25 @@ class Choice(NamedTuple):
     elements: int
     one_in: int
     place: int
-    """Signed."""
+    """As a signed number."""
     turn: int
     """Not negative."""
 
     @property
     def selected(self) -> int:
-        """How many those are."""
+        """How many elements may travel."""
         return -(-self.elements // self.one_in)
 
 
 def selected(launcher: Launcher, values: Tensor, choice: Choice) -> Tensor:
-    """Those of flat fp32 `values` that may travel."""
+    """The elements of flat fp32 `values` that may travel."""
     found = torch.empty(choice.selected, device=values.device)
     over_elements(launcher, "sparse_select", choice.selected, values, *choice, found)
     return found
 
 
 def packed_marks(launcher: Launcher, marks: Tensor) -> Tensor:
-    """A bit for each of bool [count]."""
+    """One bit for each mark of bool [count]."""
     count = marks.numel()
     packed = torch.empty(-(-count // 8), dtype=torch.uint8, device=marks.device)
     over_elements(launcher, "sparse_pack_marks", packed.numel(), marks, count, packed)
@@ -42,7 +42,7 @@ def packed_marks(launcher: Launcher, marks: Tensor) -> Tensor:
 
 
 def quantised(launcher: Launcher, kept: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Least magnitude and step of each block, fp32 [2 * blocks]; packed numbers, uint8."""
+    """Least magnitude and step of each block, fp32 [2 * blocks]; the packed numbers, uint8."""
     count, device = kept.numel(), kept.device
     scales = torch.empty(2 * -(-count // _BLOCK), device=device)
     packed = torch.empty(-(-count * bits // 8), dtype=torch.uint8, device=device)
@@ -59,9 +59,9 @@ def decoded(
     bits: int,
     choice: Choice,
 ) -> tuple[Tensor, bool]:
-    """All values, and whether a magnitude or step is negative.
+    """All values, and whether a magnitude or a step is negative.
 
-    `strata`: int64, in rising order, of the kept elements; None: all of them are kept.
+    `strata`: int64 numbers of the kept elements, in rising order; None: all elements are kept.
     """
     values = torch.zeros(choice.elements, device=packed.device)
     fault = torch.zeros(1, dtype=torch.int32, device=packed.device)

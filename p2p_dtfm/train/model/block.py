@@ -4,7 +4,7 @@
       + attention(norm(stream))      heads of queries, groups of which share keys and values
       + feed_forward(norm(stream))   GELU (two matrices) or SwiGLU (three)
 
-Where it writes to few channels of the stream, these alone come in and go out (`fixed_code`).
+A block that writes to few channels of the stream takes and gives these alone (`fixed_code`).
 
 Matrices that read the same input are one matrix here, their rows one after another: queries, keys
 and values in `attention_input`; gate and value of SwiGLU in `feed_forward_input`.
@@ -22,7 +22,8 @@ from p2p_dtfm.train.model.deferred_gradients import Linear
 from p2p_dtfm.train.model.narrow.fixed_code import with_code
 
 _TABLES = 8
-"""Of angles that are kept, each for a rope, a head's width, a number of tokens and a device."""
+"""Tables of angles that are kept, each for a rope, a head's width, a count of tokens and a
+device."""
 
 
 class PastTokens:
@@ -40,7 +41,7 @@ class PastTokens:
         return 0 if self._keys is None else self._keys.shape[2]
 
     def extended(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of all tokens, with these after the others."""
+        """Keys and values of all tokens, with these behind the earlier ones."""
         if self._keys is not None and self._values is not None:
             keys = torch.cat((self._keys, keys), dim=2)
             values = torch.cat((self._values, values), dim=2)
@@ -76,11 +77,11 @@ class Block(nn.Module):
         documents: Tensor | None = None,
         code: Tensor | None = None,
     ) -> Tensor:
-        """[sequences, tokens, boundary width] to the same. With a `past` that is not empty: one
-        token.
+        """[sequences, tokens, boundary width] to the same. With a `past` that is not empty, tokens
+        is 1.
 
-        `documents`: which one each token belongs to, int64 [sequences, tokens]; attention does not
-        cross from one to another. `code`: the channels that nobody writes, where there are any.
+        `documents`: which document each token belongs to, int64 [sequences, tokens]; attention does
+        not cross from one document to another. `code`: the channels that no block writes, if any.
         """
         assert (code is None) == (not self.model.written_width), "the code fills the stream"
         whole = with_code(stream, code)
@@ -91,14 +92,14 @@ class Block(nn.Module):
         return result
 
     def _hidden(self, entry: Tensor) -> Tensor:
-        """[sequences, tokens, hidden width], before `feed_forward_output`."""
+        """[sequences, tokens, hidden width]: the input of `feed_forward_output`."""
         if self.model.feed_forward == "gelu":
             return functional.gelu(entry, approximate="tanh")
         gate, value = entry.chunk(2, dim=2)
         return functional.silu(gate) * value
 
     def _attend(self, normed: Tensor, past: PastTokens | None, documents: Tensor | None) -> Tensor:
-        """[sequences, tokens, width] to what is added to the stream."""
+        """[sequences, tokens, width] to what attention adds to the stream."""
         model = self.model
         parts = self.attention_input(normed).split(
             [model.query_width, model.key_width, model.key_width], dim=2
@@ -131,14 +132,14 @@ class Block(nn.Module):
 
 
 def _within_documents(documents: Tensor) -> Tensor:
-    """Which tokens each may look at, bool [sequences, 1, tokens, tokens]: those of its document up
-    to itself."""
+    """Which tokens each token may look at, bool [sequences, 1, tokens, tokens]: those of its
+    document up to itself."""
     same = documents[:, None, :, None] == documents[:, None, None, :]
     return same.tril()
 
 
 def norm_over(model: ModelSpec, width: int) -> nn.Module:
-    """Of the last dimension, which has `width` channels."""
+    """The model's norm over the last dimension, which has `width` channels."""
     if model.norm == "layer":
         return _LayerNorm(width, eps=model.norm_epsilon)
     return _RMSNorm(width, eps=model.norm_epsilon)
@@ -146,7 +147,7 @@ def norm_over(model: ModelSpec, width: int) -> nn.Module:
 
 class _LayerNorm(nn.LayerNorm):
     def reset_parameters(self) -> None:
-        """As in `Linear`: nothing is set only to be overwritten."""
+        """As in `Linear`: nothing is drawn only to be overwritten."""
 
 
 class _RMSNorm(nn.RMSNorm):
@@ -198,7 +199,7 @@ def frequencies(rope: RopeSpec, channels: int) -> Tensor:
 
 
 def attention_factor(rope: RopeSpec) -> float:
-    """By which queries and keys grow (yarn)."""
+    """The factor by which queries and keys grow (yarn)."""
     if rope.scaling != "yarn":
         return 1.0
     return rope.attention_factor or 0.1 * math.log(rope.factor) + 1.0
@@ -219,7 +220,7 @@ def _ramp(rope: RopeSpec, channels: int) -> Tensor:
     """How much of each frequency is divided by `factor`: 0 for fast pairs, 1 for slow ones."""
 
     def pair_that_turns(rotations: float) -> float:
-        """Which one turns so often within the original positions."""
+        """The pair that turns so often within the original positions."""
         per_turn = rope.original_positions / (rotations * 2.0 * math.pi)
         return channels * math.log(per_turn) / (2.0 * math.log(rope.theta))
 
@@ -228,6 +229,6 @@ def _ramp(rope: RopeSpec, channels: int) -> Tensor:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, channels - 1)
     if first == last:
-        last += 0.001  # a step instead of a ramp
+        last += 0.001  # avoids a division by zero: the ramp becomes a step
     pairs = torch.arange(channels // 2, dtype=torch.float32)
     return ((pairs - first) / (last - first)).clamp(0.0, 1.0)

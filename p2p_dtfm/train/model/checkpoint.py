@@ -34,13 +34,13 @@ from p2p_dtfm.train.model.layer_state import LayerState, version_in
 _MANIFEST = "manifest.json"
 _MANIFEST_LIMIT_BYTES = 1 << 20
 MAPPED_LEAST_BYTES = 16 << 20
-"""Smaller files are read at once."""
+"""Least size of a file that is mapped; smaller files are read at once."""
 READ_BYTES = 4 << 20
 _STEP_NAME = re.compile(r"step-([0-9]{8,12})")
 
 
 class CheckpointFailed(UserError):
-    """The disk did not take a checkpoint: full, read-only, gone. Training can go on without."""
+    """The disk did not take a checkpoint: it is full, read-only or gone. Training can go on."""
 
 
 class LayerFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,12 +57,12 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     format: int
     run_digest: str
     run_spec: str
-    """Hexadecimal canonical bytes."""
+    """The run spec's canonical bytes in hexadecimal."""
     step: int
     committed_tokens: int
     lineage: str
     layers: dict[str, LayerFile]
-    """By layer number; only the files that are present."""
+    """By layer number; only layers whose files are present."""
 
     def spec(self) -> RunSpec:
         return _spec_of(self.run_spec)
@@ -70,7 +70,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 @functools.lru_cache(maxsize=16)
 def _spec_of(text: str) -> RunSpec:
-    """Manifests of one run say the same again and again."""
+    """The run spec of a manifest. It is cached, as manifests of one run all say the same."""
     return RunSpec.from_canonical_bytes(bytes.fromhex(text))
 
 
@@ -87,8 +87,8 @@ class Checkpoint:
 
 
 def run_directory_of(checkpoint: Path) -> Path:
-    """The run's directory in which a checkpoint lies, wherever it is named from. One that was
-    copied elsewhere may have nothing above it; what is missing there is said then."""
+    """The directory of a checkpoint's run, however the checkpoint is named. A checkpoint that was
+    copied elsewhere may have nothing above it; then what is missing is reported later."""
     return checkpoint.resolve().parent.parent
 
 
@@ -101,11 +101,11 @@ def layer_path(directory: Path, layer: int) -> Path:
 
 
 class OpenCheckpoint:
-    """One that is written a layer at a time: `begin`, `add` each, `end`.
+    """A checkpoint that is written a layer at a time: `begin`, `add` each layer, `end`.
 
     A directory of the same run, step and lineage keeps its other layers; any other content is
-    replaced. All raise `CheckpointFailed`; what an earlier save wrote is then still sound, and what
-    this one wrote is gone: else a full disk would stay full of it.
+    replaced. All methods raise `CheckpointFailed`. What an earlier save wrote is then still sound.
+    What this one wrote is removed: else a full disk would stay full of it.
     """
 
     def __init__(
@@ -132,13 +132,13 @@ class OpenCheckpoint:
                 (self.directory / _MANIFEST).unlink(missing_ok=True)
 
     def add(self, layer: int, payload: bytes | memoryview) -> None:
-        """The file of its state at this step."""
+        """Write the file of the layer's state at this step."""
         with self._or_nothing():
             self._files[str(layer)] = _write_layer(self.directory, layer, payload)
         self.written.add(layer)
 
     def end(self) -> None:
-        """From here on there is such a checkpoint."""
+        """Write the manifest: from here on the checkpoint exists."""
         with self._or_nothing():
             _write_manifest(
                 self.directory, msgspec.structs.replace(self._manifest, layers=self._files)
@@ -197,7 +197,7 @@ def read_manifest(directory: Path) -> CheckpointManifest:
 
 
 def is_begun(directory: Path) -> bool:
-    """Whether there is a manifest, of however many layers."""
+    """Whether there is a manifest, with however many layers."""
     return (directory / _MANIFEST).is_file()
 
 
@@ -216,8 +216,9 @@ def complete(directory: Path) -> bool:
 
 
 def load_layer(directory: Path, layer: int, device: torch.device | str = "cpu") -> LayerState:
-    """One layer's state. A large one comes into memory when something is computed with it, until
-    when its file may be removed. Raises `UserError` naming the file that is missing or damaged."""
+    """One layer's state. A large one comes into memory only when something is computed with it;
+    even before that its file may be removed. Raises `UserError` that names a missing or damaged
+    file."""
     manifest = read_manifest(directory)
     spec, path = manifest.spec(), layer_path(directory, layer)
     file = manifest.layers.get(str(layer))
@@ -226,15 +227,15 @@ def load_layer(directory: Path, layer: int, device: torch.device | str = "cpu") 
         _require_sound(directory, manifest, layer)
         try:
             return LayerState.mapped(spec, layer, path)
-        except (OSError, ValueError) as error:  # it has been removed, or was cut
+        except (OSError, ValueError) as error:  # the file has been removed, or was cut
             raise _unreadable(path, error) from error
     payload = b"".join(_sound_parts(directory, manifest, layer))
     return LayerState.from_bytes(spec, layer, payload, device, str(path))
 
 
 def list_checkpoints(root: Path) -> list[Checkpoint]:
-    """Newest first, and those of a later epoch before what it took back; those without a sound
-    manifest or with a file missing are left out.
+    """Checkpoints, the newest first. Those of a later epoch come before those that it took back.
+    Those without a sound manifest, or with a file missing, are left out.
 
     Compares the files' lengths only; `load_layer` and `complete` compare their digests.
     """
@@ -259,8 +260,8 @@ def _how_new(checkpoint: Checkpoint) -> tuple[int, int]:
 
 
 def worth_keeping(found: list[Checkpoint], count: int, undo_every: int) -> list[Checkpoint]:
-    """Of those on a disk, newest first: the newest `count`, and the newest of those that are kept
-    to go back to, `undo_every` steps apart."""
+    """The checkpoints to keep of those on a disk, which come newest first. These are the newest
+    `count`, and the newest of those to go back to, `undo_every` steps apart."""
     kept = found[:count]
     if undo_every:
         apart = [it for it in found if it.manifest.step % undo_every == 0][:UNDO_COPIES]
@@ -269,14 +270,14 @@ def worth_keeping(found: list[Checkpoint], count: int, undo_every: int) -> list[
 
 
 def fullest(found: list[Checkpoint], count: int = 1) -> list[Checkpoint]:
-    """The newest of those with the most layers, if there are any: newer ones may be this peer's own
-    layers and no more, while those of others are still on their way."""
+    """The newest of the checkpoints with the most layers, if there are any. Newer ones may have
+    only this peer's own layers, while those of others are still on their way."""
     return sorted(found, key=lambda it: len(it.layers), reverse=True)[:count]
 
 
 def take_back(root: Path, lineage: str, step: int) -> list[Path]:
-    """Delete what training, which goes on from `step` of this lineage, has taken back; and name
-    the one that it goes on from as training does. The deleted directories. Raises
+    """Delete the checkpoints that training has taken back; it goes on from `step` of this lineage.
+    The checkpoint that it goes on from gets that lineage. Returns the deleted directories. Raises
     `CheckpointFailed`."""
     epochs, gone = epochs_of(lineage), []
     for checkpoint in list_checkpoints(root):
@@ -291,15 +292,15 @@ def take_back(root: Path, lineage: str, step: int) -> list[Path]:
 
 
 def remove_checkpoint(directory: Path) -> None:
-    """Delete one, unless somebody else does at this moment. Raises `CheckpointFailed`."""
+    """Delete a checkpoint, unless another process does so now. Raises `CheckpointFailed`."""
     with _disk_errors(directory), contextlib.suppress(FileNotFoundError):
         (directory / _MANIFEST).unlink(missing_ok=True)  # from here on it counts as torn
         shutil.rmtree(directory)
 
 
 def put_aside(directories: Sequence[Path]) -> list[Path]:
-    """Damaged ones of one place, for whoever wants to look at them: where each is now. What was put
-    aside there before goes. Raises `CheckpointFailed`."""
+    """Put damaged checkpoints of one place aside, for whoever wants to look at them; returns where
+    each is now. Those that were put aside there before are deleted. Raises `CheckpointFailed`."""
     places = [it.with_name(f"damaged-{it.name}") for it in directories]
     with _disk_errors(directories[0]):
         for older in directories[0].parent.glob("damaged-*"):
@@ -321,7 +322,7 @@ def _is_sound(manifest: CheckpointManifest) -> bool:
 
 
 def _same_checkpoint(directory: Path, manifest: CheckpointManifest) -> dict[str, LayerFile]:
-    """The layers of a manifest already there, if it is of the same run, step and lineage."""
+    """The layers of the manifest that is there, if it is of the same run, step and lineage."""
     try:
         present = read_manifest(directory)
     except UserError:
@@ -332,12 +333,12 @@ def _same_checkpoint(directory: Path, manifest: CheckpointManifest) -> dict[str,
 
 def _require_sound(directory: Path, manifest: CheckpointManifest, layer: int) -> None:
     for _ in _sound_parts(directory, manifest, layer):
-        pass  # it need not be in memory
+        pass  # the whole file need not be in memory
 
 
 def _sound_parts(directory: Path, manifest: CheckpointManifest, layer: int) -> Iterator[bytes]:
-    """What a layer's file consists of. Raises `UserError`, at the end where it is another file
-    than was written."""
+    """The parts of a layer's file. Raises `UserError`; after the last part, if the file is not the
+    one that was written."""
     path = layer_path(directory, layer)
     expected = manifest.layers.get(str(layer))
     if expected is None:
@@ -377,7 +378,7 @@ def _length(path: Path) -> int:
 
 
 def step_directories(root: Path) -> list[Path]:
-    """Of all that is there, torn ones too; the oldest first."""
+    """All directories of steps, torn ones too; the oldest first."""
     if not root.is_dir():
         return []
     return sorted(d for d in root.iterdir() if _STEP_NAME.fullmatch(d.name) and d.is_dir())

@@ -1,9 +1,9 @@
 """A backward in two parts: the input's gradient now, the matrices' gradients when there is time.
 
-Whoever comes before in the pipeline waits for the input's gradient only, so a stage that would
-otherwise wait itself does the other part then (zero-bubble: Qi et al. 2023, "Zero bubble pipeline
-parallelism"). Of a block's backward nearly half are the gradients of its four matrices; what is
-left (norms, biases, attention) is done at once.
+The stage before in the pipeline waits for the input's gradient only. So a stage does the other part
+when it would otherwise wait itself (zero-bubble: Qi et al. 2023, "Zero bubble pipeline
+parallelism"). The gradients of a block's four matrices are nearly half of its backward. The rest
+(norms, biases, attention) is done at once.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,36 +40,36 @@ def add_product(total: Tensor, gradient: Tensor, entry: Tensor) -> None:
 
 
 def compute_type_of(entry: Tensor) -> torch.dtype:
-    """In which its products are computed now: autocast's, within one."""
+    """The type in which the entry's products are computed now: within autocast, autocast's."""
     kind = entry.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else entry.dtype
 
 
 class WeightGradients:
-    """The matrix gradients that backwards have left to be done, in order."""
+    """The gradients of matrices that backwards have left to be done, in order."""
 
     def __init__(self, rounded: Mapping[nn.Parameter, Tensor] | None = None) -> None:
-        """`rounded`: of some parameters what they are in the type of products."""
+        """`rounded`: some parameters' values in the type of products."""
         self._owed: list[Callable[[], None]] = []
         self._rounded = rounded if rounded is not None else {}
 
     def rounded(self, parameter: Tensor, kind: torch.dtype) -> Tensor:
-        """A parameter in the type of products, where it is kept so; else itself."""
-        if not self._rounded:  # tensors are hashed in Python
+        """The parameter in the type of products, if it is kept in it; else the parameter itself."""
+        if not self._rounded:  # spares the hash of a tensor, which is computed in Python
             return parameter
         found = self._rounded.get(cast(nn.Parameter, parameter))
         return found if found is not None and found.dtype == kind else parameter
 
     def owe(self, weight: nn.Parameter, gradient: Tensor, entry: Tensor) -> None:
-        """A matrix's gradient."""
+        """Leave the gradient of a matrix for later."""
         self.owe_work(_Product(weight, gradient, entry).add)
 
     def owe_work(self, work: Callable[[], None]) -> None:
-        """Anything else that can wait as long."""
+        """Leave any other work that can wait as long."""
         self._owed.append(work)
 
     def take(self) -> "WeightGradients":
-        """What is owed until now, to be settled later; nothing is left here."""
+        """Take what is owed until now, to settle it later; nothing stays here."""
         taken = WeightGradients()
         taken._owed, self._owed = self._owed, []
         return taken
@@ -86,7 +86,7 @@ class WeightGradients:
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Add everything to the parameters' gradients; each frees what it took."""
+        """Add everything to the parameters' gradients; each part then frees its memory."""
         owed, self._owed = self._owed[::-1], []
         while owed:
             owed.pop()()
@@ -98,7 +98,7 @@ class Linear(nn.Linear):
     weight_gradients: WeightGradients | None = None
 
     def reset_parameters(self) -> None:
-        """Nothing is drawn only to be overwritten: genesis follows (`gpt.initialise_layer`)."""
+        """Draws nothing, as it would be overwritten: genesis follows (`gpt.initialise_layer`)."""
 
     def forward(self, entry: Tensor) -> Tensor:
         if self.weight_gradients is None or not torch.is_grad_enabled():

@@ -22,11 +22,11 @@ from p2p_dtfm.train.model.narrow.whole_layers import made_whole
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_CHARACTER_TOKENS = 4
 _NARROW = 512
-"""Widths up to this are not worth a second thread, token by token."""
+"""For widths up to this one a second thread gains nothing, token by token."""
 
 
 Loaded = tuple[RunSpec, list[nn.Module]]
-"""A model in memory: what it is like, and its layers."""
+"""A model in memory: its run spec and its layers."""
 
 
 class GenerationTokenizer(Protocol):
@@ -34,16 +34,16 @@ class GenerationTokenizer(Protocol):
 
     vocabulary: int
     end_of_document: int
-    """The token after each document, and so before the next."""
+    """The token after each document, and so before the next one."""
     start_of_document: int | None
-    """The token before each, if there is one."""
+    """The token before each document, if there is one."""
 
     def encode(self, text: str) -> Iterable[int]: ...
 
     def decode(self, tokens: Iterable[int]) -> str: ...
 
     def decode_on(self, tokens: Iterable[int]) -> str:
-        """Of tokens that stand in the middle of a text."""
+        """The text of tokens that stand in the middle of a text."""
         ...
 
 
@@ -69,9 +69,9 @@ def stream(
 ) -> Iterator[str]:
     """Yield text as it is drawn, `tokens` tokens in all.
 
-    `checkpoint` is the directory of one step, or one with several, of which the newest that has
-    all layers is taken. Temperature 0 always takes the most probable token. Equal arguments give
-    equal text. Raises `UserError`.
+    `checkpoint` is the directory of one step, or of several: then the newest with all layers is
+    taken. Temperature 0 always takes the most probable token. Equal arguments give equal text.
+    Raises `UserError`.
     """
     if temperature < 0:
         raise UserError(f"temperature {temperature} is negative", "give 0 or more, 0.8 say")
@@ -90,7 +90,7 @@ def stream_until(
     temperature: float,
     seed: int,
 ) -> Iterator[str]:
-    """Of a model that is in memory, `tokens` tokens at most: no more once `end` is drawn."""
+    """The same with a model that is in memory: at most `tokens` tokens, and none after `end`."""
     spec, layers = loaded
     model = _Continuation(layers, spec.model.context)
     drawn = _draw(model, tokenizer, prompt, tokens, temperature, seed)
@@ -99,8 +99,8 @@ def stream_until(
 
 
 def spare_processors(spec: RunSpec) -> None:
-    """For a process that only writes text. The threads of a narrow model wait for one another,
-    spinning, at each product: beside a daemon that trains, two are several times slower than
+    """For a process that only writes text. The threads of a narrow model wait for one another at
+    each product, spinning. Beside a daemon that trains, two threads are several times slower than
     one."""
     if spec.model.width <= _NARROW:
         torch.set_num_threads(1)
@@ -113,7 +113,7 @@ def written_by(
     prompt: str,
     tokens: int,
 ) -> Iterator[str]:
-    """What a model that is in memory makes of `prompt`, piece by piece; the same each time."""
+    """The text after `prompt` by a model that is in memory, piece by piece; the same each time."""
     model = _Continuation(layers, context)
     drawn = _draw(model, tokenizer, prompt, tokens, temperature=0.8, seed=0)
     return _whole_characters(tokenizer, drawn, goes_on=bool(prompt))
@@ -136,7 +136,7 @@ def whole_checkpoint(checkpoint: Path) -> Path:
 
 
 class _Continuation:
-    """The model, and what it remembers of the tokens so far."""
+    """The model, with what it remembers of the tokens so far."""
 
     def __init__(self, layers: Sequence[nn.Module], context: int) -> None:
         self.context = context
@@ -145,10 +145,11 @@ class _Continuation:
 
     @torch.no_grad()
     def logits(self, written: list[int]) -> Tensor:
-        """Of the token after these, [vocabulary]; `written` is longer than before.
+        """The logits of the token after `written`, [vocabulary]. `written` is longer than at the
+        last call.
 
-        Only what is new is computed, until the context is full: then all positions change with
-        every token, and all is computed anew.
+        Only what is new is computed, until the context is full. From then on all positions change
+        with every token, and all is computed anew.
         """
         if not self._past or len(written) > self.context:
             self._past = [PastTokens() for _ in self._blocks]
@@ -162,7 +163,7 @@ class _Continuation:
 
 
 def load_model(checkpoint: Path) -> Loaded:
-    """Of a directory as `stream` takes it. Raises `UserError`."""
+    """The model in a directory as `stream` takes it. Raises `UserError`."""
     directory = whole_checkpoint(checkpoint)
     spec = read_manifest(directory).spec()
     require_gpt(spec, "generate")
@@ -201,8 +202,8 @@ def _choose(logits: Tensor, temperature: float, chance: float) -> int:
 def _whole_characters(
     tokenizer: GenerationTokenizer, drawn: Iterable[int], goes_on: bool
 ) -> Iterator[str]:
-    """Decode as tokens come, holding back those that end within a character. `goes_on`: whether
-    text stands before the first."""
+    """Decode tokens as they come, but hold back those that end within a character. `goes_on`:
+    whether text stands before the first token."""
     pending: list[int] = []
     decode = tokenizer.decode_on if goes_on else tokenizer.decode
     for token in drawn:

@@ -31,8 +31,8 @@ from p2p_dtfm.train.model.narrow.fixed_code import fixed_code
 Entry = tuple[str, tuple[int, ...]]
 """Name and shape of a tensor."""
 Told = dict[str, Tensor]
-"""What blocks are told besides the stream, by the names of their arguments; alike for all of them,
-and of `code` the head as well."""
+"""What blocks are told besides the stream, by the names of their arguments. It is the same for all
+blocks; the head is told `code` as well."""
 _NO_ADAPTERS = LoraSpec()
 _WORDS_AT_ONCE = 1 << 20
 
@@ -43,8 +43,8 @@ def layer_count(spec: RunSpec) -> int:
 
 
 def build_layer(spec: RunSpec, layer: int, device: torch.device | str = "cpu") -> nn.Module:
-    """The module of a layer in fp32, its parameters *not yet initialised*, and what is frozen, if
-    anything is, not there yet (`lora.adapted.set_base`)."""
+    """The module of a layer in fp32, its parameters *not yet initialised*. What is frozen, if
+    anything is, is not there yet (`lora.adapted.set_base`)."""
     if spec.layers:
         return build_listed(spec, layer, device)
     if not spec.trains_adapters:
@@ -53,14 +53,15 @@ def build_layer(spec: RunSpec, layer: int, device: torch.device | str = "cpu") -
 
 
 def build_plain_layer(spec: RunSpec, layer: int, device: torch.device | str = "cpu") -> nn.Module:
-    """The same of the model itself: as it is given to a run, and as it leaves one."""
+    """A layer of the model itself, without adapters: as it is given to a run, and as it leaves
+    it."""
     if spec.layers:
         return build_listed(spec, layer, device)
     return _build(spec.model, _NO_ADAPTERS, layer, device)
 
 
 def build_timed_layer(spec: RunSpec, layer: int, device: torch.device | str = "cpu") -> nn.Module:
-    """The same as `build_layer`, with memory for what is frozen: for passes whose time counts."""
+    """Like `build_layer`, with memory for what is frozen: for passes whose time counts."""
     if spec.layers:
         return build_listed(spec, layer, device)
     return _build(spec.model, spec.lora, layer, device)
@@ -79,8 +80,8 @@ def _build(model: ModelSpec, lora: LoraSpec, layer: int, device: torch.device | 
 
 
 def _made_on(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Where tensors are made anyhow, nothing is said: else each function of torch asks in Python
-    for what device, and a small layer takes twice as long."""
+    """A context that makes tensors on `device`. It is empty where they are made there anyway: else
+    each function of torch asks in Python for the device, and a small layer takes twice as long."""
     return contextlib.nullcontext() if device == torch.get_default_device() else device
 
 
@@ -92,7 +93,7 @@ def layer_entries(spec: RunSpec, layer: int) -> list[Entry]:
 
 
 def plain_entries(spec: RunSpec, layer: int) -> list[Entry]:
-    """The same of the model itself: all of its parameters."""
+    """The same for a layer of the model itself: all of its parameters."""
     if spec.layers:
         return list(_listed_entries(spec, layer))
     return list(_layer_entries(spec.model, _NO_ADAPTERS, layer))
@@ -114,14 +115,14 @@ def _entries_of(module: nn.Module) -> tuple[Entry, ...]:
 
 
 def document_numbers(tokens: Tensor, end_of_document: int) -> Tensor:
-    """Which document of its sequence each token belongs to, int64 [sequences, tokens]; the token
-    that ends one is its last."""
+    """The number of the document that each token belongs to, within its sequence: int64 [sequences,
+    tokens]. The token that ends a document is its last."""
     ends = (tokens == end_of_document).long()
     return ends.cumsum(dim=1) - ends
 
 
 def told_beside(spec: RunSpec, tokens: Tensor | None) -> Told:
-    """Of a microbatch's tokens, which are None where not every stage knows them."""
+    """What blocks are told of a microbatch's tokens; nothing if `tokens` is None."""
     told: Told = {}
     if tokens is not None and spec.model.written_width:
         told["code"] = fixed_code(spec.model, tokens)
@@ -134,9 +135,9 @@ def told_beside(spec: RunSpec, tokens: Tensor | None) -> Told:
 def initialise_layer(module: nn.Module, spec: RunSpec, layer: int) -> None:
     """Genesis parameters, bit-equal on any machine: norms 1, biases 0, matrices random.
 
-    Matrices are uniform with GPT-2's standard deviation of 0.02; those that write into the
-    residual stream are scaled by 1/sqrt(2 * blocks), as there are that many writers (Radford et
-    al. 2019, section 2.3). Where a run lists its layers, their kinds choose the deviation.
+    Matrices are uniform with GPT-2's standard deviation of 0.02. Those that write into the residual
+    stream are scaled by 1/sqrt(2 * blocks), as there are 2 * blocks writers (Radford et al. 2019,
+    section 2.3). Where a run lists its layers, their kinds choose the deviation.
     """
     for name, parameter in module.named_parameters():
         if name.endswith("norm.weight"):
@@ -153,7 +154,8 @@ def initialise_layer(module: nn.Module, spec: RunSpec, layer: int) -> None:
 
 
 def _deviation(spec: RunSpec, layer: int, name: str, shape: tuple[int, ...]) -> float:
-    """Of a matrix that is random. Other people's kinds may call theirs as ours are called."""
+    """The deviation of a random matrix. Matrices in other people's kinds may have the names of
+    ours, so their kind is asked."""
     if spec.trains_adapters and name.endswith(".narrow"):
         return deviation_of_narrow(shape[1])
     deviation, is_ours = STANDARD_DEVIATION, True

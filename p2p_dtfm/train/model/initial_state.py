@@ -49,7 +49,7 @@ class InitialState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layers: Annotated[tuple[InitialFile, ...], Meta(min_length=3, max_length=1026)]
     origin: InitialFile | msgspec.UnsetType = msgspec.UNSET
     """What the model's directory says besides its weights; training needs none of it. Unset where
-    it did not come along, as in files that know nothing of it."""
+    it did not travel with the weights, as in files from before this field."""
 
     def to_bytes(self) -> bytes:
         return msgspec.json.encode(self, order="sorted")
@@ -86,8 +86,8 @@ def initial_layer_path(folder: Path, layer: int) -> Path:
 
 
 def initial_paths(folder: Path, spec: RunSpec) -> list[Path]:
-    """All files of `folder`, if they are what the run spec names: initial.json, the layers', and
-    the model's own where they came along. Raises `UserError`."""
+    """All files of `folder`, if they are those that the run spec names: initial.json, those of the
+    layers, and the model's own file if it travelled with them. Raises `UserError`."""
     fix = f"copy the directory {folder.name}/ along with the run spec, or import the model anew"
     path = folder / MANIFEST_NAME
     try:
@@ -133,7 +133,7 @@ def parse_initial(payload: bytes, spec: RunSpec) -> InitialState:
 
 
 def named_as_initial(payload: bytes) -> frozenset[str]:
-    """The digests of all files that this names, if it is the initial.json of any run."""
+    """The digests of all files that this payload names, if it is the initial.json of any run."""
     try:
         initial = msgspec.json.decode(payload, type=InitialState)
     except (msgspec.MsgspecError, RecursionError, ValueError):
@@ -145,8 +145,8 @@ def named_as_initial(payload: bytes) -> frozenset[str]:
 def initial_layer_state(
     spec: RunSpec, layer: int, path: Path, device: torch.device | str = "cpu"
 ) -> LayerState:
-    """The state before the first step from a layer's file; where the run trains adapters, with what
-    is frozen from there. Raises `PeerFault` if it is not one."""
+    """The state before the first step, from a layer's file. Where the run trains adapters, what is
+    frozen comes from there. Raises `PeerFault` if the file is not one of that layer."""
     tensors = given_tensors(spec, layer, path)
     if spec.trains_adapters:
         state = LayerState.genesis(spec, layer, device)
@@ -161,14 +161,14 @@ def initial_layer_state(
 
 
 def attach_base(state: LayerState, path: Path) -> None:
-    """Give an adapted layer what is frozen of it, unless it has it. Raises as `given_tensors`."""
+    """Give an adapted layer its frozen parameters, if it lacks them. Raises as `given_tensors`."""
     if not has_base(state.module):
         tensors = given_tensors(state.spec, state.layer, path)
         set_base(state.module, [(name, tensor.to(state.device)) for name, tensor in tensors])
 
 
 def given_tensors(spec: RunSpec, layer: int, path: Path) -> list[tuple[str, Tensor]]:
-    """A layer's parameters as they are given. Raises `PeerFault` if the file is not that, and
+    """A layer's given parameters. Raises `PeerFault` if the file does not hold them, and
     OSError."""
     entries = plain_entries(spec, layer)
     head = header(entries, _METADATA)

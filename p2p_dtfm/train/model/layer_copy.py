@@ -1,6 +1,6 @@
 """A copy of a layer's state in pieces, and put together again.
 
-Numbered from the first parameters on, over the first moments, to the end of the second ones.
+Pieces are numbered through the parameters, then the first moments, then the second moments.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.model.layer_state import LayerSnapshot, snapshot_from
 
 PIECE_ELEMENTS = 1 << 15
-"""Small, so that pieces spread evenly over time and nothing that waits is held up by one."""
+"""Elements of a piece: few, so that pieces spread evenly over time and hold up nothing."""
 _PARTS = 3
 
 
@@ -38,14 +38,14 @@ class PartialCopy:
         return not self._missing
 
     def length(self, index: int) -> int:
-        """Elements of a piece; 0 for one that there is not."""
+        """Elements of a piece; 0 for a piece that does not exist."""
         if not 0 <= index <= self.last_index:
             return 0
         start = index % self._of_part * PIECE_ELEMENTS
         return min(PIECE_ELEMENTS, self._parts.shape[1] - start)
 
     def take(self, index: int, piece: Tensor) -> bool:
-        """One of `length(index)` elements; whether it is news. What came first counts."""
+        """Take a piece of `length(index)` elements; whether it is new. What came first counts."""
         if index not in self._missing:
             return False
         part, at = divmod(index, self._of_part)
@@ -55,6 +55,6 @@ class PartialCopy:
         return True
 
     def snapshot(self, spec: RunSpec) -> LayerSnapshot:
-        """Once it is whole."""
+        """The whole copy, once all pieces are there."""
         assert self.is_whole
         return snapshot_from(spec, self.layer, self.step, self._parts)

@@ -52,7 +52,7 @@ class LayerSnapshot:
         return _file_of(_header(self.run_digest, self.layer, self.version, self.shapes), self.parts)
 
     def file_digest(self) -> bytes:
-        """The first bytes of the digest of what `to_bytes` gives, as Prepared states it."""
+        """The first bytes of the digest of what `to_bytes` gives, as Prepared states them."""
         digest = hashlib.blake2b(digest_size=32)
         digest.update(_header(self.run_digest, self.layer, self.version, self.shapes))
         for part in self.parts:
@@ -101,8 +101,8 @@ class LayerState:
 
     @classmethod
     def mapped(cls, spec: RunSpec, layer: int, path: Path) -> "LayerState":
-        """As `from_bytes` of a file, of which nothing is in memory before something is computed
-        with it: a peer may have all layers of a model on its disk that its memory does not hold.
+        """Like `from_bytes` of a file, but nothing of it is in memory until something is computed
+        with it. So a peer may have all layers of a model on its disk that its memory does not hold.
 
         The file may be removed meanwhile, but not written to. Raises `UserError` and OSError.
         """
@@ -118,8 +118,8 @@ class LayerState:
         return state
 
     def be_in_memory(self) -> None:
-        """What is mapped lies where the file has it: whoever computed there might round otherwise,
-        and would see what others write to that disk."""
+        """Bring a mapped state into memory. Where it is mapped it lies as the file has it:
+        computing there might round otherwise, and would see what others write to that disk."""
         if not self._is_mapped:
             return
         module = build_layer(self.spec, self.layer)
@@ -145,7 +145,7 @@ class LayerState:
 
     @property
     def has_base(self) -> bool:
-        """Whether it can compute: nothing frozen is left out."""
+        """Whether the layer can compute: nothing frozen is left out."""
         return self._is_mapped or has_base(self._module)
 
     def compute_with(self, flat: Tensor) -> None:
@@ -159,8 +159,8 @@ class LayerState:
             start = here.stop
 
     def move(self, device: torch.device | None) -> None:
-        """All of it to a device, to compute with it; or (None) to the host, where what is mapped
-        may stay so. Nothing where it is there."""
+        """Move the whole state to a device, to compute with it. With None it moves to the host,
+        where a mapped state may stay mapped. Does nothing if the state is there."""
         if device is not None:
             self.be_in_memory()
         device = device or torch.device("cpu")
@@ -169,13 +169,13 @@ class LayerState:
         parameters, gradient = self.parameters.to(device), self.gradient.to(device)
         kept = self.first_moments.to(device), self.second_moments.to(device)
         frozen = [(buffer, buffer.data.to(device)) for buffer in self.module.buffers()]
-        self.moves += 1  # from here on nothing takes memory: it is moved whole, or not at all
+        self.moves += 1  # nothing takes memory any more: all is moved, or nothing
         self.parameters, self._gradient = parameters, gradient
         self.first_moments, self.second_moments = kept
         for buffer, moved in frozen:
             buffer.data = moved
         for parameter in self.module.parameters():
-            parameter.grad = None  # of the other device: it would not take the new data
+            parameter.grad = None  # that of the other device would not take the new data
         self.compute_with(self.parameters)
         made = self._update.steps_made
         self._update = LayerUpdate(self.spec, self.layer, self.shapes, kept, made, exact=True)
@@ -207,9 +207,9 @@ class LayerState:
     def apply(self, reduced_gradient: Tensor, clip_scale: float, learning_rate: float) -> None:
         """One step with `clip_scale * reduced_gradient`; the version grows by one.
 
-        The step is the optimizer's (`updates.layer_update`); where a run synchronises locally, it
-        is SGD's with Nesterov momentum (Sutskever et al. 2013, in PyTorch's form), which is kept as
-        the first moments.
+        The step is the optimizer's (`updates.layer_update`). Where a run synchronises locally, it
+        is a step of SGD with Nesterov momentum (Sutskever et al. 2013, in PyTorch's form); the
+        momentum is kept as the first moments.
 
         `reduced_gradient` is flat fp32 in canonical order and stays as it is, unless it is the
         gradient buffer, which is zero afterwards.
@@ -238,7 +238,7 @@ class LayerState:
         )
 
     def seen_from_cpu(self) -> LayerSnapshot:
-        """Like a snapshot, without the copy where the state is on the CPU: use it at once, or when
+        """Like a snapshot, without the copy if the state is on the CPU. Use it at once, or when
         this state is not trained any more."""
         first, second, third = (part.detach().to("cpu") for part in self._parts())
         return LayerSnapshot(
@@ -267,7 +267,8 @@ class LayerState:
         device: torch.device | str = "cpu",
         path: str | None = None,
     ) -> "LayerState":
-        """Read what `to_bytes` wrote: this run, this layer, these names, shapes and dtypes only.
+        """Read what `to_bytes` wrote, for this run and layer, with these names, shapes and dtypes
+        only.
 
         Anything else raises `UserError` naming `path`, or `PeerFault` if there is no path, because
         the bytes then come from another peer.
@@ -290,7 +291,7 @@ class LayerState:
 
 
 def snapshot_from(spec: RunSpec, layer: int, version: int, parts: Tensor) -> LayerSnapshot:
-    """Of flat fp32 parameters, first and second moments, which it takes over."""
+    """A snapshot of flat fp32 parameters, first and second moments; it takes them over."""
     shapes = _shapes(spec, layer)
     assert parts.shape == (3, sum(math.prod(shape) for _, shape in shapes)), parts.shape
     first, second, third = parts.unbind(0)
@@ -306,7 +307,7 @@ def _shapes(spec: RunSpec, layer: int) -> tuple[tuple[str, tuple[int, ...]], ...
 
 
 def version_in(spec: RunSpec, layer: int, payload: bytes, path: str) -> int:
-    """The version of a layer's file, which is read for nothing else. Raises `UserError` as
+    """The version in a layer's file, of which nothing else is read. Raises `UserError` as
     `LayerState.from_bytes` does."""
     return _check_header(memoryview(payload), spec.digest(), layer, _shapes(spec, layer), path)
 
@@ -336,8 +337,9 @@ def _header(
 
 
 def _file_of(head: bytes, parts: Sequence[Tensor]) -> memoryview:
-    """`bytes.join` would hold up all other threads for as long as it copies: an event loop for
-    seconds, where a layer has gigabytes. From a device each part comes straight to its place."""
+    """The file of these parts. `bytes.join` would hold up all other threads while it copies: for a
+    layer of gigabytes, an event loop for seconds. Parts from a device come straight to their
+    place."""
     assert len(head) % 4 == 0, "numbers begin where the host may read them"
     whole = torch.empty(len(head) + sum(part.nbytes for part in parts), dtype=torch.uint8)
     whole[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
@@ -358,7 +360,7 @@ def _check_header(
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
     path: str | None,
 ) -> int:
-    """The version, once the header is exactly the one that `to_bytes` writes for it."""
+    """The version, if the header is exactly the one that `to_bytes` writes for it."""
     head = bytes(view[:STATE_HEADER_LIMIT_BYTES])
     found = _VERSION.search(head)
     version = int(found[1]) if found else 0

@@ -12,11 +12,12 @@ from p2p_dtfm.train.model.lora.adapted import set_base
 from p2p_dtfm.train.model.narrow.whole_layers import made_whole
 
 TextModel = list[nn.Module]
-"""What text is written with: all layers, one after another."""
+"""All layers of the model with which text is written, one after another."""
 
 
 def copied_layer(spec: RunSpec, state: LayerState) -> nn.Module:
-    """Parameters alone, in main memory; of a plain GPT where the run's is none."""
+    """A copy of a layer's parameters, in main memory; as a layer of a plain GPT, whatever the run's
+    is."""
     made = build_layer(spec, state.layer)
     start, flat = 0, state.parameters.detach().to("cpu")
     with torch.no_grad():
@@ -26,13 +27,14 @@ def copied_layer(spec: RunSpec, state: LayerState) -> nn.Module:
             start += parameter.numel()
     if spec.trains_adapters:
         frozen = ((name, tensor.cpu()) for name, tensor in state.module.named_buffers())
-        set_base(made, frozen)  # the same memory: nobody changes it
+        set_base(made, frozen)  # shares memory, which nobody changes
     return made_whole(spec, state.layer, made.requires_grad_(False))
 
 
 def copied_model(spec: RunSpec, states: Mapping[int, LayerState]) -> tuple[int, TextModel] | None:
-    """How many steps it has had, and the model; None where layers are missing, or of unlike ages
-    (some are followed from afar), or what is frozen of one (it is guarded)."""
+    """The number of steps that the model has had, and a copy of it. None if layers are missing or
+    of unlike ages (some are followed from afar), or lack their frozen parameters (some are
+    guarded)."""
     layers = [states.get(layer) for layer in range(layer_count(spec))]
     here = [state for state in layers if state is not None]
     versions = {state.version for state in here}

@@ -16,16 +16,16 @@ def learning_rate(spec: RunSpec, step: int) -> float:
     """Rate of the update that turns state `step` into state `step + 1`.
 
     Linear warm-up to the peak, then half a cosine down to the final rate (Loshchilov and Hutter
-    2017, "SGDR", equation 5, one cycle), or with `wsd` the peak up to the last steps, in which it
-    falls in a straight line. Rounded, so that C libraries whose cosines differ in
-    the last bit still agree.
+    2017, "SGDR", equation 5, one cycle). With `wsd` the rate stays at the peak up to the last
+    steps, in which it falls in a straight line. It is rounded, so that C libraries whose cosines
+    differ in the last bit still agree.
     """
     return _scheduled_rate(spec, step, spec.total_steps)
 
 
 def inner_learning_rate(spec: RunSpec, step: int, inner_step: int) -> float:
-    """With `sync.mode` local: the same schedule over all inner steps of the run, one after the
-    other; warm-up counts inner steps."""
+    """The rate of an inner step, where `sync.mode` is local. It is the same schedule over all inner
+    steps of the run, one after the other; warm-up counts inner steps."""
     inner_steps = spec.sync.inner_steps
     assert 0 <= inner_step < inner_steps, inner_step
     return _scheduled_rate(spec, step * inner_steps + inner_step, spec.total_steps * inner_steps)
@@ -39,7 +39,8 @@ class Update(NamedTuple):
 
 
 def update_of(spec: RunSpec, step: int, gradient_norm: float) -> Update:
-    """The same at every holder and follower. Differences of local steps are not clipped."""
+    """The update of a committed step, the same at every holder and follower. Differences of local
+    steps are not clipped."""
     if spec.sync.mode == "local":
         return Update(1.0, spec.sync.outer_learning_rate)
     return Update(clip_scale(gradient_norm, spec.optimizer.clip_norm), learning_rate(spec, step))
@@ -74,7 +75,7 @@ def clip_scale(global_norm: float, clip_norm: float) -> float:
 def apply_outcome(
     spec: RunSpec, state: LayerState, gradient: Tensor, step: int, gradient_norm: float
 ) -> None:
-    """The update that every holder and follower of a layer makes for a committed step."""
+    """Make the update that every holder and follower of a layer makes for a committed step."""
     assert state.version == step, (state.layer, state.version, step)
     state.apply(gradient, *update_of(spec, step, gradient_norm))
 
@@ -82,9 +83,9 @@ def apply_outcome(
 def replay_outcome(
     spec: RunSpec, state: LayerState, gradient: Tensor, step: int, gradient_norm: float
 ) -> None:
-    """The same update from a received gradient, unless it is made already.
+    """Make the same update from a received gradient, unless it is made already.
 
-    A replay that is cancelled may still be under way in the compute thread.
+    A cancelled replay may still be under way in the compute thread.
     """
     if state.version <= step:
         apply_outcome(spec, state, gradient, step, gradient_norm)

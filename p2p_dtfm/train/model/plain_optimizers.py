@@ -14,7 +14,7 @@ from p2p_dtfm.train.model.block import Block
 
 
 class PlainOptimizer:
-    """AdamW, and Muon for the matrices of blocks where the run says so."""
+    """AdamW, and Muon for the matrices of blocks if the run says so."""
 
     def __init__(self, spec: RunSpec, model: nn.Module) -> None:
         matrices: list[tuple[nn.Parameter, list[int]]] = []
@@ -23,7 +23,7 @@ class PlainOptimizer:
             matrices = [each for block in blocks for each in _matrices(spec.model, block)]
         taken = {id(parameter) for parameter, _ in matrices}
         self.rest = [p for p in model.parameters() if id(p) not in taken]
-        """What AdamW updates."""
+        """The parameters that AdamW updates."""
         spared = set()
         if not spec.optimizer.decay_embeddings:
             tables = (module for module in model.modules() if isinstance(module, nn.Embedding))
@@ -37,7 +37,7 @@ class PlainOptimizer:
             optimizer.zero_grad(set_to_none=True)
 
     def step(self, learning_rate: float) -> None:
-        """With AdamW's rate; Muon's has the same schedule."""
+        """One step with AdamW's rate; Muon's rate has the same schedule."""
         for optimizer, times in ((self._adam_w, 1.0), (self._muon, self._peaks)):
             for group in optimizer.param_groups:
                 group["lr"] = times * learning_rate
@@ -62,7 +62,7 @@ def torch_adam_w(
 
 
 def _matrices(model: ModelSpec, block: Block) -> Iterator[tuple[nn.Parameter, list[int]]]:
-    """Each with the rows of the matrices that lie in it."""
+    """Each tensor of a block that holds matrices, with the rows of each matrix in it."""
     hidden = 1 if model.feed_forward == "gelu" else 2
     queries, keys = model.query_width, model.key_width
     yield block.get_parameter("attention_input.weight"), [queries, keys, keys]
@@ -72,7 +72,7 @@ def _matrices(model: ModelSpec, block: Block) -> Iterator[tuple[nn.Parameter, li
 
 
 class _PlainMuon(torch.optim.Optimizer):
-    """Muon in fp32, after its authors' description."""
+    """Muon in fp32, as its authors describe it."""
 
     def __init__(self, matrices: list[tuple[nn.Parameter, list[int]]], settings: MuonSpec) -> None:
         self._rows = {id(parameter): rows for parameter, rows in matrices}

@@ -1,9 +1,9 @@
-"""In which floating-point type a stage's products are computed.
+"""The floating-point type in which a stage's products are computed.
 
-Parameters, gradients, optimizer and everything that travels are fp32 wherever they are; autocast
-computes matrix products and attention in fewer bits. "auto" takes bf16 where the device has units
-for it, and fp32 elsewhere. fp16 is not among the choices: gradients of a mean over a step's tokens
-lie below its least number, so it would need a scale that all stages agree on.
+Parameters, gradients, optimizer and everything that travels are fp32 everywhere; autocast computes
+matrix products and attention in fewer bits. "auto" takes bf16 where the device has units for it,
+and fp32 elsewhere. fp16 is not among the choices. Gradients of a mean over a step's tokens lie
+below its least number, so it would need a scale that all stages agree on.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 
 
 def compute_type(spec: RunSpec, device: torch.device) -> torch.dtype:
-    """Of matrix products on this device."""
+    """The type of matrix products on this device."""
     choice = spec.compute.precision
     if choice == "auto":
         has_units = device.type == "cuda" and torch.cuda.is_bf16_supported(

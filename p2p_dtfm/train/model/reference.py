@@ -33,8 +33,9 @@ Batch = tuple[Tensor, Tensor]
 class ReferenceRun:
     """A run on one device.
 
-    `batch(step, microbatch)` gives inputs and targets of one microbatch of a step, `given(layer)`
-    the file of a layer of given weights, and `weight(step, microbatch)` what its loss counts.
+    `batch(step, microbatch)` gives inputs and targets of one microbatch of a step. `given(layer)`
+    gives the file of a layer of given weights. `weight(step, microbatch)` gives the weight of a
+    microbatch's loss.
     """
 
     def __init__(
@@ -57,8 +58,8 @@ class ReferenceRun:
         self.optimizer = PlainOptimizer(spec, self.model)
 
     def losses(self, steps: int, threads: int | None = None) -> Iterator[float]:
-        """Train `steps` steps from genesis; the loss of each in mean nats per token. `threads`: to
-        compute with, instead of what torch has."""
+        """Train `steps` steps from genesis; gives the loss of each in mean nats per token.
+        `threads`: how many compute, instead of torch's setting."""
         before = torch.get_num_threads()
         for step in range(steps):
             torch.set_num_threads(threads or before)

@@ -44,7 +44,7 @@ def header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
 
 
 def state_entries(entries: Sequence[Entry]) -> list[Entry]:
-    """Of a layer's state, whose parameters these are."""
+    """Entries of a layer's state, whose parameters these are."""
     return [(f"{part}.{name}", shape) for part in STATE_PARTS for name, shape in entries]
 
 

@@ -1,4 +1,4 @@
-"""Token tensors of any microbatch, and which data shards a peer must have for them."""
+"""Token tensors of any microbatch, and the data shards that a peer needs for them."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,8 @@ from p2p_dtfm.train.data.dataset import Dataset
 
 
 class Batches:
-    """Indices from `microbatches_per_step` on are held-out microbatches, equal in every step."""
+    """Gives microbatches by index. From `microbatches_per_step` on they are held out, equal in all
+    steps."""
 
     def __init__(self, dataset: Dataset, spec: RunSpec) -> None:
         dataset.require_fits(spec)
@@ -19,7 +20,8 @@ class Batches:
         self._weighed = (-1, 1.0)
         """The last step that was weighed, and its weight."""
         self._held_out_weight: float | None = None
-        """The same in each step: to look at all sequences for each would take their square."""
+        """Computed once, as it is the same in each step: looking at all sequences for each of them
+        would take their square."""
 
     def __call__(self, step: int, index: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets, int64 [sequences, tokens]. Raises as `Dataset.microbatch` does."""
@@ -31,8 +33,8 @@ class Batches:
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
     def weight(self, step: int, index: int) -> float:
-        """What a summed loss counts, so that the mean over all tokens of the step, or of the
-        evaluation, is one over those that count; 1 where all do."""
+        """The weight of a summed loss. It turns the mean over all tokens of the step, or of the
+        evaluation, into one over the tokens that count; 1 if all do."""
         spec = self._spec
         if not self._dataset.manifest.sequence_tokens:
             return 1.0
@@ -52,7 +54,7 @@ class Batches:
     def read_ahead(
         self, step: int, indices: Iterable[int], *, held_out: bool, of_another: bool = False
     ) -> None:
-        """Have these training microbatches, and evaluation, in memory: see `Dataset.read_ahead`."""
+        """Read training microbatches, and evaluation, into memory: see `Dataset.read_ahead`."""
         self._dataset.read_ahead(
             self._spec, step, indices, held_out=held_out, of_another=of_another
         )

@@ -1,9 +1,9 @@
-"""A device that takes the time of another: for large swarms with real protocol, real bytes and
-real waiting on small machines. It computes nothing, so what it trains is worth nothing.
+"""A device that takes the time of another one. It lets small machines run large swarms with real
+protocol, real bytes and real waiting. It computes nothing, so what it trains is worth nothing.
 
 Its activations and gradients are zeros of the right shapes, and its loss is that of a uniform
 guess, `log(vocabulary)` for each token. Parameters and optimizer are the real ones: they take real
-memory, and move as they would.
+memory, and move as in a real swarm.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def emulated_flops_per_s(text: str) -> int | None:
 
 
 def emulated_timing(cost: LayerCost, flops_per_s: int) -> LayerTiming:
-    """Time of a layer for one microbatch, as a scenario's planner takes it."""
+    """A layer's time for one microbatch, as a scenario's planner takes it."""
     forward_ns = max(1, -(-cost.forward_flops * 1_000_000_000 // flops_per_s))
     backward_ns = BACKWARD_FORWARDS * forward_ns
     if cost.backward_flops:
@@ -61,7 +61,7 @@ def emulated_timing(cost: LayerCost, flops_per_s: int) -> LayerTiming:
 
 
 def emulated_device(spec: RunSpec, flops_per_s: int, memory_bytes: int) -> Device:
-    """The device as its peer's record states it."""
+    """The device as its peer's record says it."""
     workload = workload_of(spec)
     unlike = workload.unlike
     return Device(
@@ -79,7 +79,7 @@ def emulated_device(spec: RunSpec, flops_per_s: int, memory_bytes: int) -> Devic
 
 
 def timings_of(device: Device, spec: RunSpec, layers: Iterable[int]) -> dict[int, LayerTiming]:
-    """Of these layers of the model, as the device's record says."""
+    """The times of these layers of the model, as the device's record says them."""
     workload = workload_of(spec)
     return {layer: timing_of(device, workload, layer) for layer in layers}
 
@@ -87,11 +87,11 @@ def timings_of(device: Device, spec: RunSpec, layers: Iterable[int]) -> dict[int
 class EmulatedStageRunner(StageRunner):
     """A `StageRunner` whose passes take the time of its device. Blocks its thread meanwhile.
 
-    What else a pass costs on this machine (tensors of zeros, autograd) is no time of that device,
-    so it is taken off the sleeps that follow, as far as each lasts. So are the first stage's norms
-    and update: they are a thousandth of a device's operations, but all emulated devices make theirs
-    at once on the processors that they share. (Other stages wait for the first one meanwhile, so
-    there it would be taken off twice.)
+    What else a pass costs on this machine (tensors of zeros, autograd) is not the device's time, so
+    it is taken off the sleeps that follow, as far as each lasts. The first stage's norms and update
+    are taken off as well: they are a thousandth of a device's operations, but all emulated devices
+    make theirs at once on the processors that they share. (Other stages wait for the first one
+    meanwhile, so there they would be taken off twice.)
     """
 
     repeats_bits = False
@@ -131,7 +131,7 @@ class EmulatedStageRunner(StageRunner):
 
     @contextlib.contextmanager
     def _in_time(self) -> Iterator[None]:
-        """What the body takes beyond its sleeps is late."""
+        """The time that the body takes beyond its sleeps counts as late."""
         began_ns, slept_ns = now.monotonic_ns(), self._slept_ns
         yield
         took_ns = now.monotonic_ns() - began_ns - (self._slept_ns - slept_ns)
@@ -148,14 +148,14 @@ class EmulatedStageRunner(StageRunner):
         return result
 
     def backward_pass(self, timing: LayerTiming) -> None:
-        """The part for the input's gradient, and later, or at once, the matrices' part."""
+        """Sleep for the input's gradient, and later, or at once, for the matrices' gradients."""
         later_ns = weight_part_ns(timing.forward_ns, timing.backward_ns) if self.splits else 0
         self.pass_time(timing.backward_ns - later_ns)
         if later_ns:
             self._weight_gradients.owe_work(partial(self.pass_time, later_ns))
 
     def pass_time(self, duration_ns: int) -> None:
-        """Sleep; what one sleep takes too long is taken off the next."""
+        """Sleep. What one sleep takes too long is taken off the next one."""
         began_ns = now.monotonic_ns()
         now.block_ns(max(0, duration_ns - self._late_ns))
         slept_ns = now.monotonic_ns() - began_ns
@@ -164,7 +164,7 @@ class EmulatedStageRunner(StageRunner):
 
 
 class _EmulatedPass(torch.autograd.Function):
-    """In autograd's place, so that whatever order of passes the engine chooses holds here too."""
+    """A pass in autograd's graph: it follows whatever order of passes the engine chooses."""
 
     @staticmethod
     def forward(

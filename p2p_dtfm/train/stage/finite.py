@@ -1,7 +1,7 @@
 """Whether all values of a tensor are numbers: NaN and infinity spread to whatever they meet.
 
-What crosses a boundary between stages is bounded as well: of finite numbers that are large enough
-the next stage makes some that are not, and would be the one that stands still.
+What crosses a boundary between stages is bounded as well. From finite numbers that are large enough
+the next stage would make some that are not finite, and that stage would stand still.
 """
 
 from collections.abc import Sequence
@@ -14,25 +14,25 @@ from p2p_dtfm.train.kernels import processor
 from p2p_dtfm.train.model.gpt import layer_count
 
 BLOCK_ELEMENTS = 1 << 18
-"""1 MiB of fp32: what is looked at and then copied or added comes from memory once, and PyTorch's
-calls cost next to nothing beside it."""
+"""Elements that are checked and then copied or added at once. They are 1 MiB of fp32, so they come
+from memory only once; PyTorch's calls cost next to nothing beside it."""
 FIRST_LIMIT, MOST_TIMES = 2.0**20, 2.0**30
-"""Between the first two stages, and so many times as much between the last two; for gradients the
-other way round. So who is given what is within bounds sends on what is, unless its parameters have
-grown beyond all measure themselves. The square of the largest is finite in fp32, and so is the sum
-of as many as a microbatch has."""
+"""The limit between the first two stages, and how many times larger the limit between the last two
+is. For gradients it is the other way round. So a stage that is given values within bounds sends on
+values within bounds, unless its parameters have grown beyond all measure. The square of the largest
+value is finite in fp32, and so is the sum of as many squares as a microbatch has."""
 CODEC_TIMES = 2.0
-"""What a codec may make larger."""
+"""How much larger a codec may make values."""
 PART_LIMIT = 2.0**110
-"""Of a gradient that is added to others: from two that were larger no sum need follow."""
+"""The limit of a gradient that is added to others. Two parts above it may have no finite sum."""
 
 
 class NotFinite(Exception):
-    """Finite numbers have come to one here that is not: the run diverges, or was given poison."""
+    """Finite numbers have led to one that is not finite: the run diverges, or was given poison."""
 
 
 def is_finite(values: Tensor) -> bool:
-    """Reads the tensor once, unless the sum of its finite values is too large."""
+    """Whether all values are finite. Reads the tensor once, unless their sum is too large."""
     if processor.takes(values):
         return processor.is_within(values, processor.LARGEST)
     if bool(torch.isfinite(values.detach().sum())):
@@ -41,15 +41,15 @@ def is_finite(values: Tensor) -> bool:
 
 
 def boundary_limit(spec: RunSpec, layer: int, *, back: bool) -> float:
-    """Of the values that whoever has the stage before sends over the boundary to this layer; or, of
-    their gradient, that it gets back."""
+    """The limit of the values that the stage before sends over the boundary to this layer. With
+    `back`, the limit of their gradient that it gets back."""
     layers = layer_count(spec)
     depth = (layers - layer if back else layer) / layers
     return float(FIRST_LIMIT * MOST_TIMES**depth)
 
 
 def is_within(values: Tensor, limit: float) -> bool:
-    """Whether all are numbers, and none is larger. Reads the tensor once."""
+    """Whether all values are numbers of at most the limit's size. Reads the tensor once."""
     if values.numel() == 0:
         return True
     if processor.takes(values):
@@ -59,7 +59,8 @@ def is_within(values: Tensor, limit: float) -> bool:
 
 
 def copy_if_finite(values: Tensor, target: Tensor) -> bool:
-    """Both flat. If not all are finite, any part of the target may have been written."""
+    """Copies `values`, and returns whether all are finite. Both tensors are flat. If not all are
+    finite, any part of the target may have been written."""
     if processor.takes(values, target):
         return processor.copy(values, target)
     if values.device != target.device:
@@ -76,9 +77,9 @@ def copy_if_finite(values: Tensor, target: Tensor) -> bool:
 
 
 def add_if_finite(parts: Sequence[Tensor], target: Tensor) -> bool:
-    """first + second + third and so on, all flat. The target may be one of the parts, and is the
-    only one if there is one; the others stay as they are. If not all sums are finite, any part of
-    the target may have been written."""
+    """Writes first + second + third and so on, all flat, and returns whether all sums are finite.
+    The target may be one of the parts, and is the only part if there is just one; other parts stay
+    as they are. If not all sums are finite, any part of the target may have been written."""
     room = torch.empty(min(BLOCK_ELEMENTS, len(target)))
     cut = [each.split(BLOCK_ELEMENTS) for each in (*parts, target)]
     for sums, *others, total in zip(*cut, strict=True):
@@ -88,13 +89,13 @@ def add_if_finite(parts: Sequence[Tensor], target: Tensor) -> bool:
             is_last = number == len(others)
             out = total if is_last else room[: len(total)]
             if not _add(sums, part, out):
-                return False  # nor would the last sums be
+                return False  # the last sums would not be finite either
             sums = out
     return True
 
 
 def _add(first: Tensor, second: Tensor, total: Tensor) -> bool:
-    """Whether all sums are finite."""
+    """Writes the sums; returns whether all of them are finite."""
     if processor.takes(first, second, total):
         return processor.add(first, second, total)
     return is_finite(torch.add(first, second, out=total))

@@ -1,7 +1,7 @@
 """Boundary tensors between an accelerator and the host, copied while it computes.
 
 Copies go over a stream of their own, into and out of memory that the accelerator reaches directly
-(pinned). Where tensors are the host's anyway nothing is copied.
+(pinned). If tensors are the host's anyway, nothing is copied.
 """
 
 import functools
@@ -18,10 +18,10 @@ class Leaving:
 
     on_host: Tensor
     copied: Any = None
-    """A CUDA event, or None."""
+    """A CUDA event; None if nothing is copied."""
 
     def wait(self) -> Tensor:
-        """The tensor, once it is there. Blocks its thread, not the accelerator."""
+        """Gives the tensor once it is there. Blocks the calling thread, not the accelerator."""
         if self.copied is not None:
             self.copied.synchronize()
         return self.on_host
@@ -35,7 +35,7 @@ class HostCopies:
         self._stream = _stream_for_copies(device) if device.type == "cuda" else None
 
     def to_host(self, tensor: Tensor) -> Leaving:
-        """Begin after all that this thread has given to the accelerator until now."""
+        """Begin a copy, after all that this thread has given to the accelerator until now."""
         if self._stream is None:
             return Leaving(tensor)
         computing = torch.cuda.current_stream(self.device)
@@ -49,7 +49,7 @@ class HostCopies:
         return Leaving(on_host, copied)
 
     def to_device(self, tensor: Tensor) -> Tensor:
-        """What this thread computes from now on sees the whole tensor."""
+        """A copy on the device. What this thread computes from now on sees the whole tensor."""
         if self._stream is None or tensor.device == self.device:
             return tensor.to(self.device)
         with torch.cuda.stream(self._stream):
@@ -62,16 +62,16 @@ class HostCopies:
 
 @functools.cache
 def _stream_for_copies(device: torch.device) -> Any:
-    """One for all of a process. PyTorch has 32 and gives them out in turn: a stage that took one
-    for itself would in time be given the one in which another thread records."""
+    """The one stream for copies of a process. PyTorch has 32 and gives them out in turn. A stage
+    that took one for itself would in time be given the one in which another thread records."""
     return torch.cuda.Stream(device)
 
 
 def kept_on_host(flat: Tensor) -> Tensor:
-    """A copy of flat fp32 in the host's memory, wherever it is."""
+    """A copy of flat fp32 in the host's memory, wherever the original is."""
     return host_room(flat.numel(), flat.device).copy_(flat)
 
 
 def host_room(elements: int, device: torch.device) -> Tensor:
-    """Flat fp32 on the host, of any values, which `device` copies into at its full rate."""
+    """Flat fp32 on the host, not initialised. `device` copies into it at its full rate."""
     return torch.empty(elements, pin_memory=device.type == "cuda")

@@ -7,10 +7,10 @@ shared parameters and the pipeline's own, weighted by the pipeline's tokens; `La
 makes one Nesterov step with the sum. So order of samples, Prepared, roll-forward and followers are
 those of any other step.
 
-Every stage steps on its own layers. The norm of a layer's gradient is clipped by itself, so that an
-inner step needs no message between stages: to `clip_norm` / sqrt(layers), which lets through what
-clipping the whole norm would if all layers' norms were alike. What Muon updates is not clipped: the
-length of a gradient does not show in its step.
+Every stage steps on its own layers. Each layer's gradient is clipped by itself, so that an inner
+step needs no message between stages. Its norm is clipped to `clip_norm` / sqrt(layers). This lets
+through what clipping the whole norm would if all layers' norms were alike. What Muon updates is not
+clipped: the length of a gradient does not show in Muon's step.
 
 The inner moments are a replica's private memory, as in the paper; the shared state holds the outer
 momentum in the place of the first moments, and zeros for the second.
@@ -32,10 +32,10 @@ from p2p_dtfm.train.updates.layer_update import LayerUpdate, second_moment_count
 
 
 class InnerMoments(NamedTuple):
-    """What the optimizer remembers of a layer."""
+    """What the optimizer of inner steps remembers of a layer."""
 
     moments: Tensor
-    """Flat fp32: the first of all parameters, then the second of those that are AdamW's."""
+    """Flat fp32: first moments of all parameters, then second moments of AdamW's parameters."""
     steps_made: int
 
 
@@ -53,8 +53,8 @@ class LocalSteps:
     """The inner steps of one stage within one step.
 
     The modules compute with parameters of their own meanwhile; the shared parameters, which others
-    may be fetching, stay as they are. `begin`, then for each inner step some backwards and
-    `inner_step`, then `finish`. `abandon` is always right.
+    may be fetching, stay as they are. Call `begin`, then for each inner step some backwards and
+    `inner_step`, then `finish`. `abandon` may be called at any time.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class LocalSteps:
         }
 
     def inner_step(self, inner_step: int, microbatch_count: int) -> None:
-        """Step with the gradients that `microbatch_count` microbatches have left; they are zero
+        """Step with the gradients that `microbatch_count` microbatches have left. They are zero
         afterwards."""
         if not microbatch_count:
             return
@@ -95,7 +95,7 @@ class LocalSteps:
         self.abandon()
 
     def abandon(self) -> None:
-        """The modules compute with the shared parameters again."""
+        """Let the modules compute with the shared parameters again."""
         self._layers = {}
         for state in self._states.values():
             state.compute_with(state.parameters)

@@ -1,4 +1,4 @@
-"""What this machine computes with, measured at the run's microbatch shape."""
+"""What this machine computes with, and how fast it is at the run's microbatch shape."""
 
 import contextlib
 import ctypes
@@ -37,13 +37,13 @@ from p2p_dtfm.train.stage.room_to_train import require_room, too_large
 TorchDevice = torch.device
 
 LIBRARIES_BYTES = 512 << 20
-"""Of an accelerator, beside layers and what is kept for their backwards: what libraries work in, 32
-MiB for each thread and stream on some, and what lies between blocks in use."""
+"""Memory of an accelerator beside layers and what is kept for their backwards. Libraries work in
+it, some with 32 MiB for each thread and stream, and part lies unused between blocks."""
 _REPETITIONS = 5
 _FEWEST_REPETITIONS = 3
 _LAYER_BUDGET_NS = 600_000_000
 _CARD_SHARE = 0.8
-"""Of a card's free memory. Recorded passes lie in the rest, which nobody counts."""
+"""The usable share of a card's free memory. Recorded passes lie in the rest, uncounted."""
 _FIRST_TOKENS = 128
 
 
@@ -84,16 +84,16 @@ def select_device(text: str) -> torch.device:
 
 
 def cap_device_memory(device: torch.device, limit_bytes: int) -> None:
-    """Let torch take no more of an accelerator's memory than that, whatever is asked of it; it
-    gives back unused blocks before it refuses. The processor's memory has no such cap."""
+    """Let torch take no more than `limit_bytes` of an accelerator's memory; it gives back unused
+    blocks before it refuses. The processor's memory has no such cap."""
     if device.type == "cuda":
         total_bytes = torch.cuda.mem_get_info(device)[1]
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
 
 
 def exclusive_name(device: torch.device) -> str | None:
-    """What tells an accelerator from all others of this machine; None for the processor, which
-    several daemons may share."""
+    """A name that tells an accelerator from all others of this machine. None for the processor,
+    which several daemons may share."""
     if device.type != "cuda":
         return None
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -101,17 +101,18 @@ def exclusive_name(device: torch.device) -> str | None:
 
 
 def release_memory() -> None:
-    """Give back what nothing holds any more: to the device, and to the operating system."""
+    """Give memory that nothing holds any more back to the device and to the operating system."""
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         with contextlib.suppress(RuntimeError):  # whatever is asked of a device that has failed
             torch.cuda.empty_cache()
-    with contextlib.suppress(OSError, AttributeError):  # another C library than GNU's
+    with contextlib.suppress(OSError, AttributeError):  # a C library other than GNU's
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def use_threads(count: int) -> None:
-    """To compute with, in the thread that asks for it and in those that have computed nothing."""
+    """Set the threads that compute, for the calling thread and those that have computed nothing
+    yet."""
     torch.set_num_threads(count)
 
 
@@ -125,11 +126,11 @@ def measure_device(
 ) -> Device:
     """Median forward and backward times of the three kinds of layers, memory and name.
 
-    Takes about two seconds, longer only where touching a layer's parameters takes that long. A
-    layer too slow for that is measured on fewer tokens, and its times are extrapolated. `threads`
-    sets torch's thread count for the whole process. With `emulated_flops_per_s` nothing is timed:
-    the device is one of that speed, and has the memory of the limit. `progress(done, total)` hears
-    of each kind of layer that is done.
+    Takes about two seconds; longer only if touching a layer's parameters takes longer. A layer too
+    slow for that is measured on fewer tokens, and its times are extrapolated. `threads` sets
+    torch's thread count for the whole process. With `emulated_flops_per_s` nothing is timed: the
+    device is one of that speed, and has the memory of the limit. `progress(done, total)` is called
+    for each kind of layer that is done.
 
     Raises `UserError` where this machine has no memory for any part of the run.
     """
@@ -162,7 +163,7 @@ def measure_device(
 def _timings(
     spec: RunSpec, device: TorchDevice, progress: Callable[[int, int], None]
 ) -> list[LayerTiming]:
-    """Of each kind of layers."""
+    """The times of each kind of layer."""
     kinds = _layers_to_time(spec)
     timings = []
     for done, layer in enumerate(kinds):
@@ -174,7 +175,7 @@ def _timings(
 
 
 def _layers_to_time(spec: RunSpec) -> list[int]:
-    """The first layer of each kind; where the run lists its layers, of each distinct one."""
+    """The first layer of each kind; if the run lists its layers, of each distinct one."""
     unlike = workload_of(spec).unlike
     if unlike is None:
         return [0, 1, layer_count(spec) - 1]
@@ -182,7 +183,8 @@ def _layers_to_time(spec: RunSpec) -> list[int]:
 
 
 def _as_a_gpt(spec: RunSpec, timings: list[LayerTiming]) -> tuple[LayerTiming, ...]:
-    """Of the ends, and of those between them on average, of distinct listed layers."""
+    """The times of a run that lists its layers, as of a GPT: of the first layer, the mean of those
+    between, and of the last. `timings`: of distinct layers."""
     unlike = workload_of(spec).unlike
     assert unlike is not None
     first, *between, last = (timings[number] for number in unlike.order)
@@ -194,14 +196,14 @@ def _as_a_gpt(spec: RunSpec, timings: list[LayerTiming]) -> tuple[LayerTiming, .
 
 
 def _memory_bytes(device: torch.device, limit_bytes: int | None) -> int:
-    """A part of what is free now, or the limit if that is less."""
+    """The usable part of the memory that is free now, or the limit if that is less."""
     free = free_bytes(device)
     usable_bytes = offered_bytes(free) if device.type == PROCESSOR else int(free * _CARD_SHARE)
     return usable_bytes if limit_bytes is None else min(limit_bytes, usable_bytes)
 
 
 def free_bytes(device: torch.device) -> int:
-    """With what PyTorch keeps of a card for itself and does not use."""
+    """Free memory of the device; of a card, with what PyTorch keeps of it and does not use."""
     if device.type == "cuda":
         kept_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + int(kept_bytes)
@@ -222,8 +224,8 @@ def _device_name(device: torch.device) -> str:
 def _measure_layer(spec: RunSpec, layer: int, device: torch.device) -> LayerTiming:
     """Times at the microbatch shape, extrapolated from two smaller ones if that takes too long.
 
-    A straight line through the two, since a part of the time (gradients of the whole vocabulary,
-    say) does not depend on the number of tokens.
+    Times are extrapolated by a straight line, since part of them (gradients of the whole
+    vocabulary, say) does not depend on the number of tokens.
     """
     module = build_timed_layer(spec, layer, device)
     with torch.no_grad():
@@ -247,8 +249,8 @@ def _measure_layer(spec: RunSpec, layer: int, device: torch.device) -> LayerTimi
 
 
 def _measure_listed(spec: RunSpec, layer: int, device: torch.device) -> LayerTiming:
-    """Times of a layer that the run lists, at the microbatch shape; where that takes too long, by
-    the straight line through one sequence and two."""
+    """Times of a layer that the run lists, at the microbatch shape. If that takes too long, they
+    are extrapolated by the straight line through one sequence and two."""
     module = build_timed_layer(spec, layer, device)
     with torch.no_grad():
         for values in module.parameters():
@@ -274,7 +276,7 @@ def _measure_listed(spec: RunSpec, layer: int, device: torch.device) -> LayerTim
 def _time_listed(
     spec: RunSpec, layer: int, module: nn.Module, sequences: int, device: torch.device
 ) -> tuple[int, int]:
-    """(forward, backward) nanoseconds of so many sequences through a listed layer."""
+    """(forward, backward) nanoseconds that so many sequences take through a listed layer."""
     is_last = layer == layer_count(spec) - 1
     tokens = torch.zeros((sequences, spec.model.context), dtype=torch.int64, device=device)
     entry = tokens
@@ -294,7 +296,7 @@ def _time_listed(
 
 
 def _each(choose: Callable[[list[int]], float], runs: list[tuple[int, int]]) -> tuple[float, float]:
-    """`choose` of the forward times and of the backward times."""
+    """`choose` applied to the forward times and to the backward times."""
     return choose([forward for forward, _ in runs]), choose([backward for _, backward in runs])
 
 
@@ -316,7 +318,7 @@ def _time_often(
 def _affordable(
     spec: RunSpec, layer: int, module: nn.Module, whole: TrialShape, device: torch.device
 ) -> TrialShape:
-    """The largest shape, by doubling, of which a warm-up and three repetitions fit the budget."""
+    """The largest shape, found by doubling, whose warm-up and three repetitions fit the budget."""
     repetition_ns = _LAYER_BUDGET_NS // (_FEWEST_REPETITIONS + 1)
     shape = TrialShape(1, min(whole.tokens, _FIRST_TOKENS))
     _time_once(spec, layer, module, shape, device)  # first use allocates and chooses kernels
@@ -355,7 +357,7 @@ def _time_once(
 def _time_passes(
     spec: RunSpec, run: Callable[[], Tensor], device: torch.device, owed: WeightGradients
 ) -> tuple[int, int]:
-    """(forward, backward) nanoseconds; of a card's as `RecordedStageRunner` starts them."""
+    """(forward, backward) nanoseconds; on a card, started as `RecordedStageRunner` does."""
     with kernels_for(spec, device):
         return _time_parts(spec, run, device, owed)
 
@@ -377,7 +379,7 @@ def _time_parts(
 
     parts: list[Callable[[], None]] = [forward, backward]
     if device.type == "cuda" and is_recorded(spec):
-        with contextlib.suppress(RuntimeError):  # then it trains without recordings, too
+        with contextlib.suppress(RuntimeError):  # then it also trains without recordings
             parts = _recorded(parts, recorder_of(device))
     spent_ns = []
     for part in parts:
@@ -390,7 +392,7 @@ def _time_parts(
 
 
 def _recorded(parts: list[Callable[[], None]], recorder: Recorder) -> list[Callable[[], None]]:
-    """What starts them again, one after another."""
+    """Functions that start the recorded parts again, one after another."""
     with recorder.aside():
         for part in parts:
             part()

@@ -1,4 +1,4 @@
-"""All that a replica keeps to itself: what it owes to reductions, and its inner moments."""
+"""All that a replica keeps for itself: what it owes to reductions, and its inner moments."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,8 +13,8 @@ from p2p_dtfm.train.stage.private_memory import PrivateMemory
 class ReplicaMemory:
     """See `private_memory`: proposed by a step, kept only if it commits.
 
-    In a new view a peer keeps what it remembers of the layers that it still holds: what is owed is
-    owed whoever sums, and the moments are its own. Of other layers it forgets all.
+    In a new view a peer keeps what it remembers of the layers that it still holds. It owes the same
+    whoever sums, and the moments are its own. Of other layers it forgets all.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,8 @@ class ReplicaMemory:
         self.moments: PrivateMemory[InnerMoments] = PrivateMemory()
 
     def owed_of(self, states: Sequence[LayerState]) -> Tensor | None:
-        """What is owed of a segment's layers, one after the other, on the CPU; None: nothing."""
+        """What is owed of a segment's layers, one after the other, on the CPU; None if nothing
+        is."""
         held = [self.owed.of(state.layer) for state in states]
         if all(owed is None for owed in held):
             return None
@@ -35,7 +36,7 @@ class ReplicaMemory:
         )
 
     def propose_owed(self, step: int, states: Sequence[LayerState], owed: Tensor) -> None:
-        """What will be owed of these layers, one after the other."""
+        """Propose what will be owed of these layers, one after the other."""
         parts = owed.split([state.parameter_count for state in states])
         self.owed.propose(
             step, {state.layer: part for state, part in zip(states, parts, strict=True)}
@@ -52,13 +53,13 @@ class ReplicaMemory:
         self.moments.discard()
 
     def keep_only(self, layers: Iterable[int]) -> None:
-        """A view begins in which this peer holds these layers."""
+        """Keep what belongs to these layers: a view begins in which this peer holds them."""
         kept = set(layers)
         self.owed.keep_only(kept)
         self.moments.keep_only(kept)
 
     def forget(self, layers: Iterable[int]) -> None:
-        """The states of these layers come from elsewhere."""
+        """Forget what belongs to these layers: their states come from elsewhere."""
         gone = set(layers)
         self.owed.forget(gone)
         self.moments.forget(gone)

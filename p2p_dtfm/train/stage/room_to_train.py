@@ -8,13 +8,13 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, workload_of
 
 _COPIES_WHILE_MEASURED = 2
-"""Parameters and their gradients."""
+"""Copies of a layer while it is measured: parameters and their gradients."""
 
 
 def require_room(spec: RunSpec, free_bytes: int, kind: str = PROCESSOR) -> None:
-    """Raises `UserError` where no block fits, or where the largest layer cannot even be timed.
+    """Raises `UserError` if no block fits, or if the largest layer cannot even be timed.
 
-    A run spec may come from a stranger, and ask for more than any machine has. `kind`: of the
+    A run spec may come from a stranger, and ask for more than any machine has. `kind`: the kind of
     device whose memory it is.
     """
     workload = workload_of(spec)
@@ -32,7 +32,7 @@ def require_room(spec: RunSpec, free_bytes: int, kind: str = PROCESSOR) -> None:
 
 
 def too_large(spec: RunSpec, what: str, takes: str, free_bytes: int) -> UserError:
-    """`what` of the run `takes` more than there is."""
+    """A fault: `what` of the run `takes` more memory than there is."""
     return UserError(
         f"the run {spec.name} is too large for this machine: {what} takes {takes}, "
         f"and {gibibytes(free_bytes)} of memory are free",

@@ -5,11 +5,11 @@ part of a chunk for the owner; the owner adds the decoded parts in pipeline orde
 encodes the sum for all; everyone, the owner too, goes on with what the sum's bytes decode to. So
 all holders end with the same bits, whatever a codec loses.
 
-What it loses is not lost (error feedback: Seide et al. 2014, Karimireddy et al. 2019). A holder
-owes what its encoded part lacks; an owner owes what the encoded sum lacks. Either is added to the
-holder's own values in the next step: an owner's own part is never encoded, so adding to it is
-adding to the sum. Therefore one number for each element is enough, and it stays right when another
-holder becomes the owner.
+What a codec loses is made up for later (error feedback: Seide et al. 2014, Karimireddy et al.
+2019). A holder owes what its encoded part lacks; an owner owes what the encoded sum lacks. Either
+is added to the peer's own values in the next step. An owner's own part is never encoded, so adding
+to it is adding to the sum. Therefore one number for each element is enough, and it stays right when
+another holder becomes the owner.
 """
 
 import hashlib
@@ -62,17 +62,17 @@ class SegmentCut:
     lengths: Sequence[int]
     """Elements of each layer."""
     trimmed: Sequence[int] = ()
-    """Where sums are trimmed: the microbatches of each holder, in pipeline order."""
+    """The microbatches of each holder, in pipeline order, if sums are trimmed."""
 
 
 class SegmentReduction:
     """One step's reduction of one segment at one holder.
 
-    `fill` takes the layers' gradients, in any order and one by one; the gradients themselves stay
-    as they are. Once a chunk's layers are there: for a chunk of another owner, `part`, then
-    `take_sum`; for an own chunk, `read_part` of all others, then `add_parts`. When every chunk is
-    done, `reduced` is the same on all holders, and `owed` is what this holder owes if the step
-    commits.
+    `fill` takes the layers' gradients, one by one and in any order; the gradients themselves stay
+    as they are. A chunk is reduced once its layers are there. For a chunk of another owner, call
+    `part`, then `take_sum`. For an own chunk, call `read_part` for all other holders' parts, then
+    `add_parts`. When every chunk is done, `reduced` is the same on all holders, and `owed` is what
+    this holder owes if the step commits.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class SegmentReduction:
         owed: Tensor | None,
         room: Tensor | None = None,
     ) -> None:
-        """`owed` is of the last committed step, fp32 on the CPU, one layer after the other; None:
-        nothing. `room` is used for `reduced`, whatever is in it: memory that was touched before
-        costs a copy half as much."""
+        """`owed` is what was owed after the last committed step, fp32 on the CPU, one layer after
+        the other; None: nothing. `room` is used for `reduced`, whatever is in it: a copy into
+        memory that was touched before costs half as much."""
         ends = list(accumulate(cut.lengths))
         assert cut.bounds[-1][1] == ends[-1]
         self.reduced = torch.empty(ends[-1]) if room is None else room
@@ -100,7 +100,8 @@ class SegmentReduction:
         self._turns = [chunk_turn(spec, step, cut.first_layer, at) for at, _ in cut.bounds]
 
     def fill(self, layer: int, gradient: Tensor) -> None:
-        """This holder's gradient of a layer is final: flat fp32, on any device."""
+        """Take this holder's final gradient of a layer: flat fp32, any device. Raises
+        `NotFinite`."""
         start, end = self._layers[layer]
         if not copy_if_finite(gradient, self.reduced[start:end]):
             raise NotFinite(f"the gradient of layer {layer} is not finite")
@@ -118,16 +119,16 @@ class SegmentReduction:
 
     @property
     def is_lossless(self) -> bool:
-        """Then `part` and `read_part` compute nothing."""
+        """Whether the codec loses nothing. Then `part` and `read_part` compute nothing."""
         return self._codec.lossless
 
     @property
     def only_adds(self) -> bool:
-        """Nothing is encoded, sorted or left out: sums take as long as memory does."""
+        """Whether nothing is encoded, sorted or left out: sums take as long as memory does."""
         return self._codec.lossless and not self._trimmed
 
     def elements(self, chunk: int) -> int:
-        """How many a chunk has."""
+        """How many elements a chunk has."""
         start, end = self._bounds[chunk]
         return end - start
 
@@ -141,7 +142,7 @@ class SegmentReduction:
         return payload
 
     def take_sum(self, chunk: int, payload: Buffer) -> None:
-        """The owner's sum of a chunk. Raises `PeerFault`."""
+        """Take the owner's sum of a chunk. Raises `PeerFault`."""
         values = self._decoded(chunk, payload)
         if not copy_if_finite(values, self._of(self.reduced, chunk)):
             raise PeerFault("a sum of gradients with a value that is not finite")
@@ -153,12 +154,12 @@ class SegmentReduction:
     def add_parts(self, chunk: int, parts: Sequence[Tensor | None]) -> Buffer:
         """The sum of an own chunk, for all others. `parts` are in pipeline order, None is mine.
 
-        Always first + second + third and so on, unless it is a trimmed one. Raises `PoisonedPart`
+        It is first + second + third and so on, unless it is a trimmed sum. Raises `PoisonedPart`
         and `NotFinite`; this holder's own part is then gone.
         """
         assert sum(part is None for part in parts) == 1, "a holder's own part is one of the parts"
         mine = self._of(self.reduced, chunk)
-        # what is not finite makes every sum that it is in so
+        # a value that is not finite makes every sum with it not finite
         if not self._add([mine if part is None else part for part in parts], mine):
             for place, part in enumerate(parts):
                 if part is not None and not is_within(part, PART_LIMIT):
@@ -197,7 +198,7 @@ class SegmentReduction:
 
 
 def add_owed(values: Tensor, owed: Tensor) -> None:
-    """In place."""
+    """Add what is owed to the values, in place."""
     launcher = choice.launcher_for(values.device)
     if launcher:
         feedback.add(launcher, values, owed)
@@ -206,7 +207,7 @@ def add_owed(values: Tensor, owed: Tensor) -> None:
 
 
 def owe(values: Tensor, decoded: Tensor, owed: Tensor) -> None:
-    """Into `owed`: what the decoded lack."""
+    """Write into `owed` what the decoded values lack."""
     launcher = choice.launcher_for(values.device)
     if launcher:
         feedback.owe(launcher, values, decoded, owed)

@@ -26,10 +26,10 @@ class InFlight:
     entries: list[Tensor]
     """Each layer's input; a leaf whose gradient is wanted, unless it is token numbers."""
     results: list[Tensor | None]
-    """Each layer's output, the last one's loss, with its graph; None: to be computed again."""
+    """Each layer's output with its graph; of the last layer, its loss. None: computed again."""
     targets: Tensor | None
     tokens: Tensor | None
-    """Where every stage knows them."""
+    """Only in runs whose every stage knows them."""
 
 
 class StageRunner:
@@ -46,7 +46,7 @@ class StageRunner:
     """
 
     repeats_bits = True
-    """Whether the same work on a device of the same arithmetic comes to the same."""
+    """Whether the same work gives the same bits on any device of the same arithmetic."""
 
     def __init__(
         self, spec: RunSpec, layer_states: dict[int, LayerState], recompute: bool = False
@@ -77,7 +77,8 @@ class StageRunner:
 
     @property
     def in_flight(self) -> int:
-        """Microbatches of which anything is kept, from their forward to all of their backward."""
+        """Microbatches of which anything is kept, from their forward to the end of their
+        backward."""
         return len(self._in_flight.keys() | self._owed.keys())
 
     def forward(
@@ -91,9 +92,10 @@ class StageRunner:
 
         `entry` is int64 token numbers [sequences, tokens] if the stage has the embedding, else an
         fp32 activation [sequences, tokens, boundary width]. The stage with the head needs
-        `targets`, int64 [sequences, tokens], and returns the loss summed over tokens in nats; any
-        other returns the fp32 activation that the next stage takes. `tokens`, int64 [sequences,
-        tokens], are for a run whose every stage knows them, where the stage has no embedding.
+        `targets`, int64 [sequences, tokens], and returns the loss summed over tokens in nats. Any
+        other stage returns the fp32 activation that the next stage takes. `tokens`, int64
+        [sequences, tokens], are given to a stage without the embedding, in runs whose every stage
+        knows them.
         """
         assert microbatch not in self._in_flight, f"microbatch {microbatch} is already in flight"
         stream, targets = self._check(entry, targets)
@@ -108,7 +110,7 @@ class StageRunner:
         targets: Tensor | None,
         tokens: Tensor | None,
     ) -> Tensor | float:
-        """Of what has been checked, and is on the device."""
+        """The forward of tensors that have been checked and are on the device."""
         kept = InFlight([], [], targets, tokens)
         result = self._through(stream, kept)
         self._in_flight[microbatch] = kept
@@ -127,7 +129,7 @@ class StageRunner:
         return stream
 
     def weigh(self, microbatch: int, weight: float) -> None:
-        """What a microbatch's loss counts in its backward, where the head is; 1 unless said."""
+        """Set a microbatch's weight in the backward, for the stage with the head; 1 unless set."""
         if weight != 1.0:
             self._weights[microbatch] = weight
 
@@ -144,7 +146,7 @@ class StageRunner:
         return gradient
 
     def input_backward(self, microbatch: int, output_gradient: Tensor | None = None) -> Tensor:
-        """The part of `backward` for which the previous stage waits; `weight_backward` is owed."""
+        """The part of `backward` for which the previous stage waits. `weight_backward` is left."""
         assert self.splits
         gradient = output_gradient
         for layer in reversed(self.layer_states):
@@ -155,16 +157,16 @@ class StageRunner:
         return gradient
 
     def owes(self, microbatch: int) -> bool:
-        """Whether any of `weight_backward` is left."""
+        """Whether any part of `weight_backward` is left."""
         return microbatch in self._owed
 
     def weight_backward(self, microbatch: int) -> None:
-        """The other part. Microbatches must come in the same order in every run."""
+        """The other part of `backward`. Microbatches must come in the same order in every run."""
         for layer in reversed(self.layer_states):
             self.weight_backward_layer(microbatch, layer)
 
     def weight_backward_layer(self, microbatch: int, layer: int) -> None:
-        """The same for one layer, unless it is done; layers can come in any order."""
+        """The same for one layer, unless it is done. Layers may come in any order."""
         owed = self._owed.get(microbatch, {})
         if layer in owed:
             with self._kernels():
@@ -196,7 +198,7 @@ class StageRunner:
         return self._back(layer, kept, entry, result, self.copies.to_device(gradient))
 
     def _slope_of_loss(self, microbatch: int) -> float:
-        """By which its loss enters the step's; said once."""
+        """The factor by which the microbatch's loss enters the step's; works only once."""
         return self._weights.pop(microbatch, 1.0) / self.spec.tokens_per_step
 
     def _next_layer(self, microbatch: int, layer: int) -> tuple[InFlight, Tensor, Tensor | None]:
@@ -223,7 +225,7 @@ class StageRunner:
                 told = told_beside(self.spec, kept.tokens)
                 result = self._run(layer, entry, kept.targets, told)
         assert gradient.shape == result.shape
-        if result.requires_grad:  # of a frozen embedding nothing asks for a gradient
+        if result.requires_grad:  # no one asks for a frozen embedding's gradient
             backward_from(result, gradient)
         if not entry.is_floating_point():
             return None
@@ -260,7 +262,7 @@ class StageRunner:
         return contextlib.nullcontext()
 
     def _kernels(self) -> contextlib.AbstractContextManager[None]:
-        """Around passes, where it matters which kernels the device takes."""
+        """Around passes: lets a device choose kernels where it matters which ones it takes."""
         return contextlib.nullcontext()
 
     def zero_gradients(self) -> None:
@@ -282,14 +284,14 @@ class StageRunner:
         return self.copies.to_device(entry), targets
 
     def _known(self, tokens: Tensor | None) -> Tensor | None:
-        """Of a run whose every stage knows them."""
+        """The tokens on the device, for a run whose every stage knows them; else None."""
         if not self.spec.stages_know_tokens:
             return None
         assert tokens is not None, "every stage needs the tokens"
         return self.copies.to_device(tokens)
 
     def _run(self, layer: int, entry: Tensor, targets: Tensor | None, told: Told) -> Tensor:
-        """One layer; with the head, the loss."""
+        """Run one layer; for the head, with the loss."""
         is_block = 0 < layer < layer_count(self.spec) - 1
         module = self.layer_states[layer].module
         with autocast(self.spec, self.device):

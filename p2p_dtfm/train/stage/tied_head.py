@@ -1,8 +1,8 @@
 """A head that is the token embedding: one matrix, of which both layers keep a copy.
 
 Its gradient is the sum of both layers' parts. Both copies get that sum, wherever they lie
-(`core.schedule.tied_ends`), and since they start alike and are updated by equal arithmetic, they
-stay alike to the last bit.
+(`core.schedule.tied_ends`). They start alike and are updated by equal arithmetic, so they stay
+alike to the last bit.
 """
 
 import torch
@@ -22,16 +22,16 @@ def shared_part(spec: RunSpec, layer: int, flat: Tensor) -> Tensor:
 
 
 def joined(parts: list[Tensor]) -> Tensor:
-    """Of the matrix, in order: flat."""
+    """The matrix from its parts, which are in order: flat."""
     return torch.cat(parts)
 
 
 def tie(
     spec: RunSpec, reduced: dict[int, Tensor], elsewhere: Tensor | None = None
 ) -> dict[int, Tensor]:
-    """Reduced gradients of the ends that are held here with the sum of both in each: flat fp32, in
-    memory of their own, since a gradient buffer keeps this peer's part. `elsewhere`: the other
-    end's sum of the matrix, where only one is held. Raises `NotFinite`."""
+    """The reduced gradients of the ends that are held here, each with the sum of both ends. They
+    are flat fp32 in memory of their own, since a gradient buffer keeps this peer's part.
+    `elsewhere`: the other end's sum of the matrix, if only one end is held. Raises `NotFinite`."""
     held = [layer for layer in tied_ends(spec) if layer in reduced]
     assert len(held) == (2 if elsewhere is None else 1), "each end's sum is here or has come"
     tied = {layer: reduced[layer].clone() for layer in held}
@@ -46,8 +46,8 @@ def tie(
 
 
 def counted_once(spec: RunSpec, layer: int, reduced: Tensor) -> Tensor:
-    """What of a layer's reduced gradient enters the norm: the shared matrix does in the embedding
-    alone."""
+    """The part of a layer's reduced gradient that enters the norm. The shared matrix enters it only
+    with the embedding."""
     if layer in tied_ends(spec)[1:]:
         return reduced[: -_matrix_elements(spec.model)]
     return reduced

@@ -1,4 +1,4 @@
-"""A stage that computes what it should, and takes the time that its device has by its record.
+"""A stage that really computes, and takes the time that its device's record says.
 
 For daemons in virtual time: there the processor's own time counts for nothing.
 """
@@ -16,12 +16,12 @@ from p2p_dtfm.train.stage.stage_runner import StageRunner
 
 
 def use_one_thread() -> None:
-    """Of torch's own: small layers gain nothing by more, and sums come in one order."""
+    """One thread of torch: small layers gain nothing by more, and sums come in one order."""
     torch.set_num_threads(1)
 
 
 class TimedStageRunner(StageRunner):
-    """The whole backward counts with its first part."""
+    """A `StageRunner` in virtual time, where a backward's first part takes the time of all."""
 
     def __init__(
         self,

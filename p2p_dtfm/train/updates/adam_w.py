@@ -1,10 +1,10 @@
 """AdamW (Loshchilov and Hutter 2019) over flat buffers, to the same last bit on any device.
 
 Replicas must not drift apart, whatever processors they have. So a step is made of sums, products
-and quotients of tensors, each an operation by itself, which IEEE 754 rounds exactly. Fused ones
-round once where others round twice; a quotient by a number is a product with its reciprocal on some
-devices; and PyTorch's square root of fp32 is off by a bit on others.
-See `docs/decisions/0019-states-by-exact-arithmetic.md`.
+and quotients of tensors. Each is an operation by itself, which IEEE 754 rounds exactly. Fused
+operations round once where separate ones round twice. Some devices divide by a number by
+multiplying with its reciprocal. On others PyTorch's square root of fp32 is off by a bit. See
+`docs/decisions/0019-states-by-exact-arithmetic.md`.
 """
 
 import math
@@ -21,16 +21,16 @@ from p2p_dtfm.train.kernels import adam_w as kernel
 from p2p_dtfm.train.kernels import choice, processor
 
 CHUNK_ELEMENTS = {"cpu": 1 << 16}
-"""So much of parameters, gradient, moments and scratch is 1.25 MiB: it stays in the cache over the
-dozen operations of a step."""
+"""Elements of a chunk. So many parameters, gradients, moments and scratch are 1.25 MiB: they stay
+in the cache over the dozen operations of a step."""
 CHUNK_ELEMENTS_ELSEWHERE = 1 << 24
-"""An accelerator is asked less often."""
+"""Elements of a chunk on an accelerator, which costs more to ask."""
 SIGNIFICANT_DIGITS = 12
-"""C libraries whose powers and cosines differ in the last bit still agree on so many."""
+"""Digits of scalars. C libraries whose powers and cosines differ in the last bit agree on these."""
 
 
 class _Updated(NamedTuple):
-    """Elements that are updated together. `decaying`: parts of it, counted from its start."""
+    """Elements that are updated together. `decaying`: parts that decay, counted from the start."""
 
     start: int
     end: int
@@ -44,8 +44,8 @@ def rounded(value: float) -> float:
 class AdamW:
     """Steps of one layer.
 
-    `moments`: first and second, fp32 [elements] each, changed in place. `shapes` are those of the
-    layer's tensors in the order in which they lie in the buffers: only matrices decay.
+    `moments`: first and second, fp32 [elements] each, changed in place. `shapes`: those of the
+    layer's tensors, in the order of the buffers; only matrices decay.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class AdamW:
         steps_made: int,
         weight_decay: float | None = None,
     ) -> None:
-        """`weight_decay`: another than the run's, for these tensors."""
+        """`weight_decay`: the decay of these tensors, if it is another than the run's."""
         self.steps_made = steps_made
         self._settings = spec.optimizer
         self._weight_decay = spec.optimizer.weight_decay if weight_decay is None else weight_decay
@@ -64,11 +64,11 @@ class AdamW:
         device = self._first.device
         self._launcher = choice.launcher_for(device)
         self._is_processors = not self._launcher and processor.serves(device)
-        """Neither: the operations below."""
+        """With neither a launcher nor the processor's kernels, the operations below are used."""
         has_kernel = self._launcher is not None or self._is_processors
         limit = CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS_ELSEWHERE)
         limit = max(1, self._first.numel()) if self._is_processors else limit
-        # a kernel is told one decay; operations cost more than what they do to a norm or a bias
+        # a kernel has one decay; operations cost more than the work on a norm or a bias
         together = 0 if has_kernel else limit
         self._chunks = _grouped(_runs(shapes, limit), together)
         largest = max((chunk.end - chunk.start for chunk in self._chunks), default=0)
@@ -119,9 +119,10 @@ class AdamW:
 
 
 def _root(numbers: Tensor, out: Tensor) -> None:
-    """The square root, exactly rounded, which `torch.sqrt` of fp32 is not everywhere.
+    """The square root, exactly rounded. `torch.sqrt` of fp32 is not, on some devices.
 
-    From float64 it is: no fp32 number has a root so near to the middle between two others.
+    The rounded root of float64 is: no fp32 number has a root so near to the middle between two
+    others.
     """
     if numbers.device.type == "cpu":
         numpy.sqrt(numbers.numpy(), out=out.numpy())
@@ -130,7 +131,7 @@ def _root(numbers: Tensor, out: Tensor) -> None:
 
 
 def _grouped(runs: Iterable[tuple[int, int, bool]], limit_elements: int) -> list[_Updated]:
-    """Neighbours together, as long as they have so few elements."""
+    """Neighbouring parts together, as long as they have at most so many elements."""
     chunks = list[_Updated]()
     for start, end, decays in runs:
         if chunks and end - chunks[-1].start <= limit_elements:
@@ -146,7 +147,7 @@ def _grouped(runs: Iterable[tuple[int, int, bool]], limit_elements: int) -> list
 def _runs(
     shapes: Iterable[tuple[int, ...]], limit_elements: int
 ) -> Iterable[tuple[int, int, bool]]:
-    """Start, end and whether it decays, of parts of so many elements at most."""
+    """Parts of at most so many elements: start, end, and whether the part decays."""
     start = 0
     for decays, alike in groupby(shapes, key=lambda shape: len(shape) >= 2):
         run_end = start + sum(math.prod(shape) for shape in alike)

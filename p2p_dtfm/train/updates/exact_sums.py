@@ -20,7 +20,7 @@ def squared_norm(gradient: Tensor) -> float:
         return norm.squared(launcher, gradient.contiguous())
     if processor.serves(gradient.device):
         return processor.squared_norm(gradient)
-    # what no lane of a small gradient has is zero, and a square is changed by none that is added
+    # a small gradient needs fewer lanes: the others would only add zeros
     count = min(_LANES, 1 << max(0, gradient.numel() - 1).bit_length())
     lanes = torch.zeros(count, dtype=torch.float64, device=gradient.device)
     for start in range(0, gradient.numel(), _LANES):

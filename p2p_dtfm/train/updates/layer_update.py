@@ -3,7 +3,7 @@ rest (`optimizer.kind`).
 
 Muon (Jordan et al. 2024) takes the momentum of a matrix's gradient and makes it orthogonal, so that
 all directions are learnt alike. Matrices that lie in one tensor because they read the same input
-(queries, keys and values; gate and value) count by themselves. Embedding, head, norms and biases
+(queries, keys and values; gate and value) are taken one by one. Embedding, head, norms and biases
 are AdamW's.
 """
 
@@ -25,7 +25,7 @@ Shapes = Sequence[tuple[str, tuple[int, ...]]]
 
 
 class Matrix(NamedTuple):
-    """One that Muon updates: `rows` x `columns` elements from `start` on."""
+    """A matrix that Muon updates: `rows` x `columns` elements from `start` on."""
 
     start: int
     rows: int
@@ -37,7 +37,7 @@ class Matrix(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """Neighbours that AdamW updates."""
+    """Neighbouring tensors that AdamW updates."""
 
     start: int
     shapes: list[tuple[int, ...]]
@@ -48,7 +48,7 @@ class Rest(NamedTuple):
 
 
 def divided(spec: RunSpec, layer: int, shapes: Shapes) -> tuple[list[Matrix], list[Rest]]:
-    """Who updates what of a layer."""
+    """The parts of a layer that Muon updates, and those that AdamW updates."""
     is_block = 0 < layer <= spec.model.layers
     if spec.optimizer.kind == "adamw" or not is_block:
         return [], [Rest(0, [shape for _, shape in shapes])]
@@ -71,7 +71,7 @@ def divided(spec: RunSpec, layer: int, shapes: Shapes) -> tuple[list[Matrix], li
 
 
 def is_spared(spec: RunSpec, layer: int) -> bool:
-    """Whether the matrices of a layer do not decay: embeddings, and a head that is one of them."""
+    """Whether the matrices of a layer do not decay: an embedding's, and a head's tied to it."""
     if spec.layers:
         return spec.layers[layer].kind == "embedding" and not spec.optimizer.decay_embeddings
     ends = {0, spec.model.layers + 1} if spec.model.tied_head else {0}
@@ -79,7 +79,7 @@ def is_spared(spec: RunSpec, layer: int) -> bool:
 
 
 def _rows_of_each(model: ModelSpec, name: str, rows: int) -> list[int]:
-    """Of the matrices that lie in one tensor, one below another."""
+    """The rows of each of the matrices that lie in one tensor, one below another."""
     if name == "attention_input.weight":
         return [model.query_width, model.key_width, model.key_width]
     if name == "feed_forward_input.weight" and model.feed_forward != "gelu":
@@ -88,7 +88,7 @@ def _rows_of_each(model: ModelSpec, name: str, rows: int) -> list[int]:
 
 
 def second_moment_count(spec: RunSpec, layer: int, shapes: Shapes) -> int:
-    """Elements of which AdamW keeps the second moment; of Muon's there is none."""
+    """How many elements have a second moment: AdamW's alone, as Muon keeps none."""
     _, rest = divided(spec, layer, shapes)
     return sum(sum(map(math.prod, each.shapes)) for each in rest)
 
@@ -96,9 +96,9 @@ def second_moment_count(spec: RunSpec, layer: int, shapes: Shapes) -> int:
 class LayerUpdate:
     """Steps of one layer.
 
-    `moments`: fp32, changed in place. First those of all elements; of the second either as many,
-    with zeros for Muon's matrices, or AdamW's alone, one after another. `exact`: to the same last
-    bit on any device, at the price of float64.
+    `moments`: fp32, changed in place. The first are of all elements. The second are either as many,
+    with zeros for Muon's matrices, or those of AdamW's elements alone, one after another. `exact`:
+    to the same last bit on any device, at the price of float64.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class LayerUpdate:
         self._first = first
         self._matrices, rest = divided(spec, layer, shapes)
         self.rest = [each.place for each in rest]
-        """Of AdamW."""
+        """The places that AdamW updates."""
         where = self.rest
         if second.numel() < first.numel():
             ends = [0]

@@ -1,9 +1,9 @@
 """The nearest orthogonal matrix, roughly: Newton-Schulz iterations, as Muon makes them.
 
-Of a matrix U S V^T they come near U V^T: five times X <- a X + (b X X^T + c (X X^T)^2) X, from a
-matrix whose norm is 1 (Jordan et al. 2024, "Muon: an optimizer for hidden layers"). With these
-coefficients no singular value passes 1.21 on the way, and in the end all that were not tiny lie
-between 0.68 and 1.21.
+From a matrix U S V^T they come near U V^T. Starting with a norm of 1, they compute five times
+X <- a X + (b X X^T + c (X X^T)^2) X (Jordan et al. 2024, "Muon: an optimizer for hidden layers").
+With these coefficients no singular value passes 1.21 on the way, and in the end all that were not
+tiny lie between 0.68 and 1.21.
 """
 
 import math
@@ -20,8 +20,8 @@ _GRID = 2.0**24
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Of fp32 [rows, columns], in fp32; in bf16 where the device has units for it. Its last bits
-    depend on the device."""
+    """The nearest orthogonal matrix of fp32 [rows, columns], roughly, in fp32. On a CUDA device it
+    is computed in bf16. Its last bits depend on the device."""
     a, b, c = COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
     x: Tensor = matrix / (torch.linalg.vector_norm(matrix) + _TINY)
@@ -36,12 +36,12 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 def exactly_orthogonal(matrix: Tensor) -> Tensor:
-    """The same to the last bit on any device, whatever the order in which its library adds.
+    """Like `orthogonal`, to the same last bit on any device, in whatever order its library adds.
 
-    All factors of products are multiples of 2^-24, so products are of 2^-48. Rows and columns of
-    the factors have norms of at most 1.21, 1.46 or 2.81, so by Cauchy and Schwarz no sum of any
-    part of the products of one element passes 3.5. Such numbers float64 holds: nothing is rounded
-    within a product of matrices, and each operation on elements is rounded by itself.
+    All factors of products are multiples of 2^-24, so products are multiples of 2^-48. Rows and
+    columns of the factors have norms of at most 1.21, 1.46 or 2.81. So by Cauchy and Schwarz no sum
+    of any part of the products of one element passes 3.5. Such numbers float64 holds. So nothing is
+    rounded within a product of matrices, and each operation on elements is rounded by itself.
     """
     a, b, c = COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
@@ -56,5 +56,5 @@ def exactly_orthogonal(matrix: Tensor) -> Tensor:
 
 
 def _on_grid(values: Tensor) -> Tensor:
-    """In place: to the nearest multiple of 2^-24."""
+    """Rounds in place to the nearest multiple of 2^-24."""
     return values.mul_(_GRID).round_().mul_(1.0 / _GRID)

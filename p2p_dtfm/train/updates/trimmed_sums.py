@@ -1,10 +1,11 @@
 """A sum that a quarter of those who add to it cannot move far (`sync.sums = "trimmed"`).
 
-Each holder's part is a sum over its own microbatches. Of its mean for a microbatch, value by value,
-the largest and the smallest are left out, a quarter of the holders at either end and at least one;
-what stays counts for all microbatches. So each value lies between two that honest holders sent
-(the trimmed mean of Yin et al. 2018, "Byzantine-robust distributed learning"). Of three holders
-that is the median. What is exact is kept so: the order of sums does not depend on who sent what.
+Each holder's part is a sum over its own microbatches. Divided by their number it is the holder's
+mean for a microbatch. Of these means, value by value, the largest and the smallest are left out: a
+quarter of the holders at either end, and at least one. What stays counts for all microbatches. So
+each value lies between two that honest holders sent (the trimmed mean of Yin et al. 2018,
+"Byzantine-robust distributed learning"). With three holders that is the median. Values are added in
+sorted order, which does not depend on who sent what.
 """
 
 from collections.abc import Sequence
@@ -16,9 +17,9 @@ from p2p_dtfm.core.protocol.plan import Plan, Segment
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 
 BLOCK_ELEMENTS = 1 << 16
-"""What is sorted stays in the processor's caches."""
+"""Elements that are sorted at once: they stay in the processor's caches."""
 LEAST_HOLDERS = 3
-"""Of two, nobody can say which one is right: their sum is what it always was."""
+"""Fewer are not trimmed. Of two, nobody can say which one is right: their sum stays plain."""
 
 
 def trimmed_over(spec: RunSpec, plan: Plan, segment: Segment) -> tuple[int, ...]:
@@ -29,14 +30,14 @@ def trimmed_over(spec: RunSpec, plan: Plan, segment: Segment) -> tuple[int, ...]
 
 
 def left_out(holders: int) -> int:
-    """How many values at either end."""
+    """How many values are left out at either end."""
     return (holders + 3) // 4 if holders >= LEAST_HOLDERS else 0
 
 
 def trimmed_sum(
     parts: Sequence[Tensor], microbatches: Sequence[int], target: Tensor | None = None
 ) -> Tensor:
-    """Flat fp32 parts of as many holders, all finite, and the microbatches that each is the sum
+    """The trimmed sum of flat fp32 parts, all finite. `microbatches`: how many each part is the sum
     of. The target may be one of the parts."""
     least = left_out(len(parts))
     assert len(parts) == len(microbatches) and 2 * least < len(parts) and min(microbatches) > 0

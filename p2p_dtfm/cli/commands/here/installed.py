@@ -1,4 +1,4 @@
-"""Where the service of this user lies, and which home is its."""
+"""Where this user's service lies, and which home belongs to it."""
 
 import os
 import tomllib
@@ -10,13 +10,13 @@ UNIT = "p2p-dtfm.service"
 
 
 def places() -> tuple[Path, Path]:
-    """The unit and its settings."""
+    """The paths of the unit and of its settings."""
     configuration = Path(os.environ.get("XDG_CONFIG_HOME") or expanded(Path("~/.config")))
     return configuration / "systemd/user" / UNIT, configuration / "p2p-dtfm/service.toml"
 
 
 def is_of_service(home: Path | None) -> bool:
-    """Whether a service is installed that begins the daemon of this home again."""
+    """Whether a service is installed that starts the daemon of this home again."""
     unit, settings = places()
     try:
         if not unit.exists():

@@ -23,17 +23,20 @@ if TYPE_CHECKING:
 
 SYSTEMCTL_S = 60.0
 LEAVES_S = 900
-"""So long it may hand its layers over: 2 GB at 20 Mbit/s. Then systemd kills it."""
+"""Seconds that the daemon has to hand its layers over (2 GB at 20 Mbit/s) before systemd kills
+it."""
 NOT_OF_A_SERVICE = {
     *("run", "new", "expect_peers", "expect_wait_s"),
     *("exit_when_done", "until_stdin_closes", "ids", "log", "shape"),
     *("context", "config", "show_config", "version"),
 }
-"""Of the daemon's options those for who founds a run, for who looks on, and what is no setting."""
+"""Options of the daemon that a service does not have: those for founding a run, those for looking
+on, and those that are no settings."""
 DIRECTORIES = {"home", "tensorboard"}
-"""systemd starts it somewhere else than where this is typed, and without its environment."""
+"""Settings that are made absolute: systemd starts the daemon in another directory than this one,
+and without this environment."""
 WHEREVER_IT_IS = {"home"}
-"""Where it is by itself follows from XDG_DATA_HOME, which systemd may not have."""
+"""Always written down: the usual home depends on XDG_DATA_HOME, which systemd may not have."""
 service = typer.Typer(help="The daemon as a service of this user, in the background.")
 app.add_typer(service, name="service")
 
@@ -68,15 +71,15 @@ def _quoted(text: str) -> str:
 
 
 def settings_text(values: dict[str, Any]) -> str:
-    """As a file for `--config`; JSON's strings, numbers and lists of strings are TOML's, but for
-    characters that JSON writes as two halves."""
+    """The settings as a file for `--config`. JSON's strings, numbers and lists of strings are
+    TOML's as well, except for characters that JSON writes as two halves."""
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
     lines = ["# Settings of the service; p2p-dtfm --show-config lists all.", *lines, ""]
     return "\n".join(lines).replace("\x7f", "\\u007f")
 
 
 def _with_options_of_the_daemon(install: Callable[..., None]) -> Callable[..., None]:
-    """As if each had been written out: an option that the daemon gets is one of the service."""
+    """Gives `install` every option of the daemon, but those that no service has."""
     own = inspect.signature(install).parameters["print_only"]
     options = [
         each.replace(kind=each.KEYWORD_ONLY)
@@ -128,7 +131,7 @@ def install(
         )
     home = Home(resolved.settings.home)
     _require_free_home(home)
-    if home.root != expanded(USUAL_HOME):  # a service makes none: its disk may come after it
+    if home.root != expanded(USUAL_HOME):  # a service makes no home: its disk may be mounted later
         home.acquire()
         home.release()
     for path, content in ((settings, settings_text(values)), (unit, text)):
@@ -168,8 +171,8 @@ def uninstall() -> None:
 
 
 def _require_sense(settings: "Settings") -> None:
-    """That there is something to do, at addresses that can be: a daemon that refuses its settings
-    has ended before anybody looks. Raises `UserError`."""
+    """Require that the daemon has something to do, at addresses that are possible. A daemon that
+    refuses its settings would have ended before anybody looks. Raises `UserError`."""
     from p2p_dtfm.daemon.peers.recall import recall
     from p2p_dtfm.net.contacts.addresses import check_announced_address, check_listen_address
 
@@ -181,8 +184,8 @@ def _require_sense(settings: "Settings") -> None:
 
 
 def _require_free_home(home: Home) -> None:
-    """A service that finds its home in use ends for good; the daemon there may be of a terminal
-    that is closed tonight. Raises `UserError`."""
+    """Require that no daemon uses this home. A service that finds its home in use ends for good,
+    while the daemon there may belong to a terminal that is closed tonight. Raises `UserError`."""
     if (process := holder_of(home)) is not None:
         raise UserError(
             f"a daemon is already running in {home.root} (process {process})",
@@ -195,7 +198,7 @@ def _require_free_home(home: Home) -> None:
 
 
 def _program() -> str:
-    """What systemd can start: it has no PATH of yours."""
+    """The program as an absolute path, since systemd does not have the user's PATH."""
     beside = Path(sys.executable).with_name("p2p-dtfm")
     found = str(beside) if beside.exists() else shutil.which("p2p-dtfm")
     if found is None:
@@ -216,7 +219,7 @@ def _require_systemd() -> None:
 
 
 def _require_manager() -> None:
-    """Nothing is written for a systemd that cannot be told of it."""
+    """Nothing is written for a systemd that cannot be told of it. Raises `UserError`."""
     try:
         _systemctl("show-environment")
     except UserError as error:
@@ -230,7 +233,7 @@ def _require_manager() -> None:
 
 
 def _systemctl(*arguments: str) -> str:
-    """What it says."""
+    """What systemctl prints."""
     try:
         done = subprocess.run(
             ["systemctl", "--user", *arguments],

@@ -56,7 +56,7 @@ def compare(
 
 
 def headings(curves: "Sequence[RunCurves]") -> list[str]:
-    """The runs' names; where they are alike, as after a change of one setting, also which it is."""
+    """The runs' names; if these are alike, as after a change of one setting, also which it is."""
     names = [plain(each.name) for each in curves]
     if len(set(names)) < len(names):
         names = [
@@ -66,7 +66,7 @@ def headings(curves: "Sequence[RunCurves]") -> list[str]:
 
 
 def curves_of(place: Path) -> "RunCurves":
-    """Of the run in this directory, or of the newest one of this home. Raises `UserError`."""
+    """The curves of the run in this directory, or of this home's newest run. Raises `UserError`."""
     from p2p_dtfm.daemon.telemetry.event_log import FILE_NAME
     from p2p_dtfm.web.comparison import RunCurves, read_rows
 
@@ -102,7 +102,7 @@ def _run_directory(place: Path, file_name: str) -> Path:
 
 
 def _spec_in(run: Path) -> "RunSpec":
-    """What was trained, as any of its checkpoints says it: small or damaged ones, too."""
+    """The run spec, read from any of the run's checkpoints, also from small or damaged ones."""
     from p2p_dtfm.train.model.checkpoint import read_manifest
 
     for path in sorted(run.glob("checkpoints/*/manifest.json"), reverse=True):

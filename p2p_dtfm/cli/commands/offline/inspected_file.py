@@ -1,8 +1,9 @@
-"""What a file of p2p-dtfm's says, told by its bytes: not by its name, which may be anything.
+"""What a file of p2p-dtfm's says. Its kind is told by its bytes, not by its name, which may be
+anything.
 
-MessagePack (records, snapshots and so `disagreement-*` files, plans, histories of views, signed
-statements), frames as they were captured, safetensors of a layer, and manifests of checkpoints.
-Nothing of it is believed: what is not whole is told so.
+It reads MessagePack (records, snapshots and so `disagreement-*` files, plans, histories of views,
+signed statements), frames as they were captured, safetensors of a layer, and manifests of
+checkpoints. Nothing in a file is believed: what is not whole is reported so.
 """
 
 from collections.abc import Iterator
@@ -27,14 +28,14 @@ from p2p_dtfm.net.streams.frames import WHOLE, FrameHeader, FrameLimits, FrameRe
 FILE_LIMIT_BYTES = 256 << 20
 FRAMES_TOLD = 200
 HEADER_LIMIT_BYTES = 1 << 20
-"""Of a safetensors file."""
+"""Most bytes of a safetensors file's header."""
 
 
 Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
 
 
 class _Tensor(msgspec.Struct, frozen=True):
-    """What the head of a safetensors file says of one."""
+    """What the header of a safetensors file says of one tensor."""
 
     dtype: str
     shape: list[Size]
@@ -42,14 +43,14 @@ class _Tensor(msgspec.Struct, frozen=True):
 
 
 class _LayerFile(msgspec.Struct, frozen=True):
-    """What a manifest says of one."""
+    """What a manifest says of one layer's file."""
 
     bytes: Size = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """What it is, the same in words, and as plain values."""
+    """What a file is, the same in words, and as plain values."""
 
     kind: str
     words: list[str]
@@ -188,7 +189,7 @@ def _signed_words(signed: Signed) -> list[str]:
 
 
 def _signed_record(signed: Signed) -> Inspected | None:
-    """Which says itself only what its signature does not."""
+    """The record in a signed payload, if it is one. It leaves out what the signature says."""
     if signed.kind != RECORD_KIND:
         return None
     try:
@@ -199,7 +200,7 @@ def _signed_record(signed: Signed) -> Inspected | None:
 
 
 def _frames(payload: bytes) -> Inspected:
-    """One after the other, until they end or one is not sound."""
+    """Reads one frame after the other, until they end or one is not sound."""
     told: list[str] = []
     values: list[dict[str, Any]] = []
     end = ""
@@ -277,7 +278,7 @@ def _json(payload: bytes) -> Inspected | None:
         if isinstance(values.get("layers"), dict) and isinstance(values.get("run_spec"), str):
             return Inspected("manifest of a checkpoint", _manifest_words(values), values)
         plan = msgspec.convert(values.get("plan", values), Plan)
-        encode(plan)  # JSON knows numbers that no plan can hold
+        encode(plan)  # raises for numbers that JSON has and no plan can hold
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError):
         return None
     return Inspected("plan", _plan_words(plan), msgspec.to_builtins(plan))

@@ -1,8 +1,8 @@
-"""Which checkpoint is meant where none is named: the newest whole one of the run that a home is in.
+"""The checkpoint that is meant if none is named: the newest whole one of the run that a home is in.
 
-A home may have been in many runs. Within one, the highest step may be of a side of a split swarm
-that was given up: what the daemon says counts. Without one it is what a daemon would begin with;
-the times of files say nothing in a copy, or where a clock was set.
+A home may have been in many runs. Within a run, the highest step may come from a side of a split
+swarm that was given up. So what the daemon says counts. Without a daemon it is the checkpoint that
+a daemon would begin with. The times of files say nothing in a copy, or where a clock was set.
 """
 
 from functools import lru_cache
@@ -18,8 +18,8 @@ SHOWN_CHARACTERS = 16
 
 
 def newest_checkpoint(home: Path | None) -> Path:
-    """The newest checkpoint with all layers of the run that the daemon of this home is in, or would
-    take up. Raises `UserError`."""
+    """The newest checkpoint with all layers, of the run that this home's daemon is in or would take
+    up. Raises `UserError`."""
     from p2p_dtfm.daemon.machine.home import Home, default_home, place_of_run
 
     root = Home(home or default_home()).root
@@ -41,7 +41,7 @@ def newest_checkpoint(home: Path | None) -> Path:
 
 
 def run_here(root: Path) -> str:
-    """Digest of the run that the daemon of this home is in, or was in last; empty where it
+    """Digest of the run that the daemon of this home is in, or was in last; empty where the home
     remembers none."""
     from p2p_dtfm.daemon.peers.home_memory import NAMES
 
@@ -51,14 +51,15 @@ def run_here(root: Path) -> str:
 
 @lru_cache(maxsize=1)
 def _run_here(root: Path, written: tuple[tuple[Path, float | None], ...]) -> str:
-    """As what it remembers was `written`: who looks again and again verifies it once."""
+    """The same for what the home remembers as it was `written`. It is cached, so that whoever asks
+    again and again verifies it only once."""
     from p2p_dtfm.daemon.peers.home_memory import remembered_runs, seen_by_others
 
     return next((it.run_digest for it in remembered_runs(root, seen_by_others)), "")
 
 
 def _on_the_way(root: Path, run_digest: str, here: "list[Checkpoint]") -> "Checkpoint | None":
-    """To where the daemon of this home is; the newest where none is in a view."""
+    """The checkpoint nearest to where this home's daemon is; the newest if it is in no view."""
     from p2p_dtfm.daemon.machine import local_client
 
     facts = local_client.ask_daemon(root, "status") or {}
@@ -71,7 +72,8 @@ def _on_the_way(root: Path, run_digest: str, here: "list[Checkpoint]") -> "Check
 
 
 def _written_last(root: Path) -> Path:
-    """Of checkpoints that were put there without what a daemon remembers."""
+    """The checkpoint that was written last, where the home has no memory of a run but checkpoints
+    were put there. Raises `UserError`."""
     found = [it for run in _runs(root) for it in _whole(run)[:1]]
     if not found:
         raise UserError(
@@ -85,7 +87,7 @@ def _written_last(root: Path) -> Path:
 
 
 def _runs(root: Path) -> list[Path]:
-    """Those with checkpoints, the one that was written last first."""
+    """Directories of the runs with checkpoints, the one that was written last first."""
     found = [run.parent for run in sorted(root.glob("runs/*/checkpoints"))]
     return sorted(found, key=_written_s, reverse=True)
 
@@ -96,7 +98,7 @@ def _written_s(run: Path) -> float:
 
 
 def _time_of(path: Path) -> float | None:
-    """None where it is gone meanwhile."""
+    """When the file was changed; None if it has been removed meanwhile."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
@@ -104,7 +106,8 @@ def _time_of(path: Path) -> float | None:
 
 
 def _whole(run: Path) -> "list[Checkpoint]":
-    """Newest first, as for a daemon; without what one has pruned since it was listed."""
+    """Whole checkpoints, newest first, as for a daemon. What a daemon has pruned since they were
+    listed is left out."""
     from p2p_dtfm.train.model import checkpoint
     from p2p_dtfm.train.model.gpt import layer_count
 
@@ -122,7 +125,7 @@ def _told(found: "Checkpoint") -> str:
 
 
 def told_of_model(directory: Path) -> str:
-    """Of which run, and after which step. Raises `UserError`."""
+    """In words, from which run and after which step the model is. Raises `UserError`."""
     from p2p_dtfm.train.model.checkpoint import read_manifest
 
     manifest = read_manifest(directory)

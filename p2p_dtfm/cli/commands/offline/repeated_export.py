@@ -1,8 +1,8 @@
-"""Exports of a run while it trains: one every so many steps, of which the newest stay.
+"""Exports of a run while it trains: one every so many steps. The newest stay.
 
-Where the run takes back what a barred liar has done, or a side of a split swarm is given up,
-training goes on from an earlier step. Exports of later ones are no part of it any more: they are
-marked, and count as the oldest.
+A run may take back what a barred liar has done, or give up a side of a split swarm. Then training
+goes on from an earlier step. Exports of later steps are no part of it any more: they are marked,
+and count as the oldest.
 """
 
 import contextlib
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 POLL_S = 1.0
 FAILURES_LIMIT = 3
-"""So many exports in a row that come to nothing end it: a checkpoint that is gone before it is read
-is one of them, and the next one is another."""
+"""So many failed exports in a row end the repetition. A checkpoint that is gone before it is read
+is one failure, and the next attempt reads another checkpoint."""
 _RUN_CHARACTERS = 8
 _TAKEN_BACK = "taken-back-"
 _NAME = re.compile(
     rf"({_TAKEN_BACK})?step-([0-9]{{8,12}})-([0-9a-f]{{8}})"
     r"(?:-epoch-([1-9][0-9]{0,8}))?(\.gguf|\.safetensors)?"
 )
-"""With the beginning of the run's digest: what other runs have left there, and checkpoints, which
-are called by their steps alone, are neither counted nor removed. And with how often the run had
-gone back before, where it had."""
+"""The name contains the beginning of the run's digest. So what other runs have left there, and
+checkpoints, whose names have the step alone, are neither counted nor removed. It also says how
+often the run had gone back before, if it had."""
 
 
 class _PastExport(NamedTuple):
     """An export that is there."""
 
     is_marked: bool
-    """As taken back."""
+    """Whether its name says that it was taken back."""
     step: int
     epoch: int
     path: Path
@@ -48,8 +48,8 @@ class _PastExport(NamedTuple):
 
 
 class RepeatedExport:
-    """Of the newest whole checkpoint that `newest()` finds, whenever it is `every` steps newer than
-    the last that was exported into `out`, or is the run's last one."""
+    """Exports the newest whole checkpoint that `newest()` finds, into `out`. It does so whenever
+    that checkpoint is `every` steps newer than the last exported one, or is the run's last."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class RepeatedExport:
         suffix: str,
         nobody_trains: Callable[[], str] = str,
     ) -> None:
-        """`nobody_trains`: why no newer one will come, if that is so now."""
+        """`nobody_trains`: why no newer checkpoint will come, if that is so now; else empty."""
         self._newest = newest
         self._write = write
         self._out = out
@@ -72,7 +72,7 @@ class RepeatedExport:
         self._written = set[Path]()
 
     def once(self, tell: Callable[[str], None]) -> Path | None:
-        """Export if it is time for it; what was written. Raises `UserError`."""
+        """Export if it is time to; returns what was written. Raises `UserError`."""
         directory, manifest = self._look()
         epochs = epochs_of(manifest.lineage)
         run, step = _run_of(manifest), manifest.step
@@ -90,13 +90,13 @@ class RepeatedExport:
         return target
 
     def complete(self) -> str:
-        """That the run's last step is exported, and as what; empty while it is not."""
+        """A sentence that the run's last step is exported, and where; empty while it is not."""
         try:
             _, manifest = self._look()
         except UserError:
             return ""
         epochs, spec = epochs_of(manifest.lineage), manifest.spec()
-        if manifest.step != spec.total_steps:  # an export of it is of a side that was given up
+        if manifest.step != spec.total_steps:  # then an older export of it is given up
             return ""
         for made in self._made(_run_of(manifest)):
             if made.step == spec.total_steps and not made.is_behind(epochs):
@@ -105,8 +105,8 @@ class RepeatedExport:
         return ""
 
     def follow(self, tell: Callable[[str], None], wait: Callable[[float], object]) -> None:
-        """Until the run is complete. A checkpoint may be gone before it is read: the next one is
-        exported then. Raises `UserError` for an export that fails again and again."""
+        """Export again and again until the run is complete. A checkpoint may be gone before it is
+        read: then the next one is exported. Raises `UserError` for an export that keeps failing."""
         said, failures, alone = "", 0, ""
         while True:
             try:
@@ -145,12 +145,12 @@ class RepeatedExport:
         return directory, read_manifest(directory)
 
     def _steps(self, manifest: "CheckpointManifest") -> set[int]:
-        """Of which there is an export that training has not taken back since."""
+        """Steps with an export that training has not taken back since."""
         epochs = epochs_of(manifest.lineage)
         return {it.step for it in self._made(_run_of(manifest)) if not it.is_behind(epochs)}
 
     def _made(self, run: str) -> list[_PastExport]:
-        """What lies in `out` under names that this makes of this run, in this form."""
+        """The exports of this run, in this form, that lie in `out`, known by their names."""
         if not self._out.is_dir():
             return []
         found = []
@@ -163,16 +163,18 @@ class RepeatedExport:
     def _mark_taken_back(
         self, run: str, epochs: Epochs, step: int, tell: Callable[[str], None]
     ) -> None:
-        """By name, as a higher number would pass for more training. It goes once there are newer
-        ones, and until then whoever has use for it finds it. What this has made beyond `step`, the
-        newest, is of a side of a split swarm that was given up; others may have come further."""
+        """Mark exports that training has taken back, by their names: the higher number would pass
+        for more training. A marked export stays, for whoever has use for it, until there are enough
+        newer ones. Exports of this process beyond `step`, the newest, come from a side of a split
+        swarm that was given up. Exports of other processes there may come from peers that are
+        further on."""
         for made in sorted(self._made(run)):
             is_behind = made.is_behind(epochs)
             is_beyond = made.step > step and made.path in self._written
             if made.is_marked or not (is_behind or is_beyond):
                 continue
             marked = made.path.with_name(f"{_TAKEN_BACK}{made.path.name}")
-            with contextlib.suppress(OSError):  # by what it is called it is known for one anyway
+            with contextlib.suppress(OSError):  # without the mark its name still says the epoch
                 made.path.rename(marked)
                 start = epochs.starts[-1] if is_behind else step
                 tell(f"the run went back to step {start:,}: {made.path.name} is {marked.name} now")

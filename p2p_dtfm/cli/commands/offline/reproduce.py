@@ -82,7 +82,7 @@ def _own_text(found: dict[str, float]) -> str:
 
 
 def _progress(done: int, total: int, what: str) -> None:
-    """A line that is written over on a terminal; elsewhere every tenth of the way."""
+    """Writes one line over and over on a terminal; elsewhere a line at every tenth of the way."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{done} of {total}: {what}", end="", file=sys.stderr, flush=True)
         if done == total:

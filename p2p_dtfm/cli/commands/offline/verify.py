@@ -1,4 +1,5 @@
-"""`p2p-dtfm verify TRANSCRIPT`: what a run says of itself, checked by who was not there."""
+"""`p2p-dtfm verify TRANSCRIPT`: what a run says of itself, checked by somebody who was not
+there."""
 
 import contextlib
 import json
@@ -184,7 +185,7 @@ def _computed_again(
     seed: int,
     told: dict[str, Any],
 ) -> "tuple[Judged, list[Work]]":
-    """Raises `NotTrue` and `UserError`."""
+    """Compute drawn works again, and judge them. Raises `NotTrue` and `UserError`."""
     from p2p_dtfm.daemon.proof.from_disk import sample_of
     from p2p_dtfm.daemon.proof.sample_again import Judged, drawn, works_of
 
@@ -214,7 +215,7 @@ def _computed_again(
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """On a terminal, one line that changes, and is gone before anything else is said."""
+    """Shows one line on a terminal that changes, and removes it before anything else is printed."""
     if not sys.stderr.isatty():
         yield lambda step, last: None
         return
@@ -229,7 +230,7 @@ def _tell_refusal(told: dict[str, Any], as_json: bool, is_one_of_several: bool =
         typer.echo(json.dumps(told))
         return
     where = "" if told["step"] is None else f"step {told['step']}: "
-    if is_one_of_several and "run" not in told:  # from there on it is of all together
+    if is_one_of_several and "run" not in told:  # after that, facts of all together
         where = f"{told['transcript']}: {where}"
     typer.echo(f"REFUSED: {plain(where)}{plain(told['refused'])}")
     if told["signed_by"]:
@@ -237,7 +238,7 @@ def _tell_refusal(told: dict[str, Any], as_json: bool, is_one_of_several: bool =
 
 
 def _names(checker: "Checker") -> "Names":
-    """By which the members called themselves."""
+    """The names that members gave themselves."""
     from p2p_dtfm.daemon.telemetry.names import Names
 
     names = Names()
@@ -307,7 +308,7 @@ def _of_checkpoints(judged: "Judged") -> list[str]:
 
 
 def _of_gaps(judged: "Judged", told: dict[str, Any]) -> list[str]:
-    """How much of all, from the first step to the last one in it, is shown, and why not more."""
+    """How many steps, from the first to the last in the transcript, are shown, and why not more."""
     missing = sum(end - first for first, end in told["missing"])
     if not missing:
         return []
@@ -332,7 +333,7 @@ def _of_gaps(judged: "Judged", told: dict[str, Any]) -> list[str]:
 
 
 def _of_others(told: dict[str, Any]) -> list[str]:
-    """What was named, and is not what was judged."""
+    """What was named on the command line and does not belong to what was judged."""
     lines = [
         f"{path} has {count:,} of the missing steps. They were left out: nothing shows that they "
         "led to what follows, as long as others are missing between."

@@ -1,4 +1,4 @@
-"""So much memory more and no more, for what a stranger has this process do."""
+"""A bound on the memory that this process takes for a stranger's program."""
 
 import resource
 from collections.abc import Iterator
@@ -10,9 +10,10 @@ _STATISTICS = Path("/proc/self/statm")
 
 @contextmanager
 def bounded_memory(more_bytes: int) -> Iterator[None]:
-    """Whoever asks for more than that within it gets a `MemoryError`. The whole process is bounded:
-    other threads must not need much meanwhile. What it has, and has free, may be used besides.
-    Where the system does not say how much the process has nothing is bounded."""
+    """Within it, asking for more than `more_bytes` beyond what the process has raises
+    `MemoryError`. The bound holds for the whole process: other threads must not need much
+    meanwhile. Memory that the process has and does not use may be used besides. Where the system
+    does not tell the process's size, nothing is bounded."""
     try:
         pages = int(_STATISTICS.read_text().split()[0])
     except OSError:

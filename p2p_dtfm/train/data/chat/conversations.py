@@ -23,14 +23,14 @@ _REASON_CHARACTERS = 200
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One turn; other fields of it mean nothing here."""
+    """One turn; other fields of a turn are ignored."""
 
     role: Literal["system", "user", "assistant"]
     content: str
 
 
 class _Turn(msgspec.Struct, frozen=True, rename={"sender": "from"}):
-    """The same as ShareGPT has it."""
+    """The same turn as ShareGPT writes it."""
 
     sender: Literal["system", "human", "user", "gpt", "chatgpt", "bing", "bard", "assistant"]
     value: str
@@ -53,7 +53,7 @@ class _ChatRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Exchange:
-    """A text that is given, and the one that is to be learnt."""
+    """A text that is given, and the text that is to be learnt as its answer."""
 
     prompt: str
     completion: str
@@ -73,7 +73,7 @@ class RowsLeftOut:
     refused_examples: list[str] = field(default_factory=list)
     too_long: int = 0
     shortened: int = 0
-    """Used, as far as a sequence reaches."""
+    """Rows that are used only as far as a sequence reaches."""
 
     def note_refused(self, where: str, reason: str) -> None:
         self.refused += 1
@@ -98,7 +98,7 @@ class RowsLeftOut:
 def read_conversations(
     paths: list[Path], left_out: RowsLeftOut
 ) -> Iterator[tuple[Conversation, bytes, str]]:
-    """Each row that is one, with its line and where that is. Raises `UserError`."""
+    """Each row that is a conversation, with its line and where that is. Raises `UserError`."""
     for path in paths:
         try:
             for number, line in _lines(path):
@@ -113,7 +113,7 @@ def read_conversations(
 
 
 def conversation_files(paths: list[Path], out: Path) -> list[Path]:
-    """Those that are named, and of directories all that have rows. Raises `UserError`."""
+    """The files that are named, and all with rows in named directories. Raises `UserError`."""
     found = find_files(paths, [], out, Skipped())
     files = [file.path for file in found if file.named or form_of(file.path) is not Form.TEXT]
     if not files:
@@ -125,7 +125,7 @@ def conversation_files(paths: list[Path], out: Path) -> list[Path]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Rows as JSON lines, which files of a table's rows become. Raises `UserError` and OSError."""
+    """Numbered JSON lines, which a table's rows become, too. Raises `UserError` and OSError."""
     form = form_of(path)
     if form in (Form.PARQUET, Form.ARROW):
         with pyarrow_needed(path, form):
@@ -163,5 +163,5 @@ def _conversation(line: bytes, left_out: RowsLeftOut) -> Conversation | None:
 
 
 def as_given(messages: tuple[Message, ...]) -> list[dict[str, Any]]:
-    """What a template reads."""
+    """The messages as a template reads them."""
     return [{"role": message.role, "content": message.content} for message in messages]

@@ -1,9 +1,9 @@
 """Conversations to shards whose tokens say of themselves whether they count.
 
-A sequence of the run holds whole conversations, one after another, and is filled up behind them;
-none begins in one and goes on in the next. Of each token a shard holds twice its number, and one
-more if it counts: the tokens of answers do, and what ends them. The manifest says how many of each
-sequence count, so that all peers divide a step's gradients by the same number.
+A sequence of the run holds whole conversations, one after another, and is filled up behind them. No
+conversation goes on in the next sequence. A shard stores twice each token's number, and one more if
+the token counts. The tokens of answers count, and so does what ends them. The manifest says how
+many tokens of each sequence count, so that all peers divide a step's gradients by the same number.
 """
 
 import hashlib
@@ -56,7 +56,8 @@ class ChatTotals:
 
     conversations: int = 0
     taken_apart: int = 0
-    """Of these, written once for each answer, as the template writes the last one otherwise."""
+    """Of these, conversations that were written once for each answer, because the template writes
+    the last answer otherwise."""
     counted_tokens: int = 0
     left_out: RowsLeftOut = field(default_factory=RowsLeftOut)
 
@@ -154,8 +155,8 @@ def _require_both(shards: "Mapping[Split, _Shards]", totals: ChatTotals) -> None
 def _rows(
     paths: list[Path], writer: ChatWriter, window: int, totals: ChatTotals
 ) -> Iterator[tuple[Row, int, int]]:
-    """Each conversation as tokens, no longer than a sequence; its first token never counts. With
-    its key, and the bytes of its line."""
+    """Each conversation as tokens, no longer than a sequence, with its key and the bytes of its
+    line. Its first token never counts."""
     left_out = totals.left_out
     for conversation, line, where in read_conversations(paths, left_out):
         if writer.spells_out_control(conversation):
@@ -176,7 +177,7 @@ def _rows(
 
 
 def _written(writer: ChatWriter, conversation: Conversation) -> tuple[list[Row], bool]:
-    """Whether it was taken apart, too. Raises `UserError`."""
+    """Its rows, and whether it was taken apart into one for each answer. Raises `UserError`."""
     try:
         return [writer.tokens(conversation)], False
     except NotTheSame:
@@ -184,7 +185,7 @@ def _written(writer: ChatWriter, conversation: Conversation) -> tuple[list[Row],
 
 
 def _cut(row: Row, window: int, left_out: RowsLeftOut) -> Row | None:
-    """As much of it as a sequence holds, if any of that counts."""
+    """As much of the row as a sequence holds; None if none of that counts."""
     tokens, counts = row
     if len(tokens) > window:
         tokens, counts = tokens[:window], counts[:window]
@@ -197,7 +198,7 @@ def _cut(row: Row, window: int, left_out: RowsLeftOut) -> Row | None:
 
 
 class _Packed:
-    """Conversations one after another, in sequences that none of them crosses."""
+    """Conversations one after another, in sequences; none crosses into the next sequence."""
 
     def __init__(self, window: int, filling: int) -> None:
         self._window, self._filling = window, filling
@@ -205,14 +206,15 @@ class _Packed:
         self._length = 0
 
     def add(self, row: Row) -> list[np.ndarray]:
-        """The sequence that is full, if there is no room for another conversation in it."""
+        """Adds a conversation; returns the sequence before it, filled up, if that has no room for
+        it."""
         full = self.rest() if self._length + len(row[0]) > self._window else []
         self._waiting.append(row)
         self._length += len(row[0])
         return full
 
     def rest(self) -> list[np.ndarray]:
-        """What has been begun, filled up."""
+        """The sequence that has been begun, filled up."""
         if not self._waiting:
             return []
         values = [2 * tokens.astype(np.uint32) + counts for tokens, counts in self._waiting]
@@ -222,12 +224,12 @@ class _Packed:
 
 
 class _Shards:
-    """Of one split."""
+    """The shards of one split."""
 
     def __init__(self, writer: ShardWriter, window: int) -> None:
         self.writer = writer
         self.counted: list[int] = []
-        """Tokens that count, of each sequence."""
+        """How many tokens of each sequence count."""
         self._window = window
 
     def append(self, sequences: Iterable[np.ndarray]) -> None:
@@ -245,13 +247,14 @@ class _Shards:
 
 
 def _key(conversation: Conversation) -> int:
-    """By what is said in it: rows that differ in a number, or in blanks, are one conversation."""
+    """A hash of what is said: rows that differ in other fields or in blanks are one
+    conversation."""
     said = msgspec.json.encode(conversation)
     return int.from_bytes(hashlib.blake2b(said, digest_size=8, salt=_SALT).digest(), "little")
 
 
 def _held_out_key(paths: list[Path], fraction: float) -> int:
-    """First reading: those with hashes up to it are held out, so equal ones are on one side."""
+    """First reading: the highest key that is held out. Equal conversations are on one side."""
     keys = [_key(conversation) for conversation, _, _ in read_conversations(paths, RowsLeftOut())]
     if not keys:
         raise UserError(

@@ -1,7 +1,7 @@
 """A model's chat template: how its conversations are written down, and which part of them counts.
 
-A template is a program of the model's maker. It is run in Jinja's sandbox, without anything of this
-machine in reach, and what it writes and what memory it takes is bounded; how long it runs is not.
+A template is a program of the model's maker. It runs in Jinja's sandbox, with nothing of this
+machine in reach. How much it writes and what memory it takes is bounded; how long it runs is not.
 """
 
 import datetime
@@ -27,10 +27,11 @@ WRITTEN_LIMIT_CHARACTERS = 1 << 26
 POWER_LIMIT = 64
 REPEATED_LIMIT = 1 << 16
 MEMORY_LIMIT_BYTES = 1 << 30
-"""More than the process has otherwise: one width of a number is enough to ask for all there is."""
+"""What a template may take beyond the memory that the process has. Without a bound one width of a
+number is enough to ask for all memory."""
 _FILE_LIMIT_BYTES = 64 << 20
 _GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
-"""Marks that some templates carry; what counts is found without them."""
+"""Marks that some templates carry. They are not needed to find what counts."""
 _MISTAKES = (
     TypeError,
     ValueError,
@@ -40,19 +41,19 @@ _MISTAKES = (
     RecursionError,
     MemoryError,
 )
-"""What a template that is wrong may come to, besides what Jinja itself refuses."""
+"""What a wrong template may raise, besides what Jinja itself refuses."""
 
 
 _ANSWERED = (Message("user", "What is it?"), Message("assistant", "An answer."))
-"""For finding out what a template writes behind one."""
+"""A conversation that shows what a template writes behind an answer."""
 
 
 class NotTheSame(ValueError):
-    """A template that writes what came before otherwise when more follows."""
+    """The template writes earlier messages otherwise when more messages follow."""
 
 
 class RefusedByTemplate(UserError):
-    """What a template says of one conversation, and need not say of others."""
+    """A template refuses one conversation; it need not refuse others."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -65,11 +66,11 @@ class ChatForm:
 
     template: str | None = None
     special: dict[str, int] = field(default_factory=dict)
-    """Control tokens, which a tokenizer makes of no plain text, by what they are called."""
+    """Control tokens by name: a tokenizer never makes them of plain text."""
     plain: frozenset[str] = frozenset()
-    """Of those, what may stand in anybody's words: runs of spaces or lines, say."""
+    """Those control tokens that may stand in anybody's words, such as runs of spaces or lines."""
     names: dict[str, str] = field(default_factory=dict)
-    """`bos_token`, `eos_token` and others that templates name."""
+    """`bos_token`, `eos_token` and others that templates refer to by name."""
 
 
 Part = tuple[str | int, bool]
@@ -77,7 +78,7 @@ Part = tuple[str | int, bool]
 
 
 def read_chat_form(directory: Path) -> ChatForm:
-    """Of a model's directory, or the origin/ of one that was imported. Raises `UserError`."""
+    """From a model's directory, or the origin/ of an imported model. Raises `UserError`."""
     configuration = _json_of(directory / CONFIGURATION_NAME)
     special, plain = {}, set()
     stated = _json_of(directory / TOKENIZER_NAME).get("added_tokens")
@@ -101,14 +102,14 @@ def read_template(directory: Path) -> str | None:
 
 
 def _template_in(directory: Path, template: Any) -> str | None:
-    """From its own file, or else what the configuration states."""
+    """The template from its own file, or else the one that the configuration states."""
     path = directory / TEMPLATE_NAME
     try:
         if path.is_file():
             template = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise _unusable(directory, str(error)) from error
-    if isinstance(template, list):  # several, by name
+    if isinstance(template, list):  # several templates, by name
         tables = (each for each in template if isinstance(each, dict))
         named = (each.get("template") for each in tables if each.get("name") == "default")
         template = next(named, None)
@@ -120,7 +121,7 @@ def _template_in(directory: Path, template: Any) -> str | None:
 
 
 class ChatWriter:
-    """Conversations to tokens. Raises `UserError` for a template that is none."""
+    """Writes conversations as tokens. Raises `UserError` for a template that cannot be used."""
 
     def __init__(self, form: ChatForm, tokenizer: Tokenizer) -> None:
         self._form = form
@@ -132,7 +133,7 @@ class ChatWriter:
         self._end: str | int = self._end_of_answers(usual)
 
     def spells_out_control(self, conversation: Conversation) -> bool:
-        """Whether somebody's words hold what would be taken for a turn's end or beginning."""
+        """Whether somebody's words hold what would be read as the end or beginning of a turn."""
         if isinstance(conversation, Exchange):
             texts = [conversation.prompt, conversation.completion]
         else:
@@ -141,7 +142,7 @@ class ChatWriter:
         return any(END_OF_DOCUMENT in text or (found and found.search(text)) for text in texts)
 
     def tokens(self, conversation: Conversation) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and whether each counts. Raises `NotTheSame`, and `UserError`."""
+        """Tokens, and whether each counts. Raises `NotTheSame` and `UserError`."""
         tokens: list[np.ndarray] = []
         counts: list[np.ndarray] = []
         begins, start = True, self._tokenizer.start_of_document
@@ -155,8 +156,9 @@ class ChatWriter:
         return np.concatenate(tokens), np.concatenate(counts)
 
     def each_answer(self, conversation: Conversation) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The same for a template that writes the last answer otherwise than those before: as often
-        as there are answers, up to one of them, which alone counts. Raises `UserError`."""
+        """The same for a template that writes the last answer otherwise than earlier ones. The
+        conversation is given once for each answer, and ends there; only that answer counts. Raises
+        `UserError`."""
         assert not isinstance(conversation, Exchange)
         for number, message in enumerate(conversation):
             if message.role != "assistant":
@@ -169,7 +171,7 @@ class ChatWriter:
 
     @property
     def filling(self) -> int:
-        """What stands behind the last conversation of a sequence."""
+        """The token that fills a sequence behind its last conversation."""
         return int(self._encode(self._end, True)[0][-1])
 
     def _parts(self, conversation: Conversation) -> Iterator[Part]:
@@ -198,7 +200,7 @@ class ChatWriter:
             written = said
 
     def _answer(self, conversation: tuple[Message, ...], number: int) -> tuple[str, str]:
-        """What stands before an answer, and the same with it."""
+        """What the template writes before an answer, and the same with the answer."""
         assert self._render is not None
         try:
             asked: str = self._render(conversation[:number], True)
@@ -212,22 +214,22 @@ class ChatWriter:
         return asked, said
 
     def _end_of_answers(self, usual: str | int) -> str | int:
-        """What the template writes behind an answer, and so what the trained model stops at: that
-        with which the model's texts end, where it is among it, else the last control token."""
+        """What the template writes behind an answer; there the trained model stops. If the model's
+        usual end of texts is among it, it is that one, else the last control token."""
         if self._render is None or self._control is None:
             return usual
         try:
             asked, said = self._answer(_ANSWERED, 1)
-        except UserError:  # of the rows that it refuses, too, it is told then
+        except UserError:  # a template that refuses rows too is reported for those
             return usual
         behind = said[len(asked) :].partition(_ANSWERED[1].content)[2]
         found = self._control.findall(behind)
         return usual if usual in found or not found else str(found[-1])
 
     def _encode(self, text: str | int, begins: bool) -> tuple[np.ndarray, bool]:
-        """With control tokens where they are spelt out: the template's, since words that hold some
-        are left out. `begins`: whether what is encoded here is the beginning of a text; returned is
-        whether what follows is one."""
+        """Tokens of a text; control tokens are made where they are spelt out. Only the template
+        spells them out, since conversations whose words do so are left out. `begins`: whether this
+        text is the beginning of one. Also returns whether what follows is a beginning."""
         if isinstance(text, int):
             return np.array([text], dtype=np.uint32), self._tokenizer.begins_after_control
         pieces = [np.empty(0, dtype=np.uint32)]
@@ -243,7 +245,7 @@ class ChatWriter:
 
 
 def _any_of(words: set[str]) -> re.Pattern[str] | None:
-    """The longest first; in a group, so that splitting keeps them."""
+    """Finds any of these words, the longest first. A group, so that splitting keeps them."""
     longest = sorted(words, key=lambda word: (-len(word), word))
     return re.compile(f"({'|'.join(map(re.escape, longest))})") if longest else None
 
@@ -254,7 +256,7 @@ def _renderer(form: ChatForm) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Bounded(ImmutableSandboxedEnvironment):
-        """Nothing is made much larger by one multiplication."""
+        """A sandbox in which no multiplication makes something much larger."""
 
         intercepted_binops = frozenset(("*", "**"))
 
@@ -273,13 +275,13 @@ def _renderer(form: ChatForm) -> Any:
     environment = Bounded(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    now = datetime.datetime.now()  # of one day, however long it takes
+    now = datetime.datetime.now()  # one day for all conversations, however long it takes
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = now.strftime  # as transformers does
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     assert form.template is not None
     try:
-        with bounded_memory(MEMORY_LIMIT_BYTES):  # what is constant is worked out here
+        with bounded_memory(MEMORY_LIMIT_BYTES):  # constant expressions are computed here already
             compiled = environment.from_string(_GENERATION.sub("", form.template))
     except (jinja2.TemplateError, *_MISTAKES) as error:
         raise _unusable(None, str(error)) from error

@@ -13,9 +13,9 @@ from p2p_dtfm.ports.packages import how_to_install
 from p2p_dtfm.train.data.text_files import BYTE_ORDER_MARK
 
 _WINDOW_LIMIT_BYTES = 1 << 27
-"""What `zstd --ultra --long` makes; more is refused by the library."""
+"""The window that `zstd --ultra --long` makes; the library refuses a larger one."""
 _FEED_BYTES = 4 << 10
-"""As little, since a block of zeros grows thirty thousand times."""
+"""Compressed bytes decoded at once: few, since a block of zeros grows thirty thousand times."""
 _BLOCK_BYTES = 1 << 20
 COMPRESSED = (".gz", ".zst")
 
@@ -45,7 +45,8 @@ class BoundedLines:
         return self._read_bytes if self._plain else self._raw.tell()
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        """Number, from 1, and line; of one that is too long its beginning, no whole row."""
+        """Each line with its number, from 1. Of a line that is too long only the beginning is
+        given, which is no whole row."""
         number = 0
         while line := self._text.readline(self._limit_bytes + 1):
             number += 1
@@ -55,7 +56,7 @@ class BoundedLines:
             yield number, line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
 
     def _read_past(self, line: bytes) -> None:
-        """What is left of a line."""
+        """Reads past the rest of a line that is too long."""
         while line and not line.endswith(b"\n"):
             line = self._text.readline(_BLOCK_BYTES)
             self._read_bytes += len(line)
@@ -63,7 +64,7 @@ class BoundedLines:
 
 @contextmanager
 def open_lines(path: Path, limit_bytes: int) -> Iterator[BoundedLines]:
-    """Raises `UserError` for a file that is not whole, within the context too, and OSError."""
+    """Raises `UserError` for a damaged or cut file, also while its lines are read, and OSError."""
     with open(path, "rb") as raw:
         if not is_compressed(path):
             yield BoundedLines(path, raw, raw, limit_bytes)
@@ -78,7 +79,7 @@ def open_lines(path: Path, limit_bytes: int) -> Iterator[BoundedLines]:
 
 
 class _DamagedStream(Exception):
-    """A zstd stream that is not one."""
+    """The bytes are no zstd stream."""
 
 
 def _decompressed(path: Path, raw: BinaryIO) -> BinaryIO:
@@ -98,15 +99,16 @@ def _decompressed(path: Path, raw: BinaryIO) -> BinaryIO:
 
 
 class _Frames(io.RawIOBase):
-    """What zstd frames hold, one after another. (The library's own reader takes a file that was cut
-    short for whole.)"""
+    """The content of zstd frames, one after another. (The library's own reader takes a file that
+    was cut short for a whole one.)"""
 
     def __init__(self, raw: BinaryIO, zstandard: Any) -> None:
         self._raw, self._library = raw, zstandard
         self._frame: Any = None
         self._encoded = b""
         self._decoded = memoryview(b"")
-        """What is not read yet: a view, since little may have become very much."""
+        """Decoded bytes not read yet; a view, since few compressed bytes may have become very
+        many."""
 
     def readable(self) -> bool:
         return True

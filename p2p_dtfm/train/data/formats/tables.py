@@ -12,11 +12,11 @@ from p2p_dtfm.train.data.text_files import NoTextField, TextRow
 
 _ROWS_AT_ONCE = 256
 _VIEW = "string_view"
-"""Of texts that lie elsewhere, as polars writes Arrow files; older pyarrow has no name for it."""
+"""The type of texts that lie elsewhere, as polars writes them; older pyarrow cannot name it."""
 
 
 def read_column(path: Path, parquet: bool, field: str, size_bytes: int) -> Iterator[TextRow]:
-    """Rows in order. Raises `NoTextField`, `pyarrow.ArrowException` and OSError."""
+    """A column's texts in order. Raises `NoTextField`, `pyarrow.ArrowException` and OSError."""
     if parquet:
         with pyarrow.parquet.ParquetFile(path) as table:
             _require_text(path, table.schema_arrow, field)
@@ -35,7 +35,7 @@ def read_column(path: Path, parquet: bool, field: str, size_bytes: int) -> Itera
 
 
 def read_rows(path: Path, parquet: bool, fields: set[str]) -> Iterator[dict[str, Any]]:
-    """Those of the fields that there are, row by row. Raises `pyarrow.ArrowException` and
+    """Those of the fields that the file has, row by row. Raises `pyarrow.ArrowException` and
     OSError."""
     if parquet:
         with pyarrow.parquet.ParquetFile(path) as table:
@@ -54,7 +54,7 @@ def read_rows(path: Path, parquet: bool, fields: set[str]) -> Iterator[dict[str,
 def _arrow_batches(
     source: pyarrow.MemoryMappedFile,
 ) -> tuple[pyarrow.Schema, Iterator[pyarrow.RecordBatch]]:
-    """`datasets` writes streams, others write files with an index."""
+    """The schema and batches. `datasets` writes streams; others write files with an index."""
     try:
         reader = pyarrow.ipc.open_stream(source)
     except pyarrow.ArrowInvalid:

@@ -1,7 +1,7 @@
 """Reading all documents once, to say of each whether it is to be learnt.
 
-A document is judged by whether its very text came before, then by the rules of `--keep`, then by
-whether much of it came before; the first that speaks against it is what it is counted under.
+A document is judged first by whether its very text came before, then by the rules of `--keep`, then
+by whether much of it came before. It is counted under the first of these that speaks against it.
 """
 
 import hashlib
@@ -39,10 +39,10 @@ class Wish:
     """Which documents are wanted. Raises `UserError` on a similarity that means nothing."""
 
     keep: str = ""
-    """An expression; empty: all."""
+    """An expression; empty: all documents are kept."""
     duplicates: Duplicates = "keep"
     similarity: float = 0.8
-    """From which on two texts count as near duplicates."""
+    """The similarity from which on two texts count as near duplicates."""
 
     def __post_init__(self) -> None:
         if not 0.1 <= self.similarity <= 0.99:
@@ -58,7 +58,7 @@ class Wish:
 
 @dataclass
 class _Document:
-    """What is known when all of its pieces have gone by."""
+    """What is known of a document when all of its pieces have gone by."""
 
     line: int = 0
     hasher: "hashlib.blake2b" = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
@@ -74,7 +74,7 @@ class _Document:
 
 
 class Choosing:
-    """`read_all` first; then `kept` as often as needed."""
+    """Call `read_all` first, then `kept` as often as needed."""
 
     def __init__(
         self, wish: Wish, files: list[Candidate], text_field: str, rules: Rules, work: WorkFile
@@ -86,7 +86,8 @@ class Choosing:
         self._signatures = TextSignatures(wish.similarity) if near else None
 
     def read_all(self, piece_bytes: int, progress: Progress) -> None:
-        """Goes on where a process that was ended got to. Raises `UserError`."""
+        """Judge all documents, from where a process that was ended had got to. Raises
+        `UserError`."""
         total_bytes = sum(file.size_bytes for file in self._files)
         done_bytes = 0
         for number, file in enumerate(self._files):
@@ -120,7 +121,7 @@ class Choosing:
                 code = None
 
     def selection(self) -> Selection:
-        """How many documents each reason has cost."""
+        """How many documents were left out for each reason."""
         counts = self._work.count(_FIRST_RULE + len(self._rules.rules))
         reasons = []
         if self._wish.duplicates != "keep":
@@ -133,7 +134,7 @@ class Choosing:
         return Selection(sum(counts), tuple(reasons))
 
     def _read(self, number: int, file: Candidate, piece_bytes: int) -> Iterator[Piece]:
-        """Judges a file; yields the last piece that was read, now and then."""
+        """Judges a file's documents; now and then yields the last piece that was read."""
         judged, place = self._work.judged(number), 0
         document = _Document()
         with ExitStack() as stack:
@@ -188,10 +189,10 @@ class Choosing:
 def chosen(
     wish: Wish, files: list[Candidate], survey: Survey, out: Path, progress: Progress
 ) -> Iterator[None]:
-    """Within it, `survey` gives the documents that are wanted alone.
+    """Within it, `survey` gives only the documents that are wanted.
 
-    What was found is thrown away when all within has gone well, and else kept for the next time.
-    Raises `UserError`.
+    The verdicts are thrown away when all within has gone well; otherwise they are kept for the next
+    time. Raises `UserError`.
     """
     if not wish:
         yield
@@ -220,7 +221,7 @@ def chosen(
 
 
 def _wish_digest(wish: Wish, files: list[Candidate], text_field: str) -> str:
-    """Names what is asked of which files, as they are now. Raises OSError."""
+    """A digest of what is asked of which files, as these are now. Raises OSError."""
     stats = []
     for file in files:
         status = file.path.stat()
@@ -235,7 +236,7 @@ def _wish_digest(wish: Wish, files: list[Candidate], text_field: str) -> str:
 
 
 def _rules_for(wish: Wish, files: list[Candidate]) -> Rules:
-    """Raises `UserError` if a rule asks for what neither the text nor a file tells."""
+    """Raises `UserError` if a rule asks for a signal that neither the text nor a file has."""
     if not wish.keep.strip():
         return Rules((), ())
     beside = {file.path: signal_files.signal_file_of(file.path) for file in files}

@@ -1,7 +1,7 @@
 """What `--keep` says: comparisons of signals with numbers, `and`, `or`, `not` and brackets.
 
-Nothing in it is executed. The parts that stand side by side with `and` at the top are *rules*, each
-of which is counted by itself.
+Nothing in it is executed. The parts that `and` joins at the top are *rules*; each is counted by
+itself.
 """
 
 import difflib
@@ -36,7 +36,7 @@ _USUAL = {
 }  # fmt: skip
 
 Truth = bool | None
-"""None: it cannot be said, since a document lacks a signal."""
+"""None if it cannot be said, since a document lacks a signal."""
 Lookup = Callable[[str], float | None]
 Condition = Callable[[Lookup], Truth]
 
@@ -49,14 +49,15 @@ class Rule(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """All of `--keep`."""
+    """All rules of `--keep`."""
 
     rules: tuple[Rule, ...]
     names: tuple[str, ...]
-    """The signals that they ask for, sorted."""
+    """The signals that the rules ask for, sorted."""
 
     def first_failed(self, lookup: Lookup) -> int | None:
-        """Its number, or None: what is asked of a document that lacks the signal fails, too."""
+        """Number of the first rule that fails, or None. It also fails if the document lacks the
+        signal."""
         for number, rule in enumerate(self.rules):
             if rule.holds(lookup) is not True:
                 return number
@@ -64,7 +65,7 @@ class Rules(NamedTuple):
 
 
 def parse_rules(text: str, known: Collection[str]) -> Rules:
-    """Read an expression about the signals `known`. Raises `UserError` that points at the place."""
+    """Read an expression about the signals `known`. Raises `UserError` that names the place."""
     if len(text) > LENGTH_LIMIT:
         raise UserError(f"--keep has more than {LENGTH_LIMIT} characters", "shorten it")
     parser = _Parser(text, known)
@@ -81,7 +82,7 @@ class _Token(NamedTuple):
 
 
 class _Parser:
-    """By recursive descent; `and` binds more tightly than `or`, `not` most tightly."""
+    """A parser by recursive descent; `and` binds more tightly than `or`, `not` most tightly."""
 
     def __init__(self, text: str, known: Collection[str]) -> None:
         self._text, self._known = text, known
@@ -136,7 +137,7 @@ class _Parser:
             self._depth -= 1
 
     def _comparison(self) -> Condition:
-        """Two operands, or more: 0.1 < x < 0.5."""
+        """A comparison of two operands or more: 0.1 < x < 0.5."""
         start = self._next
         operands, signs = [self._operand()], []
         while self._next.text in _COMPARE:

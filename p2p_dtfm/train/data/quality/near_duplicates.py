@@ -1,7 +1,7 @@
 """How alike texts are, without comparing each with each: MinHash (Broder 1997). Needs datasketch.
 
 Two texts share a *band* of their signatures with a chance that rises steeply around the wanted
-similarity; only those that do are compared.
+similarity. Only texts that share one are compared.
 """
 
 import hashlib
@@ -14,11 +14,11 @@ from p2p_dtfm.ports.packages import how_to_install
 
 HASHES = 128
 RUN_WORDS = 5
-"""What is compared are sets of runs of so many words (as Penedo et al. 2024 did for FineWeb)."""
+"""Texts are compared as sets of runs of so many words (as Penedo et al. 2024 did for FineWeb)."""
 
 
 class TextSignatures:
-    """Signatures and bands for one wanted similarity (of Jaccard). Raises `UserError`."""
+    """Signatures and bands for one wanted similarity (Jaccard's). Raises `UserError`."""
 
     def __init__(self, similarity: float) -> None:
         try:
@@ -37,7 +37,7 @@ class TextSignatures:
         self._bands, self._rows = best.b, best.r
 
     def of(self, words: Sequence[str]) -> "np.ndarray":
-        """uint64 [HASHES]."""
+        """The signature of a text's words, uint64 [HASHES]."""
         last = max(1, len(words) - RUN_WORDS + 1)
         runs = {" ".join(words[first : first + RUN_WORDS]) for first in range(last)}
         made = self._min_hash(num_perm=HASHES, seed=1)
@@ -45,7 +45,7 @@ class TextSignatures:
         return np.asarray(made.hashvalues, dtype=np.uint64)
 
     def bands(self, signature: "np.ndarray") -> list[int]:
-        """Keys, signed 64 bits each; equal ones make two texts candidates."""
+        """Keys of the bands, signed 64 bits each. Two texts with an equal key are candidates."""
         keys = []
         for band in range(self._bands):
             part = signature[band * self._rows : (band + 1) * self._rows].tobytes()
@@ -55,5 +55,5 @@ class TextSignatures:
         return keys
 
     def are_alike(self, one: "np.ndarray", other: "np.ndarray") -> bool:
-        """By the share of equal hashes, which estimates the similarity."""
+        """Whether the share of equal hashes, which estimates the similarity, is high enough."""
         return float(np.mean(one == other)) >= self.similarity

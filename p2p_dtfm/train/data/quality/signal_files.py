@@ -1,8 +1,8 @@
 """Signals that others have computed: RedPajama-V2's files, which have a line for each document.
 
-They lie beside the documents, or in `quality_signals/` where those are in `documents/`. Each signal
-is a list of [start, end, value]: one for the whole document, or one for each line, of which the
-mean is taken. No value is null.
+They lie beside the documents, or in `quality_signals/` where the documents are in `documents/`.
+Each signal is a list of [start, end, value]: one for the whole document, or one for each line,
+whose mean is taken. A missing value is null.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from p2p_dtfm.train.data.formats.compressed import BoundedLines, inner_name, ope
 
 LINE_LIMIT_BYTES = 1 << 26
 _LOOKED_AT_LINES = 100
-"""Not every document need have every signal."""
+"""Documents that are searched for names of signals: not each document need have each signal."""
 _ENDINGS = ("", ".gz", ".zst")
 
 Span = tuple[float, float, float | None]
@@ -29,15 +29,15 @@ class _Row(msgspec.Struct):
 
 
 def is_signal_file(path: Path) -> bool:
-    """Whether its lines say something of documents, and are none."""
+    """Whether the file's lines say something about documents, and are no documents themselves."""
     name = inner_name(path)
     return name.endswith((".signals.json", ".signals.jsonl"))
 
 
 def signal_file_of(path: Path) -> Path | None:
-    """That of a file of documents, if there is one."""
+    """The signal file that belongs to a file of documents, if there is one."""
     stem = inner_name(path).rpartition(".")[0]
-    stem = path.name[: len(stem)]  # as it is written
+    stem = path.name[: len(stem)]  # with its own upper and lower case
     folders = [path.parent]
     for place, part in enumerate(path.parent.parts):
         if part == "documents":
@@ -60,14 +60,15 @@ def names_in(path: Path) -> set[str]:
 
 
 class SignalFile:
-    """Read line by line, beside the documents. Raises `UserError` where the two do not match."""
+    """A signal file, read in step with the documents. Raises `UserError` where they do not
+    match."""
 
     def __init__(self, path: Path, lines: BoundedLines) -> None:
         self._path = path
         self._lines: Iterator[tuple[int, bytes]] = iter(lines)
 
     def of_line(self, wanted: int) -> Mapping[str, float]:
-        """Of the document in this line of its file; lines only go up."""
+        """The signals of the document in this line of its file; lines only go up."""
         try:
             for number, line in self._lines:
                 if number == wanted:
@@ -81,7 +82,7 @@ class SignalFile:
 
 
 def _named(path: Path, number: int, line: bytes) -> set[str]:
-    """Also those that this document has no value for."""
+    """All signals of a line, also those that have no value for this document."""
     return set(_signals(path, number, line))
 
 
@@ -94,7 +95,7 @@ def _signals(path: Path, number: int, line: bytes) -> _SIGNALS:
     try:
         row = msgspec.json.decode(line, type=_Row)
         signals = row.quality_signals
-        if isinstance(signals, str):  # as some tools write it
+        if isinstance(signals, str):  # as some tools write them
             signals = msgspec.json.decode(signals, type=_SIGNALS) if signals else {}
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise UserError(

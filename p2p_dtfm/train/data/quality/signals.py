@@ -1,7 +1,7 @@
 """Quality signals that need nothing but the text, as RedPajama-V2 defines and names them.
 
-*Words* are what whitespace leaves of the normal form: decomposed, lower case, without ASCII
-punctuation. *Raw words* are runs of letters and digits, and runs of anything else but blanks.
+*Words* are what lies between blanks in the text's normal form: decomposed, lower case, without
+ASCII punctuation. *Raw words* are runs of letters and digits, and runs of anything else but blanks.
 """
 
 import math
@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from p2p_dtfm.train.data.quality.stop_words import ENGLISH
 
 TEXT_LIMIT_BYTES = 1 << 20
-"""Of a longer document this much from its beginning is looked at."""
+"""Bytes of a document that are looked at: a longer one is judged by its beginning."""
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _RAW_WORD = re.compile(r"\w+|[^\w\s]+")
@@ -28,7 +28,7 @@ Value = float | None
 
 
 class Text:
-    """A document, and what several signals need of it."""
+    """A document, with what several signals need of it."""
 
     def __init__(self, content: str) -> None:
         self.content = content
@@ -47,16 +47,16 @@ class Text:
 
     @cached_property
     def characters(self) -> int:
-        """Of all words."""
+        """How many characters all words have together."""
         return sum(map(len, self.words))
 
     def runs(self, length: int) -> list[tuple[str, ...]]:
-        """All runs of so many words, overlapping."""
+        """All runs of `length` words; they overlap."""
         return list(zip(*(self.words[first:] for first in range(length)), strict=False))
 
 
 def compute(name: str, text: Text) -> Value:
-    """One of `COMPUTED`; None where it means nothing, as the mean length of no words."""
+    """The value of one of `COMPUTED`; None if it means nothing, as the mean length of no words."""
     value = COMPUTED[name](text)
     return None if value is None else round(value, _DIGITS)
 
@@ -66,7 +66,7 @@ def _mean_word_length(text: Text) -> Value:
 
 
 def _of_words(count: Callable[[Text], float], text: Text) -> Value:
-    """A count, divided by the number of words."""
+    """A count divided by the number of words."""
     return count(text) / len(text.words) if text.words else None
 
 
@@ -99,7 +99,7 @@ def _entropy(text: Text) -> Value:
 
 
 def _in_top_run(length: int, text: Text) -> Value:
-    """The share of characters in the most frequent run, if it comes more than once."""
+    """The share of characters in the most frequent run, if that run comes more than once."""
     for run, count in Counter(text.runs(length)).most_common(1):
         if count > 1:
             return sum(map(len, run)) * count / text.characters
@@ -107,7 +107,7 @@ def _in_top_run(length: int, text: Text) -> Value:
 
 
 def _in_repeated_runs(length: int, text: Text) -> Value:
-    """The share of characters in runs that come more than once; none counts twice."""
+    """The share of characters in runs that come more than once; no character counts twice."""
     runs = text.runs(length)
     counts = Counter(runs)
     repeated = bytearray(len(text.words))

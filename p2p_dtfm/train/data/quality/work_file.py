@@ -1,7 +1,8 @@
-"""What has been found of the documents so far: on disk, since there may be more than fit in memory.
+"""The verdicts on the documents so far. They are on disk, since there may be more than fit in
+memory.
 
-A SQLite file, written in transactions: after a kill it holds all that was found up to some
-document, and the next run goes on from there if files and wishes are the same.
+A SQLite file, written in transactions. After a kill it holds all verdicts up to some document. The
+next run goes on from there if files and wishes are the same.
 """
 
 import sqlite3
@@ -18,7 +19,7 @@ WORK_NAME = ".tmp-choosing.sqlite"
 WORK_NAMES = (WORK_NAME, f"{WORK_NAME}-journal")
 _CACHE_KIB = 64 << 10
 _CANDIDATES_LIMIT = 64
-"""So many texts that share a band are compared with a new one."""
+"""A new text is compared with at most so many texts that share a band with it."""
 COMMIT_EVERY_DOCUMENTS = 1 << 10
 _COMMIT_EVERY_BYTES = 1 << 24
 _TABLES = """
@@ -33,9 +34,9 @@ CREATE TABLE IF NOT EXISTS signatures (number INTEGER PRIMARY KEY, hashes BLOB);
 
 
 class WorkFile:
-    """`wish` names what is asked of which files; what was found for another is thrown away.
+    """`wish` names what is asked of which files; verdicts for another wish are thrown away.
 
-    Raises `UserError` if another process is at it.
+    Raises `UserError` if another process uses the file.
     """
 
     def __init__(self, folder: Path, wish: str) -> None:
@@ -46,13 +47,13 @@ class WorkFile:
                 self._open(wish)
             except sqlite3.OperationalError:
                 raise
-            except sqlite3.DatabaseError:  # torn: what it held is computed again
+            except sqlite3.DatabaseError:  # torn: its verdicts are computed again
                 self.remove()
                 self._open(wish)
         self._codes = array("B")
-        """Of the file's documents since the last `put_down`."""
+        """Verdicts on the file's documents since the last `put_down`."""
         self._documents = self._text_bytes = 0
-        """Since the last commit."""
+        """Documents and bytes of text since the last commit."""
 
     def _open(self, wish: str) -> None:
         self._base = sqlite3.connect(
@@ -84,20 +85,20 @@ class WorkFile:
         return int(self._fact("files done") or 0)
 
     def note(self, code: int, text_bytes: int) -> None:
-        """The verdict on the next document of the file, which has so much text."""
+        """Note the verdict on the next document of the file, which has so much text."""
         self._codes.append(code)
         self._documents += 1
         self._text_bytes += text_bytes
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to `keep`: the disk is waited for each time, so not after each of very
-        many small files."""
+        """Whether it is time to `keep`. Each `keep` waits for the disk, so it is not called after
+        each of very many small files."""
         many = self._documents >= COMMIT_EVERY_DOCUMENTS
         return many or self._text_bytes > _COMMIT_EVERY_BYTES
 
     def put_down(self, file: int, *, is_done: bool = False) -> None:
-        """Have the verdicts in the file, which a process that is ended loses until `keep`."""
+        """Put the noted verdicts into the file. A process that is ended loses them until `keep`."""
         if self._codes:
             first = self.judged(file) - len(self._codes)
             self._base.execute(
@@ -110,17 +111,17 @@ class WorkFile:
             )
 
     def keep(self) -> None:
-        """Make what was put down outlive this process."""
+        """Make the verdicts that were put down outlive this process."""
         self._commit()
         self._documents = self._text_bytes = 0
 
     def drop(self, file: int) -> None:
-        """A file that turned out not to be usable."""
+        """Remove the verdicts on a file that turned out not to be usable."""
         self._codes = array("B")
         self._base.execute("DELETE FROM verdicts WHERE file = ?", (file,))
 
     def is_new(self, digest: bytes) -> bool:
-        """Whether no text with this hash came before; from now on one has."""
+        """Whether no text with this hash came before. Notes that one has come now."""
         found = self._base.execute("INSERT OR IGNORE INTO texts VALUES (?)", (digest,))
         return found.rowcount == 1
 
@@ -161,11 +162,11 @@ class WorkFile:
         return [int(count) for count in counts]
 
     def close(self) -> None:
-        """What was found since the last `keep` is lost."""
+        """Close the file. Verdicts since the last `keep` are lost."""
         self._base.close()
 
     def remove(self) -> None:
-        """It is not needed any more."""
+        """Remove the file, which is not needed any more."""
         self._base.close()
         for name in WORK_NAMES:
             self.path.with_name(name).unlink(missing_ok=True)
@@ -180,7 +181,8 @@ class WorkFile:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Around whatever reads or writes here: `UserError` for what a user can do something of."""
+        """Around all reading and writing here. Raises `UserError` for what a user can do something
+        about."""
         try:
             yield
         except sqlite3.OperationalError as error:

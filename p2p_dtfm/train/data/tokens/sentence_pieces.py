@@ -1,12 +1,12 @@
 """Tokenizers of Llama 1 and 2, TinyLlama and what was made of them: SentencePiece's pairs as a
 tokenizer.json.
 
-Tokens are characters and merges of them, a space is written as U+2581, and of a character that is
-no token each byte is one (`<0x41>`). What sets a text's beginning apart from its middle is one such
-space, put before it: so who encodes a text in parts says which of them go on.
+Tokens are characters and merges of them. A space is written as U+2581. A character that is no token
+is written as a token for each of its bytes (`<0x41>`). A text begins with one such space, put
+before it, and its middle does not. So whoever encodes a text in parts says which parts go on.
 
 As with byte-level pairs, only vocabulary and merges of a file from elsewhere are used, after
-checks, and what comes before and after them only where it is one of the ways that are known here.
+checks. What comes before and after merges must be one of the ways that are known here.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,8 +28,9 @@ BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 
 _Piece = Annotated[str, Meta(min_length=1, max_length=1 << 16)]
 Beginning = Literal["prepend", "always", "first", "never"]
-"""When a space is put before a text: `prepend` does so in any case, the next two only where there
-is none; of parts between control tokens `first` does so with the first alone."""
+"""When a space is put before a text. `prepend`: always. `always` and `first`: only where the text
+does not begin with one. Of the parts between control tokens, `first` puts one before the first
+alone."""
 
 
 class SentencePieces:
@@ -82,7 +83,7 @@ class SentencePieces:
     def encode_batch(
         self, texts: Sequence[bytes], goes_on: Sequence[bool] | None = None
     ) -> list[np.ndarray]:
-        """`goes_on`: of each text, whether it is the middle of one."""
+        """`goes_on`: for each text, whether it is the middle of one."""
         if goes_on is None:
             goes_on = [False] * len(texts)
         tokens: list[np.ndarray] = [np.empty(0, np.uint32)] * len(texts)
@@ -98,7 +99,7 @@ class SentencePieces:
         return text.removeprefix(" ") if self._strips else text
 
     def decode_on(self, tokens: Iterable[int]) -> str:
-        """Of tokens that stand in the middle of a text."""
+        """The text of tokens that stand in the middle of a text."""
         parts: list[str] = []
         run = bytearray()
         for token in map(int, tokens):
@@ -126,7 +127,7 @@ def is_like_llamas(payload: bytes) -> bool:
 
 
 def _text_of(run: bytearray) -> str:
-    """Bytes that stand together are characters, all of them, or none of them is one."""
+    """The text of a run of bytes: all of them together are characters, or none of them is."""
     try:
         return run.decode("utf-8")
     except UnicodeDecodeError:
@@ -187,8 +188,8 @@ class _PiecesModel(msgspec.Struct):
 
 
 class _PiecesFile(msgspec.Struct):
-    """The parts of tokenizer.json that change what encoding and decoding do. Of `unk_token` nothing
-    is made, as all bytes are known."""
+    """The parts of tokenizer.json that change encoding and decoding. `unk_token` is ignored, as all
+    bytes are known."""
 
     model: _PiecesModel
     decoder: _Decoders
@@ -215,7 +216,7 @@ _STRIPPING = [*_DECODING, _Strip(" ", 1, 0)]
 
 
 def _beginning(file: _PiecesFile) -> Beginning:
-    """Raises `PeerFault`."""
+    """When a space is put before a text. Raises `PeerFault` for a way that is not known here."""
     before, between = file.normalizer, file.pre_tokenizer
     steps = before.normalizers if isinstance(before, _Normalizers) else [before]
     if between is None and steps == [_Prepend(SPACE), _WRITES_SPACES]:
@@ -232,7 +233,7 @@ def _beginning(file: _PiecesFile) -> Beginning:
 
 
 def _strips(file: _PiecesFile) -> bool:
-    """Raises `PeerFault`."""
+    """Whether decoding removes the space at the beginning. Raises `PeerFault`."""
     if file.decoder.decoders not in (_DECODING, _STRIPPING):
         raise PeerFault("tokenizer that makes text of tokens in a way this program does not")
     return file.decoder.decoders == _STRIPPING

@@ -3,9 +3,9 @@
     OUT/.tmp-writing.json            bound to text, tokenizer and wishes by their digest
     OUT/blobs/.tmp-writing-SPLIT-N   the tokens of shard N, until it is full and the journal says so
 
-A shard gets its name only after the journal has told that it is full. So whatever moment a process
-ends in, the newest journal names bytes that are there: whole shards, under their own name or still
-under the hidden one, and the beginning of an open one. All are hashed before writing goes on.
+A shard gets its name only after the journal says that it is full. So at whatever moment a process
+ends, the newest journal names bytes that are there: whole shards, under their own or still under
+the hidden name, and the beginning of an open shard. All are hashed before writing goes on.
 """
 
 import fcntl
@@ -28,9 +28,10 @@ _FORMAT = 1
 _LIMIT_BYTES = 64 << 20
 _EVERY_S = 5.0
 _EVERY_BYTES = 1 << 26
-"""Of text, whichever comes first."""
+"""The journal is saved after so many bytes of text, or after `_EVERY_S`, whichever comes first."""
 _LEAST_REST = 20
-"""Times as long as writing the journal took: of very many shards it takes a while."""
+"""The least pause between two savings, in multiples of the time that the last one took: with very
+many shards it takes long."""
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 60)]
 _Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
@@ -42,11 +43,11 @@ class OpenShard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: Count
     tokens: Annotated[int, Meta(ge=1, le=SHARD_LIMIT_TOKENS)]
     digest: _Digest
-    """Of these tokens; what lies behind them is written again."""
+    """Digest of these tokens; what lies behind them is written again."""
 
 
 class SplitState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What there is of a split."""
+    """What is written of a split."""
 
     shards: Annotated[tuple[ShardEntry, ...], Meta(max_length=1 << 17)] = ()
     tokens: Count = 0
@@ -54,31 +55,32 @@ class SplitState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WrittenSoFar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The first piece of text that is not written yet, and what goes before it."""
+    """The place of the first piece of text that is not written yet, and what is before it."""
 
     file: Count = 0
-    """Its number among those of the first reading."""
+    """The file's number among those of the first reading."""
     piece: Count = 0
-    """Its number in that file."""
+    """The piece's number in that file."""
     text_bytes: Count = 0
     open_split: Split | None = None
-    """Where the document before has not ended."""
+    """The split whose last document has not ended yet."""
     train: SplitState = SplitState()
     held_out: SplitState = SplitState()
 
 
 class _Left(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file."""
+    """The content of the journal's file."""
 
     format: int
     bound_to: _Digest
     tokenizer: _Digest | None
-    """Of one that was learnt, which lies in the store."""
+    """Digest of a tokenizer that was learnt; it lies in the store."""
     place: WrittenSoFar
 
 
 class Journal:
-    """Of one output directory. `bound_to`: a digest of all that the result depends on."""
+    """The journal of an output directory. `bound_to`: a digest of all that the result depends
+    on."""
 
     def __init__(self, out: Path, bound_to: str, say: Callable[[str], None]) -> None:
         self._path = out / JOURNAL_NAME
@@ -89,19 +91,19 @@ class Journal:
         self.tokenizer: str | None = None
         self.place = WrittenSoFar()
         self.is_kept = False
-        """Whether the file names what this process has written, or goes on from."""
+        """Whether the file names what this process has written, or what it goes on from."""
         if self._path.exists():  # an earlier command was interrupted, whatever it was about
             self._read()
 
     def is_due(self, text_bytes: int) -> bool:
-        """Whether it is time to `save`, so much having been written."""
+        """Whether it is time to `save`, after so much text."""
         if text_bytes - self._written_bytes >= _EVERY_BYTES:
             return True
         return text_bytes > self._written_bytes and time.monotonic() >= self._rest_until_s
 
     def save(self, place: WrittenSoFar, tokenizer: str | None = None) -> None:
-        """From now on a process that is ended goes on here. Raises OSError: then from where it was
-        before."""
+        """From now on a process that is ended goes on from `place`. Raises OSError: then it would
+        go on from the place before."""
         began_s = time.monotonic()
         self.tokenizer = tokenizer or self.tokenizer
         left = _Left(_FORMAT, self._bound_to, self.tokenizer, place)
@@ -112,12 +114,12 @@ class Journal:
         self._written_bytes = place.text_bytes
 
     def begin_anew(self, reason: str) -> None:
-        """What it tells of is not as it was left."""
+        """Write anew, since files are not as the journal says."""
         self.say(f"what an interrupted command left is not used: {reason}; tokens are written anew")
         self.remove()
 
     def remove(self) -> None:
-        """The result is there, or nothing goes on from here."""
+        """Remove the file: the result is there, or nothing can go on from it."""
         self._path.unlink(missing_ok=True)
         self.tokenizer, self.place, self.is_kept = None, WrittenSoFar(), False
         self._written_bytes = 0
@@ -136,7 +138,7 @@ class Journal:
 
 @contextmanager
 def alone_in(out: Path) -> Iterator[None]:
-    """Within it no other process writes tokens there. Raises `UserError`, and OSError."""
+    """Within it, no other process writes tokens there. Raises `UserError` and OSError."""
     descriptor = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:

@@ -1,4 +1,4 @@
-"""Shards that are named once a journal tells of them, and an open one that can be gone on with."""
+"""Shards that get their names once a journal tells of them, and an open one to continue."""
 
 import hashlib
 import os
@@ -13,11 +13,11 @@ _CHUNK_BYTES = 1 << 20
 
 
 class NotAsLeft(Exception):
-    """A file is not what the journal tells of."""
+    """A file is not what the journal says it is."""
 
 
 class KeptShardWriter(ShardWriter):
-    """As its base, of which `state` tells a journal; full shards get their names by `settle`."""
+    """A `ShardWriter` whose `state` a journal can save. Full shards get their names by `settle`."""
 
     def __init__(
         self, store: BlobStore, split: Split, token_type: TokenType, shard_tokens: int
@@ -27,11 +27,11 @@ class KeptShardWriter(ShardWriter):
 
     @property
     def unnamed(self) -> int:
-        """Full shards that wait for their names."""
+        """How many full shards wait for their names."""
         return len(self._full)
 
     def state(self) -> SplitState:
-        """What is on the disk. Raises OSError."""
+        """What is on the disk, after forcing it there. Raises OSError."""
         for temporary, _ in self._full:
             _force_to_disk(temporary)
         shard = None
@@ -42,13 +42,13 @@ class KeptShardWriter(ShardWriter):
         return SplitState(tuple(self.entries), self.tokens, shard)
 
     def settle(self) -> None:
-        """Give full shards their names, of which a journal now tells."""
+        """Give full shards their names, now that a journal tells of them."""
         for temporary, digest in self._full:
             temporary.replace(self._store.root / digest)
         self._full = []
 
     def take_up(self, state: SplitState) -> None:
-        """Go on from there. Raises `NotAsLeft`, and OSError."""
+        """Go on from `state`. Raises `NotAsLeft` and OSError."""
         for number, entry in enumerate(state.shards):
             self._require(number, entry)
         if state.open is not None:
@@ -59,7 +59,7 @@ class KeptShardWriter(ShardWriter):
             raise NotAsLeft(f"the tokens of {self._split} are not the sum of their shards")
 
     def drop(self) -> None:
-        """Of what was taken up nothing is used."""
+        """Use nothing of what was taken up."""
         self._full = []
         self.abandon()
         self.entries, self.tokens, self._in_shard = [], 0, 0
@@ -77,7 +77,7 @@ class KeptShardWriter(ShardWriter):
 
     @property
     def open_name(self) -> str | None:
-        """Of the file that is being written."""
+        """The name of the file that is being written."""
         return None if self._temporary is None else self._temporary.name
 
     def _begin(self) -> Path:
@@ -90,7 +90,7 @@ class KeptShardWriter(ShardWriter):
         return self._store.root / f".tmp-writing-{self._split}-{number:06}"
 
     def _require(self, number: int, entry: ShardEntry) -> None:
-        """A full shard is there, or gets its name now."""
+        """Require that a full shard is there, or give it its name now. Raises `NotAsLeft`."""
         hidden, named = self._hidden(number), self._store.root / entry.digest
         size_bytes = entry.tokens * self._dtype.itemsize
         for path in (named, hidden):

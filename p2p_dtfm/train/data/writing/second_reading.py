@@ -36,10 +36,11 @@ class SecondReading:
         return (*self.train.entries, *self.held_out.entries)
 
     def write(self, journal: Journal, progress: Progress) -> None:
-        """All of it, from where `journal` says; journal and files then tell of the end.
+        """Write everything from where `journal` says; in the end journal and files say that all is
+        written.
 
-        Raises `UserError`, and OSError for what the disk does not take: whoever comes next goes on
-        from the newest journal.
+        Raises `UserError`, and OSError for a disk that takes no more: the next command goes on from
+        the newest journal.
         """
         self._take_up(journal)
         try:
@@ -65,7 +66,7 @@ class SecondReading:
         self.held_out.settle()
 
     def _take_up(self, journal: Journal) -> None:
-        """Have what the journal tells of, and nothing besides."""
+        """Have the shards that the journal tells of, and no others."""
         place = journal.place
         try:
             self.train.take_up(place.train)
@@ -86,8 +87,9 @@ class SecondReading:
             journal.say(f"goes on where it was interrupted: {done} of {whole} of text are written")
 
     def _places(self, place: WrittenSoFar, progress: Progress) -> Iterator[WrittenSoFar]:
-        """Each document, or each stretch of one within a split, ends with a token for it, and
-        begins with one where the model's texts do. Yields how far it has got, now and then."""
+        """Write all pieces, and yield now and then how far this has got. Each document, or each
+        stretch of it within a split, ends with a token for it. It begins with a token too, if the
+        model's texts do."""
         separator = np.array([self._tokenizer.end_of_document])
         start = self._tokenizer.start_of_document
         beginning = np.array([] if start is None else [start], dtype=np.uint32)
@@ -113,7 +115,7 @@ class SecondReading:
     def _encoded(
         self, batch: list[Located], open_split: Split | None
     ) -> Iterator[tuple[Located, np.ndarray, Split | None]]:
-        """Pieces, their tokens, and in which split a document is open before them."""
+        """Pieces, their tokens, and the split in which a document is open before each piece."""
         before = [open_split]
         for located in batch:
             before.append(None if located.piece.ends_document else _split_of(located))
@@ -127,7 +129,7 @@ def _split_of(located: Located) -> Split:
 
 
 def _batches(pieces: Iterator[Located]) -> Iterator[list[Located]]:
-    """Pieces to encode at once: of a bounded size and number."""
+    """Pieces to encode at once; their number and size are bounded."""
     batch: list[Located] = []
     size_bytes = 0
     for located in pieces:

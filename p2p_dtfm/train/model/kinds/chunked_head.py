@@ -1,8 +1,8 @@
 """A head and its loss, a chunk of tokens at a time: no logits of all tokens are ever there.
 
-The gradient of a chunk's logits follows from the logits alone (softmax less the target), so the
-forward computes both products of the backward as well, and a backward only weighs them. What is
-computed is what the plain head and `token_loss_sum` compute; sums are taken in another order.
+The gradient of a chunk's logits follows from the logits alone (softmax less the target). So the
+forward computes both products of the backward as well, and the backward only weighs them. The
+results are those of the plain head and `token_loss_sum`; sums are taken in another order.
 """
 
 from typing import Any, NamedTuple
@@ -19,8 +19,8 @@ from p2p_dtfm.train.model.kinds.ends import Head
 def chunked_loss_sum(head: Head, stream: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
     """What `token_loss_sum(head(stream), targets, z_loss)` is, in nats.
 
-    stream [sequences, tokens, width], targets [sequences, tokens]; those below 0 do not count. The
-    matrix's gradient goes where the head's `Linear` would leave it.
+    stream [sequences, tokens, width], targets [sequences, tokens]; targets below 0 do not count.
+    The matrix's gradient goes where the head's `Linear` would leave it.
     """
     matrix = head.logits
     assert isinstance(matrix, Linear) and matrix.bias is None
@@ -35,7 +35,7 @@ def chunked_loss_sum(head: Head, stream: Tensor, targets: Tensor, z_loss: float 
 
 
 class _Wanted(NamedTuple):
-    """Which gradients somebody will ask for."""
+    """Which gradients will be asked for."""
 
     of_entry: bool
     of_matrix: bool
@@ -64,7 +64,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Once: what the forward kept is used up."""
+        """Works only once: it uses up what the forward kept."""
         gradient, matrix = gradients[0], context.matrix
         of_entry, of_matrix = context.of_entry, context.of_matrix
         context.of_entry = context.of_matrix = None
@@ -88,7 +88,7 @@ def _products(
     entry: Tensor, weight: Tensor, targets: Tensor, z_loss: float, wanted: _Wanted
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(loss, gradient of the entry [tokens, width], gradient of the matrix [vocabulary, width]),
-    all in fp32; those that nobody wants are None."""
+    all in fp32. Gradients that nobody wants are None."""
     loss = entry.new_zeros((), dtype=torch.float32)
     of_entry = torch.empty_like(entry, dtype=torch.float32) if wanted.of_entry else None
     of_matrix = torch.zeros_like(weight, dtype=torch.float32) if wanted.of_matrix else None
@@ -115,9 +115,9 @@ def _products(
 
 
 def _of_logits(logarithms: Tensor, denominators: Tensor, places: Tensor, z_loss: float) -> Tensor:
-    """Gradient of the logits as if all targets counted, in the memory of the softmax's logarithms:
-    softmax less the target, which z-loss weighs (the squared logarithm's derivative is twice the
-    logarithm, times the softmax)."""
+    """Gradient of the logits as if all targets counted, in the memory of the softmax's logarithms.
+    It is the softmax less the target. Z-loss weighs the softmax: the squared logarithm's derivative
+    is twice the logarithm, times the softmax."""
     softmax = logarithms.exp_()
     if z_loss:
         softmax.mul_(1.0 + 2.0 * z_loss * denominators)

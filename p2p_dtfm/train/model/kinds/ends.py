@@ -43,7 +43,7 @@ class Head(nn.Module):
 
 
 def _table(rows: int, width: int) -> nn.Embedding:
-    """Of rows that nobody draws, as genesis follows."""
+    """An embedding whose rows are not drawn, as genesis follows."""
     table: nn.Embedding = nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
     return table
 
@@ -51,9 +51,9 @@ def _table(rows: int, width: int) -> nn.Embedding:
 def token_loss_sum(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
     """Sum over all tokens of the negative log-likelihood, in nats.
 
-    logits [sequences, tokens, vocabulary], targets [sequences, tokens]. With `z_loss` its gradient
-    is that of a larger sum: so many times the squared logarithms of the softmax's denominators are
-    added (Chowdhery et al. 2022, section 5), which keeps logits from drifting away.
+    logits [sequences, tokens, vocabulary], targets [sequences, tokens]. With `z_loss` the gradient
+    is that of a larger sum: `z_loss` times the squared logarithms of the softmax's denominators are
+    added (Chowdhery et al. 2022, section 5). This keeps logits from drifting away.
     """
     loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
     if z_loss:

@@ -55,7 +55,7 @@ class BlockKind(LayerKind):
         return STANDARD_DEVIATION
 
     def _model(self, place: Place) -> ModelSpec:
-        """Of a GPT whose blocks are all like this one."""
+        """`[model]` of a GPT whose blocks are all like this one."""
         _, width = _stream(place)
         heads = place.number("heads", place.model.heads, most=512)
         hidden = place.number("feed_forward_width", 0, 0, 1 << 20)
@@ -103,7 +103,8 @@ class HeadKind(LayerKind):
 
 
 class Projection(nn.Module):
-    """Normed, so that a step to another width does not change how large its values are."""
+    """Has a norm before it, so that a step to another width does not change how large values
+    are."""
 
     def __init__(self, model: ModelSpec, entry: int, width: int) -> None:
         super().__init__()
@@ -117,7 +118,7 @@ class Projection(nn.Module):
 
 
 def _stream(place: Place) -> tuple[int, int]:
-    """(tokens, width) of what comes in. Raises ValueError."""
+    """(tokens, width) of the layer's input. Raises ValueError."""
     if place.is_first:
         raise ValueError("reads no token numbers, so it cannot come first")
     tokens, width = place.require_entry("tokens", "width")

@@ -14,7 +14,7 @@ from p2p_dtfm.train.model.kinds.kind import Costs, LayerKind, Place, Shape, requ
 
 _KERNEL = 3
 _GELU_VALUES = 4
-"""That autograd keeps for each value of a layer's output: input, norm, products, non-linearity."""
+"""What autograd keeps for each value of an output: of input, norm, products and non-linearity."""
 
 
 class ImageKind(LayerKind):
@@ -83,8 +83,8 @@ class ClassifierKind(LayerKind):
         return Costs(3 * values + 3 * classes, 2 * values * classes)
 
     def loss_sum(self, answer: Tensor, targets: Tensor, z_loss: float) -> Tensor:
-        """Counted once for each token of a sequence, so that the mean over tokens is the mean over
-        pictures."""
+        """The loss, counted once for each token of a sequence: so the mean over tokens is the mean
+        over pictures."""
         tokens, classes = targets.shape[1], targets[:, -1]
         require_answers(classes, answer.shape[-1])
         loss = functional.cross_entropy(answer, classes, reduction="sum")
@@ -134,7 +134,7 @@ class Classifier(nn.Module):
 
 class _Filter(nn.Conv2d):
     def reset_parameters(self) -> None:
-        """Nothing is drawn only to be overwritten: genesis follows."""
+        """Draws nothing, as it would be overwritten: genesis follows."""
 
 
 def _filter(entry: int, channels: int, stride: int) -> nn.Conv2d:
@@ -142,12 +142,12 @@ def _filter(entry: int, channels: int, stride: int) -> nn.Conv2d:
 
 
 def _norm(channels: int) -> nn.GroupNorm:
-    """Over all values of a picture: what others of the microbatch are does not matter."""
+    """Over all values of a picture, so that other pictures of the microbatch do not matter."""
     return nn.GroupNorm(1, channels)
 
 
 def _picture(place: Place) -> tuple[int, int, int]:
-    """(channels, height, width) of what comes in. Raises ValueError."""
+    """(channels, height, width) of the layer's input. Raises ValueError."""
     if place.is_first:
         raise ValueError('reads no token numbers: begin with kind = "image"')
     channels, height, width = place.require_entry("channels", "height", "width")

@@ -1,4 +1,4 @@
-"""What a kind of layer is: what whoever adds one has to say of it."""
+"""What a kind of layer is, and what whoever adds one has to define."""
 
 import math
 from abc import ABC, abstractmethod
@@ -13,16 +13,16 @@ from p2p_dtfm.core.protocol.model_spec import ModelSpec
 from p2p_dtfm.train.model.kinds.ends import token_loss_sum
 
 Shape = tuple[int, ...]
-"""Of one sequence's tensor: what comes for a microbatch has the number of sequences before it."""
+"""Shape of one sequence's tensor. A microbatch's tensor has the number of sequences before it."""
 STANDARD_DEVIATION = 0.02
-"""GPT-2's."""
+"""GPT-2's standard deviation."""
 
 
 class Costs(NamedTuple):
-    """Of one sequence, by which layers are weighed before any device has been measured."""
+    """Costs of one sequence. Layers are weighed by them before any device has been measured."""
 
     saved_values: int
-    """What autograd keeps between a forward and its backward."""
+    """Values that autograd keeps between a forward and its backward."""
     forward_flops: int
 
 
@@ -30,13 +30,13 @@ class Place(NamedTuple):
     """Where a layer stands in a run."""
 
     model: ModelSpec
-    """`[model]` of the run: what a kind's options do not say."""
+    """`[model]` of the run: the values that a kind's options do not state."""
     options: Mapping[str, Option]
-    """Of this layer's table; whole numbers, words, yes or no."""
+    """Options of this layer's table: whole numbers, words, yes or no."""
     entry: Shape
-    """Of what comes in for one sequence."""
+    """Shape of the layer's input for one sequence."""
     is_first: bool
-    """What comes in are token numbers, int64, else fp32."""
+    """Whether the input is token numbers, int64; else it is fp32."""
 
     def number(self, name: str, default: int, least: int = 1, most: int = 1 << 16) -> int:
         """An option that is a whole number. Raises ValueError for any other value."""
@@ -46,7 +46,7 @@ class Place(NamedTuple):
         return value
 
     def require_entry(self, *dimensions: str) -> Shape:
-        """The shape of what comes in, if it has these dimensions. Raises ValueError."""
+        """The shape of the input, if it has these dimensions. Raises ValueError."""
         if len(self.entry) != len(dimensions):
             wanted = " by ".join(dimensions)
             raise ValueError(f"reads {wanted}, and what comes in has the shape {list(self.entry)}")
@@ -54,22 +54,22 @@ class Place(NamedTuple):
 
 
 class LayerKind(ABC):
-    """One kind. All methods must say the same of the same place on any machine."""
+    """One kind. For the same place all methods must give the same on any machine."""
 
     options: frozenset[str] = frozenset()
-    """Names of those that it knows; others are refused before it is asked anything."""
+    """Names of the options that the kind knows. Others are refused before any method is called."""
 
     @abstractmethod
     def boundary(self, place: Place) -> Shape:
-        """Of what it gives on for one sequence; of the last layer, of its answer.
+        """Shape of what the layer passes on for one sequence; for the last layer, of its answer.
 
-        Raises ValueError, whose text people read, where it cannot stand there.
+        Raises ValueError, whose text people read, if the layer cannot stand there.
         """
 
     @abstractmethod
     def build(self, place: Place) -> nn.Module:
-        """The module, which maps [sequences, *entry] to [sequences, *boundary]; fp32. What its
-        parameters are before the first step is not its affair, and it draws nothing.
+        """The module, which maps [sequences, *entry] to [sequences, *boundary]; fp32. It draws
+        nothing: its parameters before the first step are set elsewhere.
 
         Its forward must give the same for the same input, whatever came before: no dropout, no
         running statistics.
@@ -80,7 +80,8 @@ class LayerKind(ABC):
         """Whole numbers."""
 
     def loss_sum(self, answer: Tensor, targets: Tensor, z_loss: float) -> Tensor:
-        """Of the last layer: what is minimised, summed over all tokens of the microbatch.
+        """The loss of the last layer's answer, which is minimised: summed over all tokens of the
+        microbatch.
 
         targets [sequences, tokens], int64. By default the answer is logits for each token.
         """
@@ -88,14 +89,14 @@ class LayerKind(ABC):
         return token_loss_sum(answer, targets, z_loss)
 
     def deviation(self, name: str, shape: Shape) -> float:
-        """Standard deviation of a matrix before the first step. Vectors are zero, and those whose
-        name ends in `norm.weight` one. By default 1 / sqrt(inputs)."""
+        """Standard deviation of a matrix before the first step. By default 1 / sqrt(inputs).
+        Vectors are zero, and those whose name ends in `norm.weight` are one."""
         return 1.0 / math.sqrt(math.prod(shape[1:]))
 
 
 def require_answers(targets: Tensor, answers: int) -> None:
-    """Raises `UserError` where one asks for an answer that a last layer has not: torch would end
-    with an error of its own, and a card would compute nothing any more."""
+    """Raises `UserError` if a target asks for an answer that the last layer does not have. Torch
+    would end with an error of its own, and a card would then compute nothing any more."""
     asked = int(targets.max())
     if asked >= answers:
         raise UserError(

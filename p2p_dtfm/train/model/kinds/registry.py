@@ -1,7 +1,7 @@
 """Finding a kind by its name: those that come along, and those that other packages register.
 
-Of other packages only one whose entry point bears just that name is loaded, and it is installed
-here because this machine's owner wanted it: a run from the network can name kinds, not bring them.
+Of other packages, only one whose entry point bears just that name is loaded. It is installed
+because this machine's owner wanted it: a run from the network can name kinds, not bring them.
 """
 
 import functools
@@ -24,7 +24,7 @@ from p2p_dtfm.train.model.narrow.fixed_code import with_code
 from p2p_dtfm.train.model.tensor_file import fits_in_state
 
 GROUP = "p2p_dtfm.layers"
-"""Of entry points, each an instance of `LayerKind`."""
+"""The group of entry points, each of which is an instance of `LayerKind`."""
 _SHOWN_CHARACTERS = 200
 SHIPPED: dict[str, LayerKind] = {
     "embedding": EmbeddingKind(),
@@ -39,7 +39,7 @@ SHIPPED: dict[str, LayerKind] = {
 
 @functools.lru_cache(maxsize=256)
 def kind_named(name: str) -> LayerKind:
-    """Raises `UserError` where no such kind is installed."""
+    """The kind of that name. Raises `UserError` if no such kind is installed."""
     if name in SHIPPED:
         return SHIPPED[name]
     found = [point for point in entry_points(group=GROUP) if point.name == name]
@@ -59,7 +59,7 @@ def kind_named(name: str) -> LayerKind:
         )
     try:
         kind = found[0].load()
-    except Exception as error:  # whatever a package of others raises
+    except Exception as error:  # whatever another package raises
         raise UserError(
             f"the package that registers layers of kind {name!r} cannot be loaded: "
             f"{found[0].value} raises {_in_words(error)}",
@@ -74,11 +74,11 @@ def kind_named(name: str) -> LayerKind:
 
 
 def with_sizes(spec: RunSpec) -> RunSpec:
-    """The run with the sizes of the layers that it lists, as they are by the kinds installed here;
-    a run that lists none as it is.
+    """The run with the sizes of the layers that it lists, as the kinds installed here say them. A
+    run that lists no layers is returned as it is.
 
     Raises `UserError` for a kind that is not here, a layer that cannot stand where it does, or
-    sizes that are not what the kind comes to. Nothing is allocated.
+    sizes that the kind does not come to. Nothing is allocated.
     """
     if not spec.layers:
         return spec
@@ -121,7 +121,7 @@ def _sizes(spec: RunSpec, number: int, layer: ListedLayer, entry: Shape) -> Laye
         )
     except ValidationError as error:
         raise _cannot(number, layer, "it is too large, or has no parameters") from error
-    except (ValueError, OverflowError, RuntimeError) as error:  # of sizes that torch cannot hold
+    except (ValueError, OverflowError, RuntimeError) as error:  # for sizes that torch cannot hold
         raise _cannot(number, layer, str(error)[:_SHOWN_CHARACTERS]) from error
     except UserError:
         raise
@@ -152,8 +152,8 @@ def build_listed(spec: RunSpec, layer: int, device: torch.device | str) -> nn.Mo
 
 
 def require_stated_shape(spec: RunSpec, layer: int, answer: Tensor) -> None:
-    """Of what a listed layer but the last has given on for some sequences. Raises `UserError`:
-    whoever is sent something else would take its sender for one that lies."""
+    """Require that a listed layer, other than the last, has passed on what its kind says. The next
+    stage would take the sender of anything else for a liar. Raises `UserError`."""
     stated = spec.boundary_shape(layer + 1)[1:]
     if tuple(answer.shape[1:]) != stated:
         kind, found = spec.layers[layer].kind, list(answer.shape[1:])
@@ -165,12 +165,12 @@ def require_stated_shape(spec: RunSpec, layer: int, answer: Tensor) -> None:
 
 
 def deviation_in_listed(spec: RunSpec, layer: int, name: str, shape: Shape) -> float:
-    """Of a matrix of this layer before the first step."""
+    """The deviation of a matrix of this layer before the first step."""
     return kind_named(spec.layers[layer].kind).deviation(name, shape)
 
 
 def loss_sum(spec: RunSpec, answer: Tensor, targets: Tensor) -> Tensor:
-    """Of what the last layer makes of a microbatch, summed over all its tokens."""
+    """The loss of the last layer's answer to a microbatch, summed over all its tokens."""
     z_loss = spec.optimizer.z_loss
     if spec.layers:
         return kind_named(spec.layers[-1].kind).loss_sum(answer, targets, z_loss)
@@ -184,8 +184,8 @@ def loss_sum_of_last(
     targets: Tensor,
     code: Tensor | None = None,
 ) -> Tensor:
-    """The last layer and the loss: of a large vocabulary without all logits being there. `code`:
-    the channels that nobody writes, where there are any."""
+    """The last layer and the loss. With a large vocabulary the logits are never all in memory at
+    once. `code`: the channels that no block writes, where there are any."""
     entry = with_code(entry, code)
     if head_in_chunks(spec):
         assert isinstance(module, Head)
@@ -194,7 +194,7 @@ def loss_sum_of_last(
 
 
 def require_gpt(spec: RunSpec, what: str) -> None:
-    """Refuse `what` for layers that a run lists. Raises `UserError`."""
+    """Raises `UserError` for a run that lists its layers: it cannot have `what`."""
     if spec.layers:
         raise UserError(
             f"{what} knows GPTs whose blocks are alike, and the run {spec.name} lists layers of "

@@ -1,7 +1,7 @@
 """A layer whose parameters are frozen, with adapters beside some of its matrices (`[lora]`).
 
-What is frozen are buffers: no optimizer, gradient or state knows of them. They are left out
-("meta") until `set_base` gives them: whoever only keeps a layer's state needs no memory for them.
+Frozen parameters are buffers: no optimizer, gradient or state knows of them. They are left out
+("meta") until `set_base` gives them: a peer that only keeps a state needs no memory for them.
 """
 
 import math
@@ -29,12 +29,12 @@ class Adapter(nn.Module):
         return functional.linear(functional.linear(entry, self.narrow), self.wide) * self.scale
 
     def product(self) -> Tensor:
-        """What it adds to the matrix beside which it lies: [outputs, inputs], in float64."""
+        """What the adapter adds to the matrix it lies beside: [outputs, inputs], in float64."""
         return self.scale * (self.wide.double() @ self.narrow.double())
 
 
 class AdaptedLinear(Linear):
-    """A linear layer with adapters of some of its rows, each under its target's name."""
+    """A linear layer with adapters for some of its rows, each under its target's name."""
 
     def __init__(self, plain: nn.Linear, matrices: Iterable[AdaptedMatrix], lora: LoraSpec) -> None:
         bias = plain.bias is not None
@@ -65,7 +65,7 @@ class AdaptedLinear(Linear):
 def adapt(module: nn.Module, model: ModelSpec, lora: LoraSpec, is_block: bool) -> None:
     """Freeze a layer, and lay adapters beside the matrices that the run names.
 
-    A layer without any gets one element that nothing reads: so it has a state, as all layers do.
+    A layer without adapters gets one element that nothing reads: so it has a state, too.
     """
     matrices = adapted_matrices(model, lora) if is_block else []
     for part in dict.fromkeys(matrix.part for matrix in matrices):
@@ -84,7 +84,7 @@ def adapt(module: nn.Module, model: ModelSpec, lora: LoraSpec, is_block: bool) -
 
 
 def allocate_trained(module: nn.Module, device: torch.device | str) -> nn.Module:
-    """Memory for what is trained; buffers stay as they are."""
+    """Allocate memory for what is trained; buffers stay as they are."""
     for inner in module.modules():
         for name, parameter in list(inner.named_parameters(recurse=False)):
             setattr(inner, name, nn.Parameter(torch.empty_like(parameter, device=device)))
@@ -92,19 +92,19 @@ def allocate_trained(module: nn.Module, device: torch.device | str) -> nn.Module
 
 
 def move_trained(module: nn.Module, device: torch.device | str) -> nn.Module:
-    """What is trained to the device; what is frozen comes there when it is given."""
+    """Move what is trained to the device. What is frozen comes there when it is given."""
     for parameter in module.parameters():
         parameter.data = parameter.data.to(device)
     return module
 
 
 def has_base(module: nn.Module) -> bool:
-    """Whether a layer can compute: nothing frozen is left out."""
+    """Whether the layer can compute: nothing frozen is left out."""
     return not any(frozen.is_meta for frozen in module.buffers())
 
 
 def set_base(module: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Give all that is frozen, under the names that it has in the model as it was given."""
+    """Give all frozen parameters, under the names that they have in the model as it was given."""
     places = dict(module.named_buffers())
     for name, tensor in tensors:
         assert places.pop(name).shape == tensor.shape, name

@@ -15,15 +15,15 @@ from p2p_dtfm.train.model.lora.adapted import has_base
 
 
 def computing_layer(directory: Path, layer: int) -> nn.Module:
-    """A checkpoint's layer, with what is frozen of it from the same home. Raises `UserError`."""
+    """A checkpoint's layer, with its frozen parameters from the same home. Raises `UserError`."""
     state = load_layer(directory, layer)
     attach_held(state, _store_beside(directory))
     return state.module
 
 
 def attach_held(state: LayerState, path_of: Callable[[str], Path | None]) -> None:
-    """Give a state that is to compute what is frozen of its layer, if anything is, from files that
-    `path_of` knows by their digest. Raises `UserError`."""
+    """Give a state that is to compute the frozen parameters of its layer, if it has any. They come
+    from files that `path_of` knows by their digest. Raises `UserError`."""
     if has_base(state.module):
         return
     path = base_path(state.spec, state.layer, path_of)
@@ -34,9 +34,10 @@ def attach_held(state: LayerState, path_of: Callable[[str], Path | None]) -> Non
 
 
 def base_path(spec: RunSpec, layer: int, path_of: Callable[[str], Path | None]) -> Path:
-    """Where a layer of the frozen model lies, sound; `path_of` knows files by their digest.
+    """The path of a layer's file of the frozen model, which is sound. `path_of` knows files by
+    their digest.
 
-    Raises `UserError` for one that is missing or damaged.
+    Raises `UserError` for a file that is missing or damaged.
     """
     manifest = path_of(spec.model.initial)
     if manifest is None:

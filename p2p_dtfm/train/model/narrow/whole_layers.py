@@ -1,7 +1,8 @@
-"""A plain GPT that computes what one with few written channels does: to write text, and to export.
+"""A plain GPT that computes what a GPT with few written channels does: for writing text, and for
+export.
 
-The code goes into the rows of the embedding, where it stays, as the matrices that write into the
-stream get rows of zeros for its channels.
+The code goes into the rows of the embedding. It stays in the stream, as the matrices that write
+into the stream get rows of zeros for its channels.
 """
 
 import torch
@@ -13,7 +14,8 @@ from p2p_dtfm.train.model.narrow.fixed_code import place_code, token_code
 
 
 def whole_spec(spec: RunSpec) -> RunSpec:
-    """Of a run whose blocks write all channels; no other run's name is meant by its digest."""
+    """The run spec with blocks that write all channels. Its digest names no run, unless it is
+    `spec`."""
     if not spec.model.written_width:
         return spec
     model = spec.model.model_copy(update={"written_width": 0})
@@ -22,7 +24,7 @@ def whole_spec(spec: RunSpec) -> RunSpec:
 
 @torch.no_grad()
 def made_whole(spec: RunSpec, layer: int, module: nn.Module) -> nn.Module:
-    """The same layer of `whole_spec`; as it is where that is the same run."""
+    """The same layer in `whole_spec`; the layer itself if that is the same run."""
     if not spec.model.written_width:
         return module
     whole = build_plain_layer(whole_spec(spec), layer, next(module.parameters()).device)
@@ -38,7 +40,7 @@ def made_whole(spec: RunSpec, layer: int, module: nn.Module) -> nn.Module:
 
 
 def _code_in(spec: RunSpec, layer: int, name: str, rows: int) -> Tensor | None:
-    """What the embedding holds of the code in this parameter, a row for each token or place."""
+    """The code that this parameter of the embedding holds, a row for each token or place."""
     if layer > 0:
         return None
     numbers = torch.arange(rows)

@@ -1,4 +1,4 @@
-"""What a device is, beside what layers take on it.
+"""What a device is and can do; what layers take on it is measured elsewhere.
 
 Begin with `facts`.
 """

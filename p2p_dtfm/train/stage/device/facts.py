@@ -1,7 +1,7 @@
 """What a device is and what it can do, read and timed once.
 
-What only a machine with a card can say is asked through `CardPort`, so that it can be had elsewhere
-with given values.
+What only a machine with a card can tell is asked through `CardPort`, so that it can be replaced by
+given values elsewhere.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ from p2p_dtfm.core.protocol.facts.device_facts import TEXT_LIMIT, DeviceFacts
 from p2p_dtfm.ports.granted import granted_memory
 
 HOST_SHARE = 0.5
-"""Of the free memory beside a card: its own copies and the program need the rest."""
+"""Offered share of the free memory beside a card: its own copies and the program need the rest."""
 _RATE_BYTES = 64 << 20
 _SIDES = {"cpu": 512, "cuda": 4096}
 _RUNS = 3
 _SLOW_S = 0.15
-"""A product that takes longer is not repeated."""
+"""A product that takes longer than this is not repeated."""
 
 
 class CardPort(Protocol):
@@ -35,11 +35,11 @@ class CardPort(Protocol):
     def driver(self) -> str: ...
 
     def finish(self) -> None:
-        """Wait until it has done what it was given."""
+        """Wait until the card has done what it was given."""
 
 
 class CudaCard:
-    """By torch and the driver's own page."""
+    """A card, as torch and the driver's own page tell of it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -62,7 +62,7 @@ class CudaCard:
 
 
 def device_facts(device: torch.device, card: CardPort | None = None) -> DeviceFacts:
-    """Takes about a quarter of a second."""
+    """What the device is and can do. Takes about a quarter of a second."""
     host = granted_memory()
     if card is None and device.type == "cuda":
         card = CudaCard(device)
@@ -81,7 +81,7 @@ def device_facts(device: torch.device, card: CardPort | None = None) -> DeviceFa
 
 
 def _nothing() -> None:
-    """A processor is done when its call is."""
+    """Nothing to wait for: a processor is done when its call returns."""
 
 
 def _vector_unit() -> str:
@@ -99,7 +99,7 @@ def product_mflops(
 
 
 def host_rate(device: torch.device, finish: Callable[[], None] = _nothing) -> int:
-    """Bytes per second between this machine's memory and the device's, the slower direction."""
+    """Bytes per second between this machine's memory and the device's, in the slower direction."""
     here = torch.zeros(_RATE_BYTES, dtype=torch.uint8)
     there = torch.zeros(_RATE_BYTES, dtype=torch.uint8, device=device)
     spent_s = max(
@@ -109,7 +109,7 @@ def host_rate(device: torch.device, finish: Callable[[], None] = _nothing) -> in
 
 
 def _timed(work: Callable[[], object], finish: Callable[[], None]) -> float:
-    """Seconds; the first run, which may choose kernels, does not count unless it is slow."""
+    """Seconds of one run. The first run may choose kernels: it counts only if it is slow."""
     runs: list[float] = []
     for _ in range(1 + _RUNS):
         began_s = time.perf_counter()

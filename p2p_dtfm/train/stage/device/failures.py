@@ -1,4 +1,4 @@
-"""What PyTorch raises where a device fails, or its memory is taken: no fault of this program."""
+"""What PyTorch raises when a device fails, or its memory is taken: this program is not at fault."""
 
 from collections.abc import Collection
 
@@ -9,14 +9,14 @@ from p2p_dtfm.core.protocol.errors import DeviceFault
 _FAILED: tuple[type[BaseException], ...] = (
     (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
 )
-"""Older ones have no class for it: there it looks like any other error."""
+"""Older versions of PyTorch have no class for it: there it looks like any other error."""
 _OWN_FAULTS = ("device-side assert", "illegal", "misaligned", "invalid")
-"""What kernels do wrong, and not the device."""
+"""Words in errors that a kernel causes, and not the device."""
 _NO_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def fault_of_device(errors: Collection[BaseException]) -> DeviceFault | None:
-    """What befell the device, if that is all that these say."""
+    """What befell the device, if these errors say nothing else."""
     if not errors or not all(_is_short(it) or _has_failed(it) for it in errors):
         return None
     failed = next((it for it in errors if not _is_short(it)), None)

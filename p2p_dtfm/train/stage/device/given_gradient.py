@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def backward_from(result: Tensor, gradient: Tensor) -> None:
-    """What `torch.autograd.backward(result, gradient)` does, to the last bit. That compares the
-    shapes as a compiler would, and loads a computer algebra for it: 0.4 s of processor and 34 MB
-    at each daemon's start."""
+    """Does what `torch.autograd.backward(result, gradient)` does, to the last bit. That function
+    compares shapes as a compiler would, and loads a computer algebra for it: 0.4 s of processor and
+    34 MB at each daemon's start."""
     assert result.shape == gradient.shape
     with torch.enable_grad():
         end: Tensor = _GivenGradient.apply(result, gradient)  # type: ignore[no-untyped-call]
@@ -17,7 +17,7 @@ def backward_from(result: Tensor, gradient: Tensor) -> None:
 
 
 class _GivenGradient(torch.autograd.Function):
-    """A number at the graph's end, which hands on the gradient whatever its own one is."""
+    """A number at the graph's end. Its backward hands on the given gradient, not its own one."""
 
     @staticmethod
     def forward(context: Any, result: Tensor, gradient: Tensor) -> Tensor:

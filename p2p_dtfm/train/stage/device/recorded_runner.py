@@ -1,10 +1,10 @@
 """A stage whose microbatches are recorded once, and then only started again.
 
-The first microbatches run as any other. From the next step on each is given a *slot*: memory for
-what goes in and out, with recordings of the stage's forward, of each layer's backward and of what
-that leaves for later. There are as many slots as microbatches were ever in flight together.
-Kernels and their order are those of the plain runner, but for a stage with the embedding, which
-leaves its matrices' gradients for later here as well.
+The first microbatches run as any other. From the next step on each microbatch is given a *slot*:
+memory for its input and output, with recordings of the stage's forward, of each layer's backward
+and of what that leaves for later. There are as many slots as microbatches were ever in flight
+together. Kernels and their order are those of the plain runner. Only a stage with the embedding
+differs: here it leaves its matrices' gradients for later as well.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ from p2p_dtfm.train.stage.stage_runner import InFlight, StageRunner
 _log = logging.getLogger(__name__)
 
 PLAIN_PASSES = 4
-"""Microbatches before anything is recorded: libraries choose kernels in them."""
+"""Microbatches before anything is recorded: in them libraries choose kernels."""
 
 _Shapes = tuple[object, ...]
 
 
 @dataclass
 class _Slot:
-    """For one microbatch at a time."""
+    """Memory and recordings for one microbatch at a time."""
 
     entry: Tensor
     kept: InFlight
@@ -43,18 +43,18 @@ class _Slot:
     recompute: bool
     places: list[int]
     result: Tensor | None = None
-    """Of the forward."""
+    """Result of the forward."""
     seed: Tensor | None = None
-    """Gradient of the result, to be written before the first backward."""
+    """Gradient of the result. It is written before the first backward."""
     gradients: dict[int, Tensor | None] = field(default_factory=dict)
-    """Of each layer's input, after its backward."""
+    """Gradient of each layer's input, after the layer's backward."""
     forward: Recording | None = None
     backwards: dict[int, Recording] = field(default_factory=dict)
     weights: dict[int, Recording] = field(default_factory=dict)
     owed: list[WeightGradients] = field(default_factory=list)
-    """What `weights` read: it must stay where it is."""
+    """What `weights` read: it must stay where it is in memory."""
     due: set[int] = field(default_factory=set)
-    """Layers whose `weights` are to be started until the slot is free."""
+    """Layers whose `weights` must still be started before the slot is free."""
 
     @property
     def shapes(self) -> _Shapes:
@@ -62,13 +62,13 @@ class _Slot:
 
 
 def is_recorded(spec: RunSpec) -> bool:
-    """Not with local steps, which compute with other memory in each round, nor with layers of kinds
-    that may not be known here."""
+    """Whether a run's passes are recorded. Those of local steps are not: they compute with other
+    memory in each round. Nor are layers of kinds that may not be known here."""
     return spec.sync.mode != "local" and not spec.layers
 
 
 class RecordedStageRunner(StageRunner):
-    """Of a run that `is_recorded`; any other it computes as a plain one does."""
+    """Records a run that `is_recorded`; any other run it computes as a plain runner does."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class RecordedStageRunner(StageRunner):
         recorder: Recorder | None = None,
         records: bool = True,
     ) -> None:
-        """`records`: False of one that goes through a few microbatches alone; their bits are the
-        same."""
+        """`records`: False for a runner through which only a few microbatches go. Their bits are
+        the same."""
         super().__init__(spec, layer_states, recompute)
         self.repeats_bits = repeats_bits(spec, self.device)
         self._asks_for_repeats = self.repeats_bits and self.device.type != "cpu"
@@ -94,23 +94,23 @@ class RecordedStageRunner(StageRunner):
             kind = rounded_type(spec, self.device)
             self._rounded = RoundedParameters(self.layer_states.values(), kind)
             self._weight_gradients = WeightGradients(self._rounded.by_parameter)
-            for state in self.layer_states.values():  # a product that adds spares the device a sum
+            for state in self.layer_states.values():  # a product that adds spares a sum
                 leave_weight_gradients(state.module, self._weight_gradients)
 
     @property
     def slots(self) -> int:
-        """Microbatches that are recorded: 0 before the first, and where none can be."""
+        """How many microbatches are recorded: 0 before the first, and where none can be."""
         return len(self._free) + len(self._taken)
 
     def _aside(self) -> contextlib.AbstractContextManager[None]:
-        """Around a pass like those that will be recorded. What never records computes where all of
-        its memory is from: it may run in a thread beside one that does record, and memory that
-        either of two streams frees is the other one's to overwrite until they have met."""
+        """Around a pass like those that will be recorded. A runner that never records computes in
+        the stream from which all of its memory is. It may run in a thread beside a runner that
+        records. Until two streams have met, one may overwrite memory that the other has freed."""
         return self._recorder.aside() if self._records else contextlib.nullcontext()
 
     def _given(self, microbatch: int) -> tuple[Tensor | None, ...]:
-        """What came from outside for it. Whoever lets go of it aside, where it is still read, lets
-        the next copy overwrite it."""
+        """The microbatch's tensors that came from outside. Whoever lets go of them in the
+        recorder's stream, while they are still read, lets the next copy overwrite them."""
         kept = self._in_flight.get(microbatch)
         return (kept.entries[0], kept.targets, kept.tokens) if kept is not None else ()
 
@@ -183,7 +183,7 @@ class RecordedStageRunner(StageRunner):
         self, entry: Tensor, targets: Tensor | None = None, tokens: Tensor | None = None
     ) -> Tensor | float:
         """See `StageRunner.evaluate`."""
-        self._rounded.refresh()  # it comes before the step's first forward
+        self._rounded.refresh()  # an evaluation comes before the step's first forward
         return super().evaluate(entry, targets, tokens)
 
     def weight_backward_layer(self, microbatch: int, layer: int) -> None:
@@ -208,7 +208,7 @@ class RecordedStageRunner(StageRunner):
             self._free.append(slot)
 
     def _places_now(self) -> list[int]:
-        """How often each state has moved: recordings know one place alone."""
+        """How often each state has moved: a recording is valid for one place only."""
         return [state.moves for state in self.layer_states.values()]
 
     # recording ----------------------------------------------------------------------------------
@@ -216,11 +216,11 @@ class RecordedStageRunner(StageRunner):
     def _slot_for(
         self, entry: Tensor, targets: Tensor | None, tokens: Tensor | None
     ) -> _Slot | None:
-        """A free one, or a new one; None: this microbatch runs without."""
+        """A free slot, or a new one. None: this microbatch runs without a recording."""
         if not self._records or self._plain_passes < PLAIN_PASSES:
             return None
         if not (self._in_flight.keys() | self._owed.keys()) <= self._taken.keys():
-            return None  # some began without
+            return None  # some microbatches began without a slot
         wanted = _shapes(entry, targets, tokens, self.recompute), self._places_now()
         self._free = [slot for slot in self._free if (slot.shapes, slot.places) == wanted]
         if self._free:
@@ -229,7 +229,7 @@ class RecordedStageRunner(StageRunner):
             return self._recorded(entry, targets, tokens)
         except AssertionError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a device cannot do, it runs without
+        except Exception as error:  # noqa: BLE001 - what a device cannot record, it runs unrecorded
             _log.warning("microbatches are not recorded on %s: %s", self.device, error)
             _log.debug("what could not be recorded", exc_info=True)
             self._records = False
@@ -238,8 +238,9 @@ class RecordedStageRunner(StageRunner):
             return None
 
     def _recorded(self, entry: Tensor, targets: Tensor | None, tokens: Tensor | None) -> _Slot:
-        """A new slot. Backwards are recorded from the last layer to the first, all of them before
-        what they leave for later: that may be started in any order, and has room of its own."""
+        """A new slot. Backwards are recorded from the last layer to the first. What they leave for
+        later is recorded after them all: it may be started in any order, and has memory of its
+        own."""
         kept = InFlight([], [], _alike(targets), _alike(tokens))
         slot = _Slot(torch.empty_like(entry), kept, self.recompute, self._places_now())
         room = self._recorder.room()
@@ -278,14 +279,14 @@ class RecordedStageRunner(StageRunner):
 
 
 def runner_on(kind: str) -> type[StageRunner]:
-    """Of a stage on such a device: "cpu" or "cuda"."""
+    """The class of runners for a device of this kind: "cpu" or "cuda"."""
     return RecordedStageRunner if kind == "cuda" else StageRunner
 
 
 def runner_once(
     spec: RunSpec, layer_states: dict[int, LayerState], recompute: bool = False
 ) -> StageRunner:
-    """With the bits of `runner_on`'s, for a few microbatches that are computed again."""
+    """Gives the bits of `runner_on`'s, for a few microbatches that are computed again."""
     if next(iter(layer_states.values())).device.type == "cuda":
         return RecordedStageRunner(spec, layer_states, recompute, records=False)
     return StageRunner(spec, layer_states, recompute)
@@ -296,7 +297,7 @@ def _alike(tensor: Tensor | None) -> Tensor | None:
 
 
 def _write(place: Tensor | None, values: Tensor | None) -> None:
-    """Unless they are there already."""
+    """Copy the values to their place, unless they are there already."""
     if place is not None and values is not None and place.data_ptr() != values.data_ptr():
         place.copy_(values)
 

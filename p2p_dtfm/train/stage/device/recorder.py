@@ -1,8 +1,8 @@
 """Work for a device, recorded once and started again by one call (CUDA graphs).
 
-A microbatch is some thousand small works for a device, each of which takes the host longer to
-start than a fast device to do. Recorded they are started together. What was recorded computes with
-the same memory each time: whoever starts it again writes into that memory before.
+A microbatch is some thousand small works for a device. Starting one takes the host longer than a
+fast device needs to do it. Recorded works are started together. A recording computes with the same
+memory each time: whoever starts it again writes into that memory before.
 """
 
 import contextlib
@@ -21,31 +21,32 @@ class Recording(Protocol):
 
 
 class Recorder(Protocol):
-    """Where it is recorded."""
+    """Records work for a device."""
 
     def room(self) -> Any:
-        """Memory for recordings that run one after another, in the order in which they were made:
-        what one of them has freed, a later one may use."""
+        """Memory for recordings that run one after another, in the order in which they were made: a
+        later one may use what an earlier one has freed."""
 
     def record(self, work: Callable[[], None], room: Any) -> Recording:
-        """Nothing is computed yet, so what `work` leaves holds no values before the first replay.
-        Raises whatever the device cannot record, or has no memory for."""
+        """Record `work` without computing it: what it leaves holds no values before the first
+        replay. Raises whatever the device raises for work that it cannot record or has no memory
+        for."""
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
-        """Around work that is of the kind to be recorded later: it leaves nothing behind that a
-        recording could not depend on."""
+        """Around work of a kind that is to be recorded later. It leaves nothing behind on which a
+        recording could not depend."""
 
 
 @functools.cache
 def recorder_of(device: torch.device) -> "CudaRecorder":
-    """One for all of a process: libraries keep room to work in, tens of MiB, for each stream that
-    was ever used, and never give it back."""
+    """The one recorder of a process. Libraries keep memory to work in, tens of MiB, for each stream
+    that was ever used, and never give it back."""
     return CudaRecorder(device)
 
 
 class CudaRecorder:
     """CUDA graphs of one device. Other threads may use the device meanwhile, and the recorder's
-    stream after one another: whatever comes into it is recorded while anything is."""
+    stream one after another: whatever is started in it during a recording is recorded."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -55,7 +56,7 @@ class CudaRecorder:
 
     def room(self) -> Any:
         torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()  # that of recordings that are gone is free only then
+        torch.cuda.empty_cache()  # only this frees the memory of recordings that are gone
         return torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], None], room: Any) -> Recording:
@@ -67,15 +68,15 @@ class CudaRecorder:
             try:
                 work()
             finally:
-                self._is_broken = True  # if it cannot be ended, its room is never given back
+                self._is_broken = True  # a recording that cannot be ended never gives its room back
                 graph.capture_end()
                 self._is_broken = False
         return graph
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """In a stream of its own, since the default one cannot be recorded; libraries get their
-        working memory for it, and autograd its nodes, in passes that are not recorded."""
+        """In a stream of its own, since the default one cannot be recorded. In passes that are not
+        recorded libraries get their working memory for the stream, and autograd its nodes."""
         usual = torch.cuda.current_stream(self._device)
         with self._turn:
             self._stream.wait_stream(usual)

@@ -1,8 +1,8 @@
-"""A card that repeats its bits, where its work may be computed again by another one of its kind.
+"""A card that repeats its bits, in runs where another card of its kind may compute its work again.
 
-As it comes a card adds up some sums in the order in which its threads happen to end (attention's
-backward, for one), so the same work has other last bits each time. PyTorch has kernels that do not,
-for about a tenth more time (decision 78).
+By default a card adds up some sums (attention's backward, for one) in the order in which its
+threads happen to end. So the same work has other last bits each time. PyTorch has kernels that
+repeat their bits, for about a tenth more time (decision 78).
 """
 
 import contextlib
@@ -26,16 +26,18 @@ _log = logging.getLogger(__name__)
 
 CUBLAS_SETTING = "CUBLAS_WORKSPACE_CONFIG"
 _CUBLAS_REPEATS = ":4096:8"
-"""As much room as PyTorch gives cuBLAS on a large card in any case, in pieces of fixed sizes."""
+"""As much memory as PyTorch gives cuBLAS on a large card in any case, in pieces of fixed sizes."""
 
 
 def let_cublas_repeat() -> None:
-    """Before it is used first, since it looks only then; nothing where somebody has chosen."""
+    """Call it before cuBLAS is first used, which looks at the setting only then. It changes nothing
+    if somebody has chosen the setting."""
     os.environ.setdefault(CUBLAS_SETTING, _CUBLAS_REPEATS)
 
 
 class _Asked:
-    """PyTorch's setting is one for all threads, and a stage trains in one while another audits."""
+    """Counts who asks for repeating kernels. PyTorch's setting is one for all threads, and a stage
+    trains in one thread while another one audits."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -66,9 +68,9 @@ _asked = _Asked()
 
 @contextlib.contextmanager
 def repeating_kernels() -> Iterator[None]:
-    """For what the body starts, in whichever thread, and for all others meanwhile. Raises
-    `RuntimeError` where PyTorch has none; memory is not filled before it is written, which is of no
-    use to who writes all of it."""
+    """The body's work, in whichever thread, gets kernels that repeat their bits; so does all other
+    work meanwhile. Raises `RuntimeError` where PyTorch has no such kernel. Memory is not filled
+    before it is written: that is no use to code that writes all of it."""
     _asked.begin()
     try:
         yield
@@ -77,16 +79,16 @@ def repeating_kernels() -> Iterator[None]:
 
 
 def kernels_for(spec: RunSpec, device: torch.device) -> AbstractContextManager[None]:
-    """Around the passes of a stage there."""
+    """Around a stage's passes on the device."""
     is_needed = device.type == "cuda" and repeats_bits(spec, device)
     return repeating_kernels() if is_needed else contextlib.nullcontext()
 
 
 @functools.lru_cache(maxsize=16)
 def repeats_bits(spec: RunSpec, device: torch.device) -> bool:
-    """Whether a stage's passes there come to the same bits each time: wherever a run asks for it
-    and PyTorch has kernels for all that its layers compute. Layers of unlike kinds are not tried.
-    """
+    """Whether a stage's passes on the device give the same bits each time. On a processor they
+    always do. On a card they do if the run asks for it and PyTorch has kernels for all that its
+    layers compute. Runs that list their layers are not tried."""
     if device.type == "cpu":
         return True
     if not spec.audit.rate or spec.layers:
@@ -104,7 +106,8 @@ def repeats_bits(spec: RunSpec, device: torch.device) -> bool:
 
 
 def _pass(spec: RunSpec, layer: int, device: torch.device) -> None:
-    """Forward and backward of one sequence: which kernels there are does not depend on how many."""
+    """Forward and backward of one sequence: whether there are kernels is the same for more of
+    them."""
     module = build_timed_layer(spec, layer, device)
     with torch.no_grad():
         for values in module.parameters():

@@ -1,6 +1,6 @@
 """A stage's parameters in the type of its products, rounded once for each step.
 
-Autocast rounds them in each microbatch, and recorded microbatches would each keep what came of it.
+Autocast would round them in each microbatch, and each recorded microbatch would keep the result.
 """
 
 from collections.abc import Iterable
@@ -14,24 +14,25 @@ from p2p_dtfm.train.model.precision import compute_type
 
 
 def rounded_type(spec: RunSpec, device: torch.device) -> torch.dtype:
-    """To which a stage there may round: fp32, so to nothing, where parameters change within a
-    step."""
+    """The type to which a stage on the device may round its parameters. It is fp32, so nothing is
+    rounded, if parameters change within a step."""
     return torch.float32 if spec.sync.mode == "local" else compute_type(spec, device)
 
 
 class RoundedParameters:
-    """Of states that change between steps alone. Nothing where products are computed in fp32."""
+    """The rounded parameters of states that change only between steps; none if products are
+    fp32."""
 
     def __init__(self, states: Iterable[LayerState], kind: torch.dtype) -> None:
         self._states = [] if kind is torch.float32 else list(states)
         self._kind = kind
         self.by_parameter: dict[nn.Parameter, Tensor] = {}
-        """Shaped as the parameter: a view of memory that stays where it is until states move."""
+        """Shaped as the parameter. A view of memory that stays where it is until a state moves."""
         self._flat: dict[int, Tensor] = {}
         self._seen: dict[int, tuple[int, int]] = {}
 
     def refresh(self) -> None:
-        """Before anything is computed with them: nothing to do but after an update."""
+        """Call it before computing with the parameters. It rounds only after an update."""
         for state in self._states:
             now = state.version, state.moves
             if self._seen.get(state.layer) != now:

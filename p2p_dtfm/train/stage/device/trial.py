@@ -1,4 +1,4 @@
-"""A layer's pass over made-up input: to be timed, or to see whether a device has what it needs."""
+"""A layer's pass over made-up input: to time it, or to see whether a device has what it needs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from p2p_dtfm.train.model.kinds.registry import loss_sum_of_last
 
 @dataclass(frozen=True)
 class TrialShape:
-    """Sequences and tokens in each, of a trial run."""
+    """The sequences of a trial run, and the tokens in each."""
 
     sequences: int
     tokens: int
@@ -22,7 +22,7 @@ class TrialShape:
 def trial_pass(
     spec: RunSpec, layer: int, module: nn.Module, shape: TrialShape, device: torch.device
 ) -> Callable[[], Tensor]:
-    """The forward of `module`, a layer of a run whose layers are a GPT's, there."""
+    """The forward of `module`, a layer of a run whose layers are a GPT's, on the device."""
     vocabulary, width = spec.model.vocabulary, spec.model.boundary_width
     count = shape.sequences * shape.tokens
     tokens = (torch.arange(count, device=device) % vocabulary).view(shape.sequences, shape.tokens)

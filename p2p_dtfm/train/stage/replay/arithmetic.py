@@ -1,4 +1,4 @@
-"""What computes the same bits has the same name."""
+"""A name for an arithmetic: peers whose arithmetic has the same name compute the same bits."""
 
 import hashlib
 import os
@@ -18,45 +18,45 @@ _PROCESSOR_LINES = frozenset(
         *("CPU implementer", "CPU part", "Features"),
     }
 )
-"""By which libraries choose kernels, and cut matrices. ARM's processors have no model name, and
-unlike ones the same features; virtual machines may call all of theirs alike."""
+"""Lines by which libraries choose kernels and cut matrices. ARM's processors have no model name,
+and unlike ones have the same features; virtual machines may give all of theirs one name."""
 _PROCESSOR_SETTINGS = (
     *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "OPENBLAS_CORETYPE"),
     *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
     *("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"),
     *("OMP_THREAD_LIMIT", "OMP_DYNAMIC"),
 )
-"""Of the environment: other kernels than the processor's own, fewer bits in them, or fewer threads
-than are asked for."""
+"""Environment variables that choose other kernels than the processor's own, fewer bits in them, or
+fewer threads than are asked for."""
 _CARD_SETTINGS = (CUBLAS_SETTING, "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 
 
 def arithmetic_name(device: torch.device) -> str:
-    """Of processor, vector unit, torch and how it was built, or of card, driver and libraries, and
-    of settings by which these compute otherwise. Whether the device is made to repeat its bits at
-    all, its runner says (`StageRunner.repeats_bits`). The number of threads counts on a processor
-    as well, and is said with each work."""
+    """A name made of the processor, vector unit, torch and how it was built; or of card, driver and
+    libraries. Settings by which these compute otherwise are part of it. Whether the device is made
+    to repeat its bits at all, its runner says (`StageRunner.repeats_bits`). On a processor the
+    number of threads counts as well; it is said with each work."""
     facts = _card(device) if device.type == "cuda" else _processor()
     text = "\0".join([str(torch.__version__), *facts])
     return f"{device.type}-" + hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def threads_here(device: torch.device) -> int:
-    """Of the thread that asks, where they matter: a card's bits do not depend on them, nor is the
-    number of cores in its name."""
+    """Threads of the calling thread, where they matter. A card's bits do not depend on them, and
+    its name does not have the number of cores: for it they are 1."""
     return torch.get_num_threads() if device.type == "cpu" else 1
 
 
 def max_threads() -> int:
-    """That anybody of this processor's arithmetic, whose name holds the number of cores, is
-    believed to have computed with: four for each core, so that no claim has an auditor make
-    thousands."""
+    """The most threads with which a peer of this processor's arithmetic is believed to have
+    computed: four for each core. So no claim makes an auditor start thousands. The number of cores
+    is part of the arithmetic's name."""
     return 4 * (os.cpu_count() or 1)
 
 
 def threads_believed(threads: int) -> int:
-    """So many at most, of those that a machine is set to compute with: nobody would compute again
-    what more than that have computed, and all would hold it for wrong."""
+    """The threads that a machine is set to compute with, but at most as many as are believed.
+    Nobody would repeat work that was computed with more, and all would find it wrong."""
     return min(threads, max_threads())
 
 
@@ -77,7 +77,7 @@ def _processor() -> list[str]:
 
 
 def _card(device: torch.device) -> list[str]:
-    """Libraries choose kernels by the number of multiprocessors, too."""
+    """Facts of a card. Libraries also choose kernels by the number of multiprocessors."""
     card = torch.cuda.get_device_properties(device)
     return [
         str(torch.version.cuda),

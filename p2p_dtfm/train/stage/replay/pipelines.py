@@ -1,7 +1,7 @@
-"""All works of a step, computed once more on one machine: of whole pipelines, microbatch by
+"""All works of a step, computed once more on one machine: whole pipelines, microbatch by
 microbatch, each stage with the threads that its work had.
 
-The frames between two stages are encoded and decoded as they were on the line, so each stage gets
+The frames between two stages are encoded and decoded as they were on the line. So each stage gets
 what it got then, to the last bit.
 """
 
@@ -26,15 +26,15 @@ from p2p_dtfm.train.stage.replay.work import (
 
 
 class Holder(NamedTuple):
-    """A peer's stage. `threads`: by which it was computed."""
+    """A peer's stage. `threads`: with how many it was computed."""
 
     layers: range
     threads: int
 
 
 class Passed(NamedTuple):
-    """A microbatch and whose stages it goes through, in order; `codecs` of the activation and of
-    its gradient between each two of them."""
+    """A microbatch, and the peers whose stages it goes through, in order. `codecs`: for each two
+    neighbours, those of the activation and of its gradient."""
 
     number: int
     peers: tuple[str, ...]
@@ -42,14 +42,14 @@ class Passed(NamedTuple):
 
 
 class StepBatches(NamedTuple):
-    """Of one step, by microbatch: inputs and targets, int64 [sequences, tokens], and what its loss
-    counts."""
+    """The microbatches of one step. `batch` gives inputs and targets, int64 [sequences, tokens];
+    `weight` gives the weight of a microbatch's loss."""
 
     step: int
     batch: Callable[[int], tuple[Tensor, Tensor]]
     weight: Callable[[int], float]
     held_out: Sequence[Passed] = ()
-    """Those that are evaluated before."""
+    """Held-out microbatches, which are evaluated before."""
 
 
 def replay_pipelines(
@@ -59,8 +59,8 @@ def replay_pipelines(
     passed: Sequence[Passed],
     batches: StepBatches,
 ) -> dict[str, Replayed]:
-    """By peer. `states`: of all layers, which stay as they are. `passed`: in an order in which each
-    peer has added up its microbatches. Compute thread."""
+    """The replayed work of each peer. `states`: of all layers; they stay as they are. `passed`: in
+    an order in which each peer has added up its microbatches. Runs in the compute thread."""
     runners = {
         peer: _Runner(spec, {layer: states[layer] for layer in holder.layers}, holder.threads)
         for peer, holder in holders.items()
@@ -77,7 +77,7 @@ def replay_pipelines(
 
 
 class _Runner:
-    """One peer's stage, and what came of it so far."""
+    """One peer's stage, and its results so far."""
 
     def __init__(self, spec: RunSpec, states: Mapping[int, LayerState], threads: int) -> None:
         self.first_layer, self.end_layer = min(states), max(states) + 1
@@ -92,7 +92,7 @@ class _Runner:
     def evaluate(
         self, entry: Tensor, tokens: Tensor, targets: Tensor, weight: float
     ) -> Tensor | None:
-        """As `forward`, of a held-out microbatch."""
+        """Like `forward`, for a held-out microbatch."""
         torch.set_num_threads(self._threads)
         has_head = self._runner.has_head
         result = self._runner.evaluate(entry, targets if has_head else None, tokens)
@@ -104,7 +104,7 @@ class _Runner:
     def forward(
         self, number: int, entry: Tensor, tokens: Tensor, targets: Tensor, weight: float
     ) -> Tensor | None:
-        """None of the last stage, which makes the loss."""
+        """The output for the next stage; None for the last stage, which computes the loss."""
         torch.set_num_threads(self._threads)
         has_head = self._runner.has_head
         result = self._runner.forward(number, entry, targets if has_head else None, tokens)
@@ -177,7 +177,7 @@ def _crossed(
     kind: str,
     place: tuple[int, int, int],
 ) -> Tensor:
-    """As it comes out at the other end of a line. `place`: step, layer behind it, microbatch."""
+    """The values as they leave the line's other end. `place`: step, layer behind, microbatch."""
     codec, turn = (
         codec_of(codec_name, spec.codecs),
         boundary_turn(spec, *place, back=kind == GRADIENT),

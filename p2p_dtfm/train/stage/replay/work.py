@@ -1,7 +1,7 @@
 """A stage's work of a step, computed once more from the parameters that it began with.
 
-Bits depend on the arithmetic (`arithmetic`) and on the number of threads. So a replay is asked of
-who has the same arithmetic, and is given the threads that the work had.
+Bits depend on the arithmetic (`arithmetic`) and on the number of threads. So a peer of the same
+arithmetic is asked for a replay, and is given the number of threads that the work had.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,14 +28,14 @@ GRADIENT = "gradient"
 
 
 class NoTensor(Exception):
-    """Bytes that a stage is said to have got, of which nobody can make a tensor."""
+    """Bytes that a stage is said to have received are no tensor."""
 
 
 class Replayed(NamedTuple):
     gradients: dict[int, Tensor]
-    """By layer, flat fp32."""
+    """Flat fp32 gradients by layer."""
     loss_sum: float
-    """0 without the head."""
+    """0 for a stage without the head."""
     sent: dict[tuple[str, int], bytes]
     """Digests of the frames for the neighbours, by `ACTIVATION` or `GRADIENT` and microbatch."""
     held_out_loss_sum: float = 0.0
@@ -49,7 +49,7 @@ class Frame(NamedTuple):
 
 
 class ReplayedEdge(NamedTuple):
-    """Of one microbatch: what came into the stage, and the codecs of what it sends."""
+    """What came into the stage for one microbatch, and the codecs of what the stage sends."""
 
     activation: Frame | None = None
     gradient: Frame | None = None
@@ -67,7 +67,7 @@ class ReplayedEdge(NamedTuple):
         return values
 
     def digest(self, spec: RunSpec, codec: str, values: object, turn: Turn) -> bytes:
-        """Of what the stage sends."""
+        """Digest of the frame that the stage sends."""
         return chunk_digest(codec_of(codec, spec.codecs).encode(cast(Tensor, values), turn))
 
 
@@ -93,32 +93,33 @@ class SharedLayer:
 
 
 class LentLayer:
-    """Parameters of a layer that is trained elsewhere, as much of a state as a replay needs."""
+    """Parameters of a layer that is trained elsewhere: as much of a state as a replay needs."""
 
     def __init__(self, layer: int, payload: bytes, device: torch.device) -> None:
         self.layer, self.device = layer, device
         self.version = self.moves = 0
-        # a copy, where tensors begin: kernels may add otherwise from another place in memory
+        # a copy, aligned as tensors are: kernels may add otherwise elsewhere in memory
         self.parameters = from_bytes(payload).clone().to(device)
 
 
 class GivenWork(NamedTuple):
-    """What a replay goes by, besides parameters."""
+    """What a replay needs besides parameters."""
 
     batch: Callable[[int], tuple[Tensor, Tensor]]
     threads: int
     edge: Callable[[int], ReplayedEdge] = lambda number: ReplayedEdge()
-    """By microbatch: what has come into the stage."""
+    """What has come into the stage, by microbatch."""
     recompute: bool = True
-    """Less memory for a third more time; the bits are the same."""
+    """Saves memory and costs a third more time; the bits are the same."""
     weight: Callable[[int], float] = lambda number: 1.0
-    """By microbatch: what its loss counts."""
+    """The weight of the loss, by microbatch."""
     step: int = 0
 
 
 class Replay:
-    """Of the stage with the layers of `states`, which stay as they are: microbatch by microbatch,
-    the held-out ones first, so that others see it get on. All of it in the compute thread."""
+    """Replays the stage with the layers of `states`, which stay as they are. It goes microbatch by
+    microbatch, the held-out ones first, so that others see it get on. Runs in the compute
+    thread."""
 
     def __init__(
         self, spec: RunSpec, states: "Mapping[int, LayerState | LentLayer]", given: GivenWork
@@ -133,7 +134,7 @@ class Replay:
         self._held_out_loss_sum = 0.0
 
     def evaluate(self, number: int) -> None:
-        """Raises `NoTensor`, as `train` does."""
+        """Evaluate one held-out microbatch. Raises `NoTensor`, as `train` does."""
         with self._threads():
             near = self._given.edge(number)
             result = self._runner.evaluate(*self._entry_of(number, near))
@@ -184,7 +185,7 @@ class Replay:
 
     @contextmanager
     def _threads(self) -> Iterator[None]:
-        """Other jobs come between two microbatches."""
+        """Sets the number of threads for one microbatch only: other jobs come between two."""
         before = torch.get_num_threads()
         try:
             torch.set_num_threads(self._given.threads)
@@ -194,14 +195,14 @@ class Replay:
 
 
 class SegmentParts:
-    """One holder's gradient of a segment, cut into its chunks. Bytes as a lossless codec sends."""
+    """One holder's gradient of a segment, cut into its chunks. Bytes are a lossless codec's."""
 
     def __init__(self, gradients: Sequence[Tensor], chunks: Chunks) -> None:
         self._gradients = [gradient.detach().cpu() for gradient in gradients]
         self._chunks = chunks
 
     def part(self, chunk: int) -> Tensor:
-        """A copy."""
+        """A copy of the holder's part of a chunk."""
         return torch.cat(self._pieces(chunk))
 
     def _pieces(self, chunk: int) -> list[Tensor]:
@@ -217,7 +218,7 @@ class SegmentParts:
         return bytes_of(self.part(chunk))
 
     def digests(self) -> tuple[bytes, ...]:
-        """Of all chunks. Copies nothing of what is in main memory."""
+        """Digests of all chunks. Copies nothing that is in main memory."""
         return tuple(map(self._digest, range(len(self._chunks.bounds))))
 
     def _digest(self, chunk: int) -> bytes:
@@ -229,7 +230,7 @@ class SegmentParts:
 
 
 def norms_by_holder(holders: Sequence[str], chunks: Chunks, sums: Tensor) -> tuple[float, ...]:
-    """Squared, of what each holder has summed of a segment. `sums`: all of it, flat."""
+    """The squared norm of what each holder has summed of a segment. `sums`: the segment, flat."""
     by_owner: dict[str, list[float]] = {holder: [] for holder in holders}
     for (start, end), owner in zip(chunks.bounds, chunks.owners, strict=True):
         by_owner[owner].append(squared_norm(sums[start:end]))
@@ -237,7 +238,7 @@ def norms_by_holder(holders: Sequence[str], chunks: Chunks, sums: Tensor) -> tup
 
 
 def added(parts: Sequence[Tensor], trimmed: Sequence[int] = ()) -> Tensor:
-    """In pipeline order, as who sums a chunk adds them. `trimmed`: as in `SegmentCut`."""
+    """The sum in pipeline order, as a chunk's owner adds it. `trimmed`: as in `SegmentCut`."""
     if trimmed:
         return trimmed_sum(parts, trimmed)
     total = parts[0].clone()
@@ -255,12 +256,12 @@ def bytes_of(values: Tensor) -> bytes:
 
 
 def parameters_digest(parameters: Tensor) -> bytes:
-    """Of a layer: names a blob, likewise."""
+    """Digest of a layer's parameters; it names a blob as `chunk_digest` does."""
     return chunk_digest(parameters.detach().cpu().numpy())
 
 
 def chunk_digest(payload: Any) -> bytes:
-    """Names a blob of these bytes while a step is open. Releases the interpreter's lock. BLAKE3,
-    six times as fast as the BLAKE2b of what lies on disk: in every step all that a peer sends and
-    gets is digested."""
+    """Names a blob of these bytes while a step is open. Releases the interpreter's lock. It is
+    BLAKE3, six times as fast as the BLAKE2b of what lies on disk: in every step all that a peer
+    sends and gets is digested."""
     return blake3(memoryview(payload).cast("B")).digest()

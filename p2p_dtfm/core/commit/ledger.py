@@ -18,8 +18,8 @@ class Ledger:
     """Follows a view from `step` on.
 
     While `may_commit` is False no step commits: not all members have said that they are active in
-    the view. Once `freeze` is called nothing is taken and nothing commits any more: the step under
-    way is now decided by what the peers bring to the next view.
+    the view. After `freeze` nothing is taken and nothing commits: what the peers bring to the next
+    view decides about the step under way.
     """
 
     def __init__(
@@ -31,8 +31,8 @@ class Ledger:
         counts: Mapping[str, int] | None = None,
         first_counts: Mapping[str, int] | None = None,
     ) -> None:
-        """`counts` are those of a whole step (`loss_counts`), `first_counts` those of the first
-        one here, which may be what is left of a step that has failed before."""
+        """`counts` are those of a whole step (`loss_counts`). `first_counts` are those of the first
+        step here, which may be the rest of a step that failed before."""
         self.view = view
         self.plan = plan
         self.step = step

@@ -33,9 +33,9 @@ class StepTerms(msgspec.Struct, frozen=True):
     audits: bool = False
     """Whether Prepared have an account (`core.audit`) of what is `due`; otherwise none has one."""
     one_arithmetic: bool = False
-    """Whether a peer that computes with another arithmetic than most gets no stage."""
+    """Whether a peer that computes with another arithmetic than most has no place."""
     follow_steps: int = 0
-    """Steps that a key gets no stage for when it comes while training is under way; 0 for none."""
+    """For so many steps a key that comes while training is under way gets no stage; 0 for none."""
     kept_microbatches: int = 1 << 30
     """For at most so many microbatches a stage keeps all that it sends its neighbours."""
     undo_steps: int = 0

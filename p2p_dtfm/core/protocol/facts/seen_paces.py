@@ -23,8 +23,8 @@ def is_possible(paces: Mapping[str, int]) -> bool:
 def middle_of(told: Sequence[int]) -> int:
     """The lower median of what the peers that could see a pace say, with 0 for a silent peer.
 
-    So it is above 0 only if at least half of them have seen a pace. Where most are honest, it is at
-    most what some honest peer has seen."""
+    So it is above 0 only if more than half of them have seen a pace. Where most are honest, it is
+    at most what some honest peer has seen."""
     if len(told) < VOICES_NEEDED:
         return 0
     return sorted(told)[(len(told) - 1) // 2]

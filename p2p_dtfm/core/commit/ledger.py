@@ -45,8 +45,7 @@ class Ledger:
         self._first = step, first_counts if first_counts is not None else counts
         self._transactions: dict[int, StepTransaction] = {}
         self._ahead: dict[str, dict[int, Statement]] = {}
-        """At a peer without a stage: by stage-holder, its newest Prepared that are too far ahead.
-        """
+        """At a peer without a stage: the newest Prepared too far ahead, by stage-holder."""
 
     def record(self, statement: Statement) -> None:
         """Take a Prepared. One of a step that is committed is ignored. Raises `PeerFault`."""

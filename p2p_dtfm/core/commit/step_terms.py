@@ -39,8 +39,7 @@ class StepTerms(msgspec.Struct, frozen=True):
     kept_microbatches: int = 1 << 30
     """For at most so many microbatches a stage keeps all that it sends its neighbours."""
     undo_steps: int = 0
-    """How many steps before the proof a run goes back to when a peer is barred; 0: it undoes none.
-    """
+    """How many steps before the proof a run goes back to when a peer is barred; 0: it does not."""
     rate_millionths: int = 1_000_000
     """How many of a million works are audited. `undo_steps` are meant for that rate."""
     undo_every: int = 0

@@ -139,8 +139,7 @@ def _held_alone(plan: Plan) -> dict[str, list[int]]:
 
 
 def guards_in(snapshot: Snapshot, plan: Plan | NoPlan) -> dict[int, str]:
-    """The guardians in a view. A member that leaves, or whose links are not measured yet, is none.
-    """
+    """The guardians in a view. Members that leave, or whose links are unmeasured, are none."""
     if not isinstance(plan, Plan):
         return {}
     workload, waiting = snapshot.workload, held_back(snapshot) - set(plan.stage_holders())

@@ -129,8 +129,7 @@ class PipelineModel:
         )
 
     def cost(self, peers: tuple[int, ...]) -> tuple[PipelineCost | None, bool]:
-        """(timing of these peers in this order, None if they cannot hold the model; whether new).
-        """
+        """(timing of these peers in this order, or None if the model does not fit; whether new)."""
         if peers in self._costs:
             return self._costs[peers], False
         found = self._best_cost(peers)

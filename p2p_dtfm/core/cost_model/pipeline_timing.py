@@ -50,8 +50,7 @@ class StageTiming:
 
 @dataclass(frozen=True, slots=True)
 class TimedPipeline:
-    """A pipeline's peers in order, what each does for a microbatch, and the microbatches' number.
-    """
+    """A pipeline's peers in order, what each does for a microbatch, and how many there are."""
 
     peers: tuple[int, ...]
     stages: tuple[StageTiming, ...]
@@ -282,8 +281,7 @@ def stage_ends_ns(
 
 
 class _Links:
-    """The links of one pipeline. Each link, uplink and downlink carries one tensor after another.
-    """
+    """The links of one pipeline. Each link, uplink and downlink carries one tensor at a time."""
 
     def __init__(self, time: VirtualTime, count: int) -> None:
         self._time = time

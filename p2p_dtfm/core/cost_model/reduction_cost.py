@@ -98,8 +98,7 @@ class ReductionModel:
         self._bytes_below = [0, *accumulate(layer.gradient_bytes for layer in layers)]
         self._groups: dict[tuple[tuple[int, ...], bool], Group] = {}
         self._in_order: tuple[_Groups, _Groups] = ({}, {})
-        """`_groups` by holders in the order asked for: of segments that share links, and of others.
-        """
+        """`_groups` by holders as they are asked for: of segments that share links, and others."""
         links, count = problem.links, problem.peer_count
         self._limits = tuple(map(min, links.uplink_bytes_per_s, links.downlink_bytes_per_s))
         self._pairs = [divmod(key, count) for key in range(count * count)]

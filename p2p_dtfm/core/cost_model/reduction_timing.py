@@ -38,8 +38,7 @@ class Reduction:
 def reduced_ns(
     problem: PlanningProblem, segments: Sequence[Reduction], ready_ns: dict[int, int]
 ) -> int:
-    """The time at which the last holder has the last sum. Segments have two or more holders each.
-    """
+    """When the last holder has the last sum. Each segment has two or more holders."""
     timing = _Timing(problem, ready_ns)
     for segment in sorted(segments, key=timing.last_ready_ns):
         timing.exchange(segment)

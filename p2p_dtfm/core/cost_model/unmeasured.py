@@ -37,8 +37,7 @@ def held_back(snapshot: Snapshot) -> frozenset[str]:
 
 
 def _measured(record: PeerRecord, holders: list[PeerRecord], names: Counter[bytes]) -> int:
-    """How many of a member's links are measured. `names`: how many members share each short name.
-    """
+    """How many links of a member are measured. `names` counts the members of each short name."""
     if record.brief is not msgspec.UNSET:
         return sum(names[name] for name in measured_links(record.brief))
     return sum(_is_measured(record, holder) for holder in holders)

@@ -110,8 +110,7 @@ class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accusers: tuple[str, ...] = ()
     """Peers that this one has seen accuse others again and again, whom most peers heard."""
     doubted: tuple[tuple[str, str], ...] = ()
-    """Pairs, in order of ids, of which one was lately wrong or out of reach, and nobody knew which.
-    """
+    """Pairs, in order of ids: one of each was lately wrong or out of reach, nobody knew which."""
     bars: tuple[Bar, ...] = ()
     """The bars that this peer knows of from the views it was in."""
     origins: tuple[KnownView, ...] = ()
@@ -376,8 +375,7 @@ def require_passed_on(
 
 
 def require_all_prepared(passed_on: Iterable[Signed], by: str, verify: Verify) -> None:
-    """Raises `PeerFault` against `by`, which passes them on, for a forgery or malformed contents.
-    """
+    """Raises `PeerFault` against `by`, which passes them on, for forgeries or malformed ones."""
     for said in passed_on:
         try:
             open_prepared(said, verify)

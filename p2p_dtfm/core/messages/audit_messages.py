@@ -17,8 +17,7 @@ Got = Numbered[tuple[tuple[bytes, ...], ...]]
 """By segment with other holders, for each of them: a digest of each chunk that came from it, empty
 for a chunk that is not summed here. Nothing from the peer itself."""
 SquaredNorms = Numbered[tuple[float, ...]]
-"""By segment with other holders: the squared norm of what each holder has summed, in their order.
-"""
+"""By segment with other holders: the squared norm of each holder's sum, in their order."""
 
 
 LOSSES_BYTES = 16
@@ -32,8 +31,7 @@ HEARD_LIMIT = 256
 AUDITS_LIMIT = 64
 """Audits that an account passes on: some 6 KiB."""
 COULD_NOT = b""
-"""What an auditor says if its machine did not get through the work: neither for it nor against it.
-"""
+"""The word of an auditor whose machine did not get through the work: neither for nor against."""
 
 
 class Boundary(NamedTuple):
@@ -101,8 +99,7 @@ class Audited(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="audi
     work: bytes
     """What the sender comes to, or `COULD_NOT`."""
     signature: bytes = b""
-    """The signature of `audit_text`: an auditor that says two things of one work has signed both.
-    """
+    """The signature of `audit_text`: who says two things of one work has signed both."""
 
 
 class HeardClaim(NamedTuple):

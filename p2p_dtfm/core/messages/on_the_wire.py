@@ -34,8 +34,7 @@ _START = re.compile(
     rb"\x92(?:[\x00-\x7f]|\xcc.|\xcd..|\xce.{4}|\xcf.{8})(?:[\x80-\x8f]|\xde..)\xa4type([\xa0-\xbf])",
     re.DOTALL,
 )
-"""The start of a message: an array of two, a number, and a dictionary whose first entry is its tag.
-"""
+"""A message's start: an array of two, a number, and a dictionary whose first entry is the tag."""
 
 
 class Unreadable(PeerFault):

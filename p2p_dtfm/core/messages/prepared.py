@@ -73,8 +73,7 @@ class SignedPrepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
 
 
 class PreparedSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="prepared_steps"):
-    """The Prepared, in order, that a view's only stage-holder has said since it last told others.
-    """
+    """What a view's only stage-holder has said since it last told the others, in order."""
 
     signed: tuple[Signed, ...]
 

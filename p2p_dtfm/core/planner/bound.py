@@ -109,8 +109,7 @@ class _Reach:
 
 
 def _after_ns(blocks: int, each_ns: int, backward_ns: int | None) -> int:
-    """How long a stage still sends after it ends computing; each block's gradient takes `each_ns`.
-    """
+    """How long a stage sends after it ends computing; a block's gradient takes `each_ns`."""
     if backward_ns is None:
         return each_ns
     return max(each_ns, blocks * each_ns - (blocks - 1) * backward_ns)

@@ -364,8 +364,7 @@ def _in_codecs(pipeline: Pipeline, boundary: int) -> str:
 
 
 def _way(record: PeerRecord, after: str, links: SwarmLinks) -> str:
-    """A link's rate and round trip in words, where they are known, and whether they are estimated.
-    """
+    """A link's rate and round trip in words, where known, and whether they are estimated."""
     link = record.link_to(after)
     source = links.source(record.peer_id, after)
     if link is None and source is Source.ESTIMATED:

@@ -265,8 +265,7 @@ def _left_to_some(problem: PlanningProblem, layer: int) -> str:
 
 
 def _undivided(problem: PlanningProblem, needed: int, peers: str) -> NoPlan:
-    """Why enough memory in sum does not suffice: what is left over on several peers is of no use.
-    """
+    """Why enough memory in sum does not suffice: what several peers have left is of no use."""
     unlike = min(problem.layers_alone, key=_whole_bytes).unlike
     short = min(layer.needed_bytes for layer in unlike) if unlike else _rounding_loss(problem)
     return NoPlan(

@@ -19,8 +19,7 @@ _HIDDEN = (
 )  # fmt: skip
 """Control characters, and those that turn the direction of text, show nothing or mean nothing."""
 _ACCENTS = ((0x300, 0x36F), (0x483, 0x489), (0x1AB0, 0x1AFF), (0x1DC0, 0x1DFF), (0x20D0, 0x20FF))
-"""Accents, which stand over the letter before. Many of them on one letter reach into other lines.
-"""
+"""Accents, which stand over the letter before. Many on one letter reach into other lines."""
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -83,8 +82,7 @@ def distinct(names: Mapping[str, str]) -> dict[str, str]:
 
 
 def sounds(name: str) -> str:
-    """What is equal in names that people would take for one another: lower-case letters and digits.
-    """
+    """What is equal in names that people would confuse: lower-case letters and digits."""
     return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 

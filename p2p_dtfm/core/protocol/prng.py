@@ -13,8 +13,7 @@ _MASK = (1 << 64) - 1
 
 
 class Prng:
-    """SplitMix64. `below` is biased by less than 2^-32 for each outcome, which planning tolerates.
-    """
+    """SplitMix64. `below` is biased by less than 2^-32 for each outcome; planning tolerates it."""
 
     __slots__ = ("state",)
 

@@ -1,5 +1,4 @@
-"""A peer's record: what the peer says of itself and of its links, and which of two records counts.
-"""
+"""A peer's record: what it says of itself and of its links, and which of two records counts."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -132,8 +131,7 @@ class PeerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     brief: BriefLinks | msgspec.UnsetType = msgspec.UNSET
     """Stands in place of `links` in a large swarm."""
     paces: dict[str, int] = {}
-    """How slowly this peer has seen others compute that say they are faster (`facts.seen_paces`).
-    """
+    """How slowly it has seen others compute that say they are faster (`facts.seen_paces`)."""
 
     def link_to(self, peer_id: str) -> Link | None:
         """The link to a peer as this peer has measured it; None if the record does not say."""

@@ -18,8 +18,7 @@ Verify = Callable[[str, bytes, bytes], bool]
 
 
 class Signed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """`payload` as stated by `peer_id`. `kind` keeps one sort of statement from passing as another.
-    """
+    """`payload` as stated by `peer_id`. `kind` keeps the sorts of statements apart."""
 
     peer_id: str
     kind: str

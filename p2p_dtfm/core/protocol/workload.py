@@ -113,8 +113,7 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     head: LayerCost
     min_members: int
     boundary_bytes_per_kibi: int | AllowedCodecs = 4096
-    """Bytes of 1024 values of an activation or its gradient as they travel; or the allowed codecs.
-    """
+    """Bytes of 1024 values of an activation or its gradient on the wire; or the allowed codecs."""
     gradient_bytes_per_kibi: int = 4096
     """Bytes of 1024 values of a parameter gradient as they are reduced."""
     guarded_bytes_per_kibi: int = 4096
@@ -387,8 +386,7 @@ def reduced_bytes_per_kibi(codecs: CodecSpec, reduction: str) -> int:
 
 
 def _boundary_codecs(codecs: CodecSpec) -> int | AllowedCodecs:
-    """The bytes of a boundary where the run names one codec for each way; else the allowed codecs.
-    """
+    """A boundary's bytes where the run names one codec each way; else the allowed codecs."""
     allowed = AllowedCodecs(codecs.activations, codecs.gradients)
     one_each = len(allowed.activations) == len(allowed.gradients) == 1
     return _fewest_both_ways(allowed) if one_each else allowed

@@ -38,8 +38,7 @@ FILLINGS = 3
 """Fillings tried besides the plain one; a rough filling chooses them."""
 _UNLIMITED = 1 << 50
 _PERCENTS = (100, 85, 70)
-"""Percents of the highest rate that own limits allow. For each of these rates limits are divided.
-"""
+"""Percents of the highest rate that own limits allow, for each of which limits are divided."""
 
 Rows = Sequence[Sequence[int]]
 

@@ -16,8 +16,7 @@ class MemberLinks:
         self._named: dict[bytes, str] | None = None
 
     def of(self, record: PeerRecord) -> Mapping[str, Link]:
-        """A record's links; those of a brief record only to these peers. They must not be changed.
-        """
+        """A record's links, not to be changed; those of a brief record only to these peers."""
         if record.brief is msgspec.UNSET:
             return record.links
         if self._named is None:

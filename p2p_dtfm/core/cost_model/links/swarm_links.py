@@ -21,8 +21,7 @@ from p2p_dtfm.core.protocol.records import PeerRecord, Reachability
 UNKNOWN_ROUND_TRIP_NS = 300_000_000
 """The round trip of a link that neither end has measured: halfway around the world."""
 UNKNOWN_BYTES_PER_S = 250_000
-"""The rate of a link that neither end has measured: 2 Mbit/s, so that measured ones are preferred.
-"""
+"""The rate of a link that neither end has measured: 2 Mbit/s, so a measured link is preferred."""
 UNLIMITED_BYTES_PER_S = 1 << 50
 REGIONS_LIMIT = 32
 REGION_US = 30_000

@@ -89,8 +89,7 @@ def step_of(value: int, scale: tuple[int, ...]) -> int:
 
 @lru_cache(maxsize=8192)
 def short_name(peer_id: str) -> bytes:
-    """A hash that tells some thousand peers apart. Links to peers that share one are not measured.
-    """
+    """A hash that tells some thousand peers apart; peers that share one count as unmeasured."""
     return hashlib.blake2b(peer_id.encode(), digest_size=_NAME_BYTES).digest()
 
 

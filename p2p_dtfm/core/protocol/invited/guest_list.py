@@ -1,5 +1,4 @@
-"""Who is let into a run by invitation: peers with a chain from the founder that nobody took back.
-"""
+"""Who is let into a run by invitation: peers whose chain from the founder nobody took back."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -57,8 +56,7 @@ class _GuestWay(NamedTuple):
 
 
 class GuestList:
-    """The guests of one run, as one member knows them. Times are Unix seconds, given as arguments.
-    """
+    """The guests of one run, as one member knows them. Times are arguments, in Unix seconds."""
 
     def __init__(self, founder: str, run_digest: str, verify: Verify) -> None:
         self.founder = founder

@@ -1,5 +1,4 @@
-"""The invitation line that a person pastes: all that a machine needs to find a run and be let in.
-"""
+"""The line that a person pastes: all that a machine needs to find a run and to be let in."""
 
 import base64
 import binascii

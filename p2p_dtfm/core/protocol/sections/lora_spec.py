@@ -61,8 +61,7 @@ class AdaptedMatrix(NamedTuple):
 
 
 def adapted_matrices(model: ModelSpec, lora: LoraSpec) -> list[AdaptedMatrix]:
-    """The adapted matrices of a block, in canonical order; none where all parameters are trained.
-    """
+    """A block's adapted matrices, in canonical order; none where all parameters are trained."""
     queries, keys, hidden = model.query_width, model.key_width, model.hidden_width
     is_gated = model.feed_forward == "swiglu"
     entries: list[tuple[str, int, list[tuple[str, int]]]] = [

@@ -58,8 +58,7 @@ class OptimizerSpec(Section):
         return self
 
     def without_later_defaults(self, values: dict[str, Any]) -> None:
-        """Takes out of the dumped `values` the choices that came later and are at their defaults.
-        """
+        """Takes out of the dumped `values` the later choices that are at their defaults."""
         if self.kind == "adamw":
             del values["kind"], values["muon"]
         for name in ("schedule", "decay_steps", "decay_embeddings", "z_loss"):

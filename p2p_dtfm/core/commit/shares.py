@@ -39,7 +39,7 @@ class Tallies(msgspec.Struct, forbid_unknown_fields=True):
 
     spans: list[StepSpan] = msgspec.field(default_factory=list)
     before: dict[str, int] = msgspec.field(default_factory=dict)
-    """By peer, the sum over the steps of spans that are no longer kept."""
+    """What each peer computed in the steps of spans that are no longer kept."""
     steps_before: int = 0
 
     def view_took_over(self, step: int, shares: Mapping[str, int]) -> None:

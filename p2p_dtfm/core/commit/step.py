@@ -35,7 +35,7 @@ class StepTransaction:
         self.view = view
         self.step = step
         self.evidence: dict[str, Signed] = {}
-        """By peer, one Prepared of its that was refused."""
+        """For each peer of which a Prepared was refused, one of these."""
         self._plan = plan
         self._terms = terms
         self._counts = counts

@@ -89,7 +89,7 @@ class StageAtWork:
         """Backwards that have not ended."""
         groups = group_sizes(microbatches, inner_steps)
         self.group_end = self.group_left = groups[0]
-        """Of the inner step under way: the end of its microbatches, and its part of `left`."""
+        """The end of the inner step's microbatches, and its part of `left`."""
         self.later_groups = groups[:0:-1]
         """The sizes of later inner steps, the next one last."""
         self.owed = 0

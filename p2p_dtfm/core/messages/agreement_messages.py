@@ -247,8 +247,8 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="he
     """Where the sender stands in the step under way, and what it lacks from whom; None if it takes
     no steps."""
     gives: dict[str, int] = {}
-    """Bytes of files that the sender has given, since the next view was agreed on, to each peer
-    that is to join and does not have all its states yet."""
+    """Bytes of files that the sender has given each peer that is to join and lacks states. They
+    count from when the next view was agreed on."""
     missed: tuple[str, ...] = ()
     """Members that the sender has not heard for a while. It asks whether others hear them."""
     silent_ms: dict[str, int] = {}

@@ -7,7 +7,7 @@ from p2p_dtfm.core.cost_model.links.swarm_links import SwarmLinks
 from p2p_dtfm.core.protocol.plan import Plan
 
 PAIRS_LIMIT = 100_000
-"""Of a segment with more pairs of holders, only neighbours in the list of holders count."""
+"""Where a segment has more pairs of holders, only neighbours in the list of holders count."""
 
 
 def links_in(plan: Plan) -> set[tuple[str, str]]:

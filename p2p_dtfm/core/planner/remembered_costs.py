@@ -19,8 +19,8 @@ MOST_PEERS = 32
 KNOWN_LIMIT = 1 << 13
 LOOKED_AT_WHOLE = 8
 """With so few peers, all pipelines of a placement that does not fit are timed when it comes again.
-They are then not new to later placements. An earlier version did so, and what a search counts must
-stay the same."""
+They are then not new to later placements. It was once so, and what a search counts must not change.
+"""
 
 _NO_BOUND_NS = 1 << 200
 

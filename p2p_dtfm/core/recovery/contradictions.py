@@ -57,8 +57,8 @@ class _SaidOfStep:
     holders: set[str] = field(default_factory=set)
     """The `stages` that contribute, in whichever view they say they are now."""
     there: set[str] = field(default_factory=set)
-    """The `holders` that say they are in that view, in this step or in the next one, or that this
-    step is the last one they have committed."""
+    """The `holders` that say they are in that view, in this step or the next one. Those also count
+    that say this step is the last one they have committed."""
     barred: dict[str, set[str]] = field(default_factory=dict)
     """By barred peer, the `holders` that say that this step barred it. They have gone on to the
     view to which the bar led."""

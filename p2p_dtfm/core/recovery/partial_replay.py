@@ -68,7 +68,7 @@ NOTHING = Kept(0, 0)
 class PipelineReplay:
     microbatches: tuple[int, ...]
     kept: tuple[Kept, ...]
-    """By stage."""
+    """What each stage keeps, in pipeline order."""
 
 
 @dataclass(frozen=True)

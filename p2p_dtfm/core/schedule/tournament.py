@@ -6,7 +6,7 @@ def partner_order(peer_id: str, peers: list[str]) -> list[str | None]:
 
     Circle method of round-robin tournaments (Kirkman 1847): with an even number n of players the
     last one stays fixed. In round r players i and j of the others meet when i + j = r modulo
-    n - 1, and a player that would meet itself meets the fixed one. An odd number gets a phantom,
+    n - 1. A player that would meet itself meets the fixed one. An odd number gets a phantom,
     and meeting it means rest. `peers` is sorted and holds `peer_id`. Peers with the same list have
     the same rounds: in each, partners are mutual, and after the last each pair has met once.
     """

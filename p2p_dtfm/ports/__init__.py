@@ -2,6 +2,6 @@
 this process was granted of its machine, and where it was installed; and how Ctrl-C ends it as it
 loads.
 
-Begin with `now`. Whoever runs a daemon in a world of its own
-gives its task another clock or disk before it begins; all that it begins inherits it.
+Begin with `now`. To run a daemon in a world of its own, give its task another clock or disk before
+the task begins. All tasks that it begins inherit them.
 """

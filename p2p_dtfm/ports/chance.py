@@ -1,8 +1,8 @@
 """Chance as a daemon sees it: this machine's, or drawn from the seed of the world it runs in.
 
-Only for what may be anything: who is tried first, what a new run is marked with; and for what
-nobody may guess but is over within two steps, as openings of audits are: on a machine that is the
-operating system's chance. Keys and tokens come from there in every world.
+It serves choices that may come out in any way: which peer is tried first, the mark of a new run. It
+also serves secrets that are over within two steps, such as openings of audits: on a machine, chance
+is the operating system's. Keys and lasting tokens come from the operating system in every world.
 """
 
 import random
@@ -16,15 +16,15 @@ _CHANCE: ContextVar[random.Random] = ContextVar("chance", default=random.SystemR
 
 
 def live_by(chance: random.Random) -> None:
-    """From here on in this task, and in all that it begins."""
+    """Use this chance from here on in this task, and in all tasks that it begins."""
     _CHANCE.set(chance)
 
 
 def sample(items: Sequence[Item], count: int) -> list[Item]:
-    """That many of them, in any order."""
+    """`count` of the items, in any order."""
     return _CHANCE.get().sample(items, count)
 
 
 def token_bytes(count: int) -> bytes:
-    """That many, which nobody guesses who does not know the seed of a world."""
+    """`count` bytes that nobody can guess without the seed of the world."""
     return _CHANCE.get().randbytes(count)

@@ -1,8 +1,8 @@
 """The disk as a daemon sees it, where it writes what outlives it.
 
-Reading, directories, removing and locks are the operating system's, in every world: only writing
-may be slow or refused, and only what was written is lost or torn when a machine stops. Which disk
-holds is part of the context, like the clock (`p2p_dtfm.ports.now`).
+Reading, directories, removing and locks are the operating system's, in every world. Only writing
+may be slow or refused, and only what was written is lost or torn when a machine stops. The disk is
+part of the context, like the clock (`p2p_dtfm.ports.now`).
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import BinaryIO, Protocol
 
 PARTIAL = ".partial"
 ALL_MAY = 0o666
-"""As far as the process's mask lets them."""
+"""All may read and write, as far as the process's mask lets them."""
 ONLY_OWNER = 0o600
 _PIECE_BYTES = 1 << 20
 
@@ -22,29 +22,30 @@ Payload = bytes | bytearray | memoryview
 
 
 class Disk(Protocol):
-    """All raise `OSError`."""
+    """What the program asks of a disk. All methods raise `OSError`."""
 
     def write_whole(self, path: Path, payload: Payload, mode: int) -> None:
-        """Under `path` there is, after any crash, either what was there before or all of this."""
+        """Write a whole file. After any crash, `path` has either what was there before or all of
+        `payload`."""
 
     def append(self, path: Path, text: str) -> None:
-        """Whether the end of the file outlives a crash nobody knows."""
+        """Add to a file. Whether its end outlives a crash is unknown."""
 
     def write(self, file: BinaryIO, payload: Payload) -> None:
-        """A piece of a file that has no name yet."""
+        """Write a piece of a file that has no name yet."""
 
     def name(self, temporary: Path, path: Path) -> None:
-        """Give a file its name, whose pieces were written and forced to the disk."""
+        """Give a file, whose pieces were written and forced to the disk, its name."""
 
     def sync_directory(self, directory: Path) -> None:
-        """A name lasts only once its directory is on the disk."""
+        """Force a directory to the disk: only then do the names in it last."""
 
     def free_bytes(self, directory: Path) -> int:
-        """Where this directory lies, as far as the disk knows: a quota may leave less."""
+        """Free bytes where this directory lies, by what the disk knows; a quota may leave less."""
 
 
 class MachineDisk:
-    """This machine's."""
+    """This machine's disk."""
 
     def write_whole(self, path: Path, payload: Payload, mode: int) -> None:
         temporary = path.with_name(path.name + PARTIAL)
@@ -96,22 +97,23 @@ _DISK: ContextVar[Disk] = ContextVar("disk", default=MachineDisk())  # noqa: B03
 
 
 def live_by(disk: Disk) -> None:
-    """From here on in this task, and in all that it begins."""
+    """Use this disk from here on in this task, and in all tasks that it begins."""
     _DISK.set(disk)
 
 
 def write_whole(path: Path, payload: Payload, mode: int = ALL_MAY) -> None:
-    """Raises `OSError`; then what was there before is still there."""
+    """Write a whole file. Raises `OSError`; then what was there before is still there."""
     _DISK.get().write_whole(path, payload, mode)
 
 
 def append(path: Path, text: str) -> None:
-    """Raises `OSError`; then nothing of it is there, for the next text to be glued to."""
+    """Add to a file. Raises `OSError`; then no part of `text` is left, to which the next text would
+    be glued."""
     _DISK.get().append(path, text)
 
 
 def write(file: BinaryIO, payload: Payload) -> None:
-    """A piece of a file that has no name yet. Raises `OSError`."""
+    """Write a piece of a file that has no name yet. Raises `OSError`."""
     _DISK.get().write(file, payload)
 
 
@@ -121,10 +123,10 @@ def name(temporary: Path, path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Raises `OSError`."""
+    """Force a directory to the disk. Raises `OSError`."""
     _DISK.get().sync_directory(directory)
 
 
 def free_bytes(directory: Path) -> int:
-    """Raises `OSError`."""
+    """Free bytes where this directory lies. Raises `OSError`."""
     return _DISK.get().free_bytes(directory)

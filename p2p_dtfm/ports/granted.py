@@ -1,8 +1,8 @@
 """What this process may use of the machine's memory and processors.
 
-The machine has them all, and a control group may leave a process less of them: a container's, or
-one of systemd's (`MemoryMax`, `CPUQuota`). Whoever promises more than that is killed by the kernel
-in the middle of a step, or stands still for most of each tenth of a second.
+A control group may leave a process less than the machine has: a container's group, or one of
+systemd's (`MemoryMax`, `CPUQuota`). If a process promises more, the kernel kills it in the middle
+of a step, or stops it for most of each tenth of a second.
 """
 
 import os
@@ -14,15 +14,15 @@ from pathlib import Path, PurePosixPath
 import psutil
 
 ROOT = Path("/")
-"""Where /proc and /sys lie."""
+"""The directory in which /proc and /sys lie."""
 UNCOUNTED_BYTES = 1 << 30
 _PAGES = ("inactive_file", "active_file")
-"""Of files: the kernel takes them back before it refuses anything, and counts them as used."""
+"""Pages of files. The kernel counts them as used, but takes them back before it refuses memory."""
 
 
 @dataclass(frozen=True)
 class GrantedMemory:
-    """`is_limited`: a control group leaves less of it than the machine has, in all or free."""
+    """`is_limited`: a control group leaves less memory than the machine has, in all or free."""
 
     total_bytes: int
     free_bytes: int
@@ -30,7 +30,7 @@ class GrantedMemory:
 
 
 def granted_memory() -> GrantedMemory:
-    """Now: what others in the group take is gone, as on a machine."""
+    """The memory granted now. What others in the group take is gone, as on a machine."""
     machine = psutil.virtual_memory()
     total_bytes, free_bytes = int(machine.total), int(machine.available)
     for limit_bytes, left_bytes in _memory_limits():
@@ -40,24 +40,25 @@ def granted_memory() -> GrantedMemory:
 
 
 def offered_bytes(free_bytes: int) -> int:
-    """Of the memory that is free, what a processor offers where its user says nothing: what plans
-    do not count takes a fifth of little, a gibibyte of more, and a tenth of much. That is boundary
-    tensors that are kept until a step commits (at most 1 GiB), states that arrive, an update in
-    float64, what allocators hold, and what others take later."""
+    """What a processor offers of the free memory where its user says nothing.
+
+    The rest is for what plans do not count: a fifth of little memory, a gibibyte of more, a tenth
+    of much. That is boundary tensors that are kept until a step commits (at most 1 GiB), states
+    that arrive, an update in float64, what allocators hold, and what others take later."""
     return free_bytes - max(free_bytes // 10, min(free_bytes // 5, UNCOUNTED_BYTES))
 
 
 def granted_processors() -> float:
-    """How many cores' time: no whole number under a quota."""
+    """How many cores' time this process may use; under a quota, maybe no whole number."""
     return min([float(len(os.sched_getaffinity(0))), *_processor_limits()])
 
 
 def _memory_limits() -> Iterator[tuple[int, int]]:
-    """Of each control group that has a limit: that, and what is left of it."""
+    """(limit, what is left of it) of each control group that has a limit on memory."""
     for group in _groups("memory"):
         limits = [_number(group / name) for name in ("memory.max", "memory.high")]
         used_bytes, stat, prefix = _number(group / "memory.current"), "memory.stat", ""
-        if used_bytes is None:  # the first version
+        if used_bytes is None:  # cgroups of version 1
             limits = [_number(group / "memory.limit_in_bytes")]
             used_bytes, prefix = _number(group / "memory.usage_in_bytes"), "total_"
         found = [limit for limit in limits if limit is not None]
@@ -77,7 +78,7 @@ def _processor_limits() -> Iterator[float]:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """The control groups that this process is in, from within: the limits of all hold."""
+    """The control groups that this process is in, the innermost first. The limits of all hold."""
     for mount, shown, is_second in _mounts(controller):
         for line in _lines(ROOT / "proc/self/cgroup"):
             number, controllers, path = (*line.split(":", 2), "", "")[:3]
@@ -89,7 +90,7 @@ def _groups(controller: str) -> Iterator[Path]:
 
 
 def _mounts(controller: str) -> Iterator[tuple[str, str, bool]]:
-    """Where groups are shown, which of them at the top, and whether of the second version."""
+    """(where groups are mounted, which group is at the top, whether it is version 2)."""
     for line in _lines(ROOT / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
         fields, kind = before.split(), after.split()
@@ -100,8 +101,8 @@ def _mounts(controller: str) -> Iterator[tuple[str, str, bool]]:
 
 
 def _inside(path: str, shown: str) -> PurePosixPath:
-    """Where below its mount a group lies. A container that is told its path outside sees its own
-    group at the top."""
+    """The path of a group below its mount. A container that is told its path outside of it sees its
+    own group at the top."""
     group, top = PurePosixPath(path), PurePosixPath(shown)
     if ".." in group.parts or not group.is_relative_to(top):
         return PurePosixPath()
@@ -116,7 +117,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _number(path: Path) -> int | None:
-    """None where it is not there, or is "max"."""
+    """The number in a file; None where there is no file, or it says "max"."""
     with suppress(OSError, ValueError):
         return int(path.read_text())
     return None

@@ -1,8 +1,8 @@
 """The time as a daemon sees it: this machine's, or that of the world that it runs in.
 
-Which clock holds is part of the context (`contextvars`), which every task inherits from whoever
-has begun it: so two daemons in one process may have clocks that differ, and nobody hands a clock
-through thirty constructors. A thread that belongs to no task sees this machine's.
+The clock is part of the context (`contextvars`), which every task inherits from the task that began
+it. So two daemons in one process may have different clocks, and no clock is passed through thirty
+constructors. A thread that belongs to no task sees this machine's clock.
 """
 
 import time
@@ -14,13 +14,13 @@ _COUNTS_SLEEP: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 class Clock(Protocol):
-    """What is asked of time."""
+    """What the program asks of time."""
 
     def monotonic_ns(self) -> int:
-        """Never goes back, and stands for no date."""
+        """A time that never goes back, and stands for no date."""
 
     def wall_ns(self) -> int:
-        """Since the epoch; somebody may set it."""
+        """The time since the epoch; somebody may set this clock."""
 
     def awake_or_asleep_ns(self) -> int:
         """Like `monotonic_ns`, but goes on while the machine sleeps."""
@@ -30,7 +30,7 @@ class Clock(Protocol):
 
 
 class MachineClock:
-    """This machine's."""
+    """This machine's clock."""
 
     def monotonic_ns(self) -> int:
         return time.monotonic_ns()
@@ -39,8 +39,8 @@ class MachineClock:
         return time.time_ns()
 
     def awake_or_asleep_ns(self) -> int:
-        """Where there is no such clock, sleep goes unseen: the one on the wall does not tell it
-        from being set."""
+        """Where the system has no such clock, sleep goes unseen: by the wall clock it could not be
+        told from a clock that was set."""
         if _COUNTS_SLEEP is None:
             return time.monotonic_ns()
         return time.clock_gettime_ns(_COUNTS_SLEEP)
@@ -53,12 +53,12 @@ _CLOCK: ContextVar[Clock] = ContextVar("clock", default=MachineClock())  # noqa:
 
 
 def live_by(clock: Clock) -> None:
-    """From here on in this task, and in all that it begins."""
+    """Use this clock from here on in this task, and in all tasks that it begins."""
     _CLOCK.set(clock)
 
 
 def monotonic_ns() -> int:
-    """Nanoseconds, to compare with each other."""
+    """Nanoseconds, to be compared with each other only."""
     return _CLOCK.get().monotonic_ns()
 
 
@@ -78,7 +78,7 @@ def wall_s() -> float:
 
 
 def awake_or_asleep_s() -> float:
-    """Seconds, to compare with each other, of which sleep is a part."""
+    """Seconds, including the machine's sleep, to be compared with each other only."""
     return _CLOCK.get().awake_or_asleep_ns() / 1e9
 
 
@@ -88,8 +88,8 @@ def block_ns(duration_ns: int) -> None:
 
 
 def at_home(wall_s: float) -> datetime:
-    """That moment by the clocks where this machine is now: it may have been taken elsewhere since
-    the process began, and the C library looks by itself only once where that is."""
+    """The moment `wall_s` in the time zone where this machine is now. The machine may have moved
+    since the process began, and the C library by itself looks up the zone only once."""
     if hasattr(time, "tzset"):
         time.tzset()
     return datetime.fromtimestamp(wall_s).astimezone()

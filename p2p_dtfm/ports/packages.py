@@ -1,5 +1,5 @@
-"""Where this program was installed: what to type for packages that may be missing, and how more of
-it is begun."""
+"""Where this program was installed: how to install packages that are missing, and how to start
+another Python like this one."""
 
 import os
 import re
@@ -12,15 +12,15 @@ from pathlib import Path
 from p2p_dtfm.core.protocol.errors import UserError
 
 OF_PIPX = "pipx_metadata.json"
-"""pipx leaves it in each environment that it makes."""
+"""A file that pipx leaves in each environment that it makes."""
 
 OF_A_MODULE = "<module>"
-"""So the interpreter calls what a module does as it is imported."""
+"""The interpreter's name for the code that runs when a module is imported."""
 
 
 def python_command(*arguments: str) -> list[str]:
-    """To begin another Python: it imports what this one does, and nothing that lies where somebody
-    happens to have started it."""
+    """The command that starts another Python. It imports what this one does, and nothing that
+    happens to lie in the directory where it is started."""
     return [sys.executable, *([] if _is_from_here() else ["-P"]), *arguments]
 
 
@@ -32,7 +32,8 @@ def _is_from_here() -> bool:
 
 
 def how_to_install(package: str) -> str:
-    """A line for a shell. A bare `pip` would be another environment's, or no command at all."""
+    """A shell line that installs a package. A bare `pip` could be another environment's, or no
+    command at all."""
     place = Path(sys.prefix)
     if (place / OF_PIPX).is_file():
         return shlex.join(("pipx", "inject", place.name, package))
@@ -40,7 +41,7 @@ def how_to_install(package: str) -> str:
 
 
 def not_loaded(error: ImportError | OSError) -> UserError:
-    """Of what imports raised: a package is not there, or is and lacks a part of its own."""
+    """The error for what an import raised: a package is missing, or lacks a part of its own."""
     missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
     package = _needed(missing or "")
     return UserError(
@@ -55,9 +56,9 @@ def not_loaded(error: ImportError | OSError) -> UserError:
 
 
 def of_an_import(error: ImportError | OSError) -> UserError | None:
-    """`not_loaded` of what was raised while something was imported by who catches it; None of any
-    other error, as of a disk or of too many open files: a library that is not whole has no
-    number."""
+    """`not_loaded` for an error that was raised while the catcher imported something. None for any
+    other error, as of a disk or of too many open files. Those have an error number, while a library
+    that is not whole has none."""
     if isinstance(error, OSError) and error.errno is not None:
         return None
     frames = (frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__))
@@ -67,8 +68,8 @@ def of_an_import(error: ImportError | OSError) -> UserError | None:
 
 
 def _needed(module: str) -> str:
-    """What this program is installed with under a module's name; empty where that is something
-    else, as `google` of protobuf."""
+    """The package that this program requires and that has a module's name. Empty where the package
+    has another name, as protobuf has for `google`."""
     try:
         needed = metadata.requires("p2p-dtfm") or ()
     except metadata.PackageNotFoundError:  # it runs from its sources alone
@@ -78,5 +79,5 @@ def _needed(module: str) -> str:
 
 
 def _alike(name: str) -> str:
-    """As those compare that install packages."""
+    """A package's name as installers compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()

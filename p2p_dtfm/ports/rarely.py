@@ -1,9 +1,9 @@
 """The rarer of two ways, where a daemon has both.
 
-Queues are full, words come late and what was kept is gone: on machines now and then, with small
-models in small swarms hardly ever. At the points of this table a daemon asks whether it is so here
-though nothing makes it so. On a machine it never is; a world of seeds may say otherwise, so that
-what is rare is common there.
+Queues are full, words come late and what was kept is gone: on machines this happens now and then,
+with small models in small swarms hardly ever. At each point of this table a daemon asks whether to
+act as if it happened, though nothing causes it. On a machine the answer is always no. A world of
+seeds may say yes, so that what is rare is common there.
 """
 
 import asyncio
@@ -47,25 +47,25 @@ POINTS: Mapping[str, str] = {
 
 
 class Rarer(Protocol):
-    """A world in which the rarer ways are gone."""
+    """A world in which daemons take the rarer ways."""
 
     def happens(self, point: str) -> bool:
-        """Whether this time."""
+        """Whether the point happens this time."""
 
     def lingers_s(self, point: str) -> float:
-        """For how long this time; mostly 0."""
+        """For how long the point lingers this time; mostly 0."""
 
 
 _RARER: ContextVar[Rarer | None] = ContextVar("rarer", default=None)
 
 
 def live_by(rarer: Rarer) -> None:
-    """From here on in this task, and in all that it begins."""
+    """Use this world's chances from here on in this task, and in all tasks that it begins."""
     _RARER.set(rarer)
 
 
 def happens(point: str) -> bool:
-    """Never on a machine."""
+    """Whether the rarer way is to be taken at this point; never on a machine."""
     rarer = _RARER.get()
     if rarer is None:
         return False
@@ -74,13 +74,13 @@ def happens(point: str) -> bool:
 
 
 def fails(point: str) -> None:
-    """Raises `OSError` where it happens, as reading from a disk does."""
+    """Raises `OSError` where the point happens, as a failing read from a disk does."""
     if happens(point):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 async def lingers(point: str) -> None:
-    """Not for a turn of the event loop on a machine."""
+    """Waits as long as the world says. On a machine it returns without a turn of the event loop."""
     rarer = _RARER.get()
     if rarer is None:
         return

@@ -1,4 +1,4 @@
-"""Which Prepared cannot be true, by itself or beside those of the others.
+"""Which Prepared cannot be true, alone or beside those of the others.
 
 Reductions and updates are exact (`docs/decisions/0019-states-by-exact-arithmetic.md`): what two
 holders of the same layers state must be the same bits, whatever computes them.
@@ -28,10 +28,11 @@ from p2p_dtfm.core.schedule.sums_in_order import added_up
 from p2p_dtfm.core.schedule.tied_ends import other_end, states_ends
 
 DIGEST_BYTES = 16
-"""Of states."""
+"""Length of a state's digest."""
 SUM_DIGEST_BYTES = 16
-"""Of sums. Whoever makes a sum chooses it: of 8 bytes it would find two with one digest within a
-step, and the peer that got the other one would be convicted of all that it computes afterwards."""
+"""Length of a sum's digest. The maker of a sum chooses it: with 8 bytes it could find two sums with
+one digest within a step. A peer that got the other sum would be convicted of all it computes then.
+"""
 
 
 @dataclass
@@ -41,31 +42,31 @@ class Conflict:
     reason: str = ""
     """Empty if they agree."""
     liars: dict[str, str] = field(default_factory=dict)
-    """Why each of these is left out."""
+    """The peers to leave out, with the reason for each."""
     doubts: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Pairs of peers of which one says what is not so."""
+    """Pairs of peers of which one says what is not true, with the reason."""
     even: dict[tuple[str, str], str] = field(default_factory=dict)
-    """At most one pair of which both are left out: several say what one of them says, and as many
-    what the other does (`core.audit.accounts.are_even`)."""
+    """At most one pair of which both peers are left out, with the reason: several peers agree with
+    one of them, and as many with the other (`core.audit.accounts.are_even`)."""
     convicted: dict[str, tuple[ViewId, int]] = field(default_factory=dict)
-    """Liars by the word of more than half of all stage-holders, or by their own signatures: in
-    which view, and in which step."""
+    """Liars by the word of more than half of all stage-holders, or by their own signatures, each
+    with the view and step of the lie."""
     forks: bool = False
-    """The step starts from different states."""
+    """Whether members start the step from different states."""
 
     def told(self) -> list[tuple[str, str]]:
-        """Whom it is about, and why, in words."""
+        """Each peer or pair that the conflict is about, and why, in words."""
         pairs = [(f"one of {a} and {b}", why) for (a, b), why in self.doubts.items()]
         both = [(f"both {a} and {b}", why) for (a, b), why in self.even.items()]
         return sorted([*self.liars.items(), *pairs, *both])
 
     @property
     def left_out(self) -> set[str]:
-        """Who goes in any case."""
+        """The peers that are left out in any case."""
         return {*self.liars, *(peer for pair in self.even for peer in pair)}
 
     def of_convicted(self) -> "Conflict":
-        """What is so, whatever the others have said."""
+        """The part of the conflict that stands whatever the others have said."""
         liars = {peer: why for peer, why in self.liars.items() if peer in self.convicted}
         return Conflict(next(iter(liars.values()), ""), liars, convicted=self.convicted)
 
@@ -92,8 +93,8 @@ def fault_of(
 ) -> str:
     """Why a stage-holder's Prepared cannot be true; empty if it may be.
 
-    Without `terms` nothing is known of the run, without `counts` (`loss_counts`) not who computes
-    which microbatches.
+    Without `terms` nothing is known of the run. Without `counts` (`loss_counts`) it is unknown who
+    computes which microbatches.
     """
     me, segments = prepared.peer_id, plan.segments()
     due = {n for n, segment in enumerate(segments) if me in segment.holders}
@@ -120,8 +121,9 @@ def fault_of(
 
 
 def _summed_norms(prepared: Prepared, segments: Sequence[Segment]) -> SquaredNorms:
-    """Of sums, as it has claimed them: of each its maker's word is judged like all its work. Not of
-    a segment with an end whose matrix is summed with the other end's: its norm is of more."""
+    """The squared norms of each segment's sums, as the account claims them; the word of a sum's
+    maker is judged like all its work. A segment with an end whose matrix is summed with the other
+    end's is left out: its norm covers more than its sums."""
     norms = prepared.audit.share.norms if prepared.audit is not None else {}
     tied = prepared.tied.keys()
     return {n: each for n, each in norms.items() if tied.isdisjoint(segments[n].layers)}
@@ -130,7 +132,8 @@ def _summed_norms(prepared: Prepared, segments: Sequence[Segment]) -> SquaredNor
 def _fault_of_digests(
     prepared: Prepared, plan: Plan, segments: Sequence[Segment], due: set[int]
 ) -> str:
-    """Others pass on what it names, and have no room for what nobody names so."""
+    """Why the digests or names cannot be true. Others pass them on, and have no room for ones of
+    another form."""
     for number, digests in prepared.sums.items():
         if number not in due or len(digests) != len(segments[number].holders):
             return "Prepared with sums of segments that it does not hold"
@@ -150,12 +153,12 @@ def _fault_of_digests(
 
 
 def _may_name(view: ViewId | None) -> bool:
-    """Others tell it as part of what came of the step."""
+    """Whether a view's name is one that others can tell as part of the step's outcome."""
     return view is None or (0 <= view.number < NUMBER_LIMIT and len(view.snapshot) <= TEXT_LIMIT)
 
 
 def _due(prepared: Prepared, plan: Plan, terms: StepTerms | None) -> Due:
-    """What its account, if it has one, is of."""
+    """The work that the account of a Prepared covers, if it has one."""
     return (terms.due(prepared.step, plan) if terms is not None else None) or TRAINING
 
 
@@ -191,7 +194,7 @@ def _fault_of_counts(
     if terms.trains(step) and set(prepared.sums) != shared:
         return "Prepared does not state the sums of its segments"
     due_states = set(plan.layers_of(me)) if terms.tells_states(step) else set()
-    if set(prepared.states) != due_states:  # what one alone states is compared with nothing
+    if set(prepared.states) != due_states:  # a digest that one alone states is compared with none
         return "Prepared does not state the digests of its states, or where nobody asks for them"
     return _fault_of_ends(prepared, plan, terms)
 
@@ -206,7 +209,7 @@ def _fault_of_ends(prepared: Prepared, plan: Plan, terms: StepTerms) -> str:
 def conflict_of(
     said: Mapping[str, Prepared], plan: Plan, terms: StepTerms | None = None
 ) -> Conflict:
-    """What the Prepared of one step, by peer, contradict; some may be missing."""
+    """Where the Prepared of one step, by peer, contradict one another; some may be missing."""
     found = Conflict()
     bases = {peer: prepared.base for peer, prepared in said.items()}
     if len(set(bases.values())) > 1:
@@ -227,7 +230,8 @@ def conflict_of(
 
 
 def _doubt_ends(said: Mapping[str, Prepared], plan: Plan, found: Conflict) -> None:
-    """Of a matrix that both ends hold: who gives the other end's sum, and who has got another."""
+    """Doubts pairs that differ in a matrix that both ends hold: the peer that gives the other end's
+    sum, and the peer that has got another sum."""
     for peer, prepared in said.items():
         lacks = other_end(plan, peer) if prepared.tied else None
         if lacks is not None and lacks[1] in said:
@@ -255,7 +259,7 @@ def _comparable(
         peers, count = [peer for peer in segment.holders if peer in said], len(segment.holders)
         alike: dict[Hashable, dict[str, Hashable]] = {}
         made: dict[Hashable, dict[str, Hashable]] = {}
-        for peer in peers:  # from other sums come other norms, and nobody lies who says so
+        for peer in peers:  # other sums give other norms, so only norms of equal sums are compared
             sums, tied = said[peer].sums.get(number), said[peer].tied
             got = tuple(sorted(tied.items()))
             if number not in _summed_norms(said[peer], plan.segments()):
@@ -276,17 +280,17 @@ def _comparable(
 def _parameters(
     layer: int, peers: Sequence[str], said: Mapping[str, Prepared]
 ) -> dict[str, Hashable]:
-    """With which each began the step, as its account has it."""
+    """The digest of the layer's parameters with which each peer began the step, by its account."""
     shares = ((peer, account.share) for peer in peers if (account := said[peer].audit) is not None)
     return {peer: it.parameters[layer] for peer, it in shares if layer in it.parameters}
 
 
 def _judge(stated: Mapping[str, Hashable], what: str, holders: int, found: Conflict) -> None:
-    """The odd ones are left out where most agree; else each pair that differs is in doubt.
+    """Blames the odd peers where most holders agree; otherwise doubts each pair that differs.
 
-    Most of all holders: while some have not spoken, or have got other sums, a few may be most of
-    the rest. Who keeps a sum from all but one has that one speak before the others; with a colluder
-    it would be the odd one, again and again.
+    Most means most of all holders: while some have not spoken, or have got other sums, a few may be
+    most of the rest. A liar can keep a sum from all but one peer, so that this one speaks first.
+    Beside the liar and a colluder, that peer would be the odd one again and again.
     """
     if len(set(stated.values())) < 2:
         return

@@ -18,8 +18,8 @@ class Ledger:
     """Follows a view from `step` on.
 
     While `may_commit` is False no step commits: not all members have said that they are active in
-    the view. Once `freeze` is called nothing is taken and nothing commits any more: the step under
-    way is now decided by what the peers bring to the next view.
+    the view. After `freeze` nothing is taken and nothing commits: what the peers bring to the next
+    view decides about the step under way.
     """
 
     def __init__(
@@ -31,8 +31,8 @@ class Ledger:
         counts: Mapping[str, int] | None = None,
         first_counts: Mapping[str, int] | None = None,
     ) -> None:
-        """`counts` are those of a whole step (`loss_counts`), `first_counts` those of the first
-        one here, which may be what is left of a step that has failed before."""
+        """`counts` are those of a whole step (`loss_counts`). `first_counts` are those of the first
+        step here, which may be the rest of a step that failed before."""
         self.view = view
         self.plan = plan
         self.step = step
@@ -45,7 +45,7 @@ class Ledger:
         self._first = step, first_counts if first_counts is not None else counts
         self._transactions: dict[int, StepTransaction] = {}
         self._ahead: dict[str, dict[int, Statement]] = {}
-        """At a peer without a stage: of each who has one, the newest that are too far ahead."""
+        """At a peer without a stage: the newest Prepared too far ahead, by stage-holder."""
 
     def record(self, statement: Statement) -> None:
         """Take a Prepared. One of a step that is committed is ignored. Raises `PeerFault`."""
@@ -89,10 +89,11 @@ class Ledger:
         return len({prepared.base for prepared in said}) > 1
 
     def says_ahead(self, statement: Statement) -> tuple[int, str] | None:
-        """A Prepared too far ahead, at a peer without a stage: a step to which it may skip, and
-        its lineage, once more than half of the stage-holders say so.
+        """Takes a Prepared that is too far ahead, at a peer without a stage. Returns the step to
+        which this peer may skip, and its lineage, once more than half of the stage-holders say so.
 
-        It is kept until its step comes: of the last step of a run or a view nothing newer follows.
+        The Prepared is kept until its step comes: nothing newer follows the last step of a run or a
+        view. Raises `PeerFault`.
         """
         prepared = statement.prepared
         if prepared.peer_id not in self.plan.stage_holders():
@@ -115,19 +116,19 @@ class Ledger:
         return base if 2 * count > len(self.plan.stage_holders()) else None
 
     def skip_to(self, step: int) -> None:
-        """The steps before are known to be committed."""
+        """Go on with `step`: the steps before it are known to be committed."""
         self.step = step
         self.last_commit = ()
         self._transactions = {n: t for n, t in self._transactions.items() if n >= step}
         self._take_ahead()
 
     def _take_ahead(self) -> None:
-        """What was too far ahead, and is not any more."""
+        """Records the Prepared that are no longer too far ahead."""
         for said in self._ahead.values():
             for step in [step for step in said if step < self.step + STEPS_AHEAD_LIMIT]:
                 statement = said.pop(step)
                 if step >= self.step:
-                    with contextlib.suppress(PeerFault):  # it is evidence
+                    with contextlib.suppress(PeerFault):  # a refused one is kept as evidence
                         self._transaction(step).record(statement)
 
     def freeze(self) -> tuple[Signed, ...]:
@@ -138,13 +139,13 @@ class Ledger:
         return (*transaction.signed, *transaction.evidence.values())
 
     def counts_of(self, step: int) -> Mapping[str, int]:
-        """Of how many microbatches whose Prepared counts the loss; empty if that is not known."""
+        """For how many microbatches each peer's Prepared counts the loss; empty if unknown."""
         first, first_counts = self._first
         return (first_counts if step == first else self._counts) or {}
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Whose Prepared of the present step has not come."""
+        """Stage-holders whose Prepared of the present step has not come."""
         return self._transaction(self.step).missing
 
     def _transaction(self, step: int) -> StepTransaction:

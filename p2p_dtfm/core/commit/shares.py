@@ -1,7 +1,7 @@
-"""Who has computed how much of a run, by what plans and commits say: alike on all who saw them.
+"""How much of a run each peer has computed, by plans and commits: equal on all that saw these.
 
 A step takes each token through each layer once. So a peer's share of a step is counted in tokens
-times layers, and the shares of a step add up to all of its tokens times all layers, exactly.
+times layers. The shares of a step add up exactly to all of its tokens times all layers.
 """
 
 from collections import Counter
@@ -12,11 +12,11 @@ import msgspec
 from p2p_dtfm.core.protocol.plan import Plan
 
 SPANS_KEPT = 512
-"""Older ones become one sum, which nothing can take back any more."""
+"""Older spans become one sum, of which no step can be taken back any more."""
 
 
 def shares_of(plan: Plan, tokens_per_microbatch: int) -> dict[str, int]:
-    """Of each stage-holder in one step, in tokens times layers."""
+    """The share of each stage-holder in one step, in tokens times layers."""
     found: Counter[str] = Counter()
     for pipeline in plan.pipelines:
         tokens = pipeline.microbatch_count * tokens_per_microbatch
@@ -26,25 +26,25 @@ def shares_of(plan: Plan, tokens_per_microbatch: int) -> dict[str, int]:
 
 
 class StepSpan(msgspec.Struct, forbid_unknown_fields=True):
-    """The steps of one view that are committed."""
+    """Committed steps of one view."""
 
     first_step: int
     end_step: int
     shares: dict[str, int]
-    """In each of these steps."""
+    """Each peer's share of every one of these steps."""
 
 
 class Tallies(msgspec.Struct, forbid_unknown_fields=True):
-    """What this peer has seen committed, and by whom it was computed."""
+    """What this peer has seen committed, and which peers computed it."""
 
     spans: list[StepSpan] = msgspec.field(default_factory=list)
     before: dict[str, int] = msgspec.field(default_factory=dict)
-    """By the steps of spans that are no longer kept."""
+    """What each peer computed in the steps of spans that are no longer kept."""
     steps_before: int = 0
 
     def view_took_over(self, step: int, shares: Mapping[str, int]) -> None:
-        """From `step` on these compute. What was committed from there on is given up, and done
-        again."""
+        """From `step` on the peers in `shares` compute. Steps committed from there on are given up
+        and done again."""
         self.spans = [span for span in self.spans if span.first_step < step]
         for span in self.spans:
             span.end_step = min(span.end_step, step)
@@ -53,9 +53,10 @@ class Tallies(msgspec.Struct, forbid_unknown_fields=True):
             self._fold(self.spans.pop(0))
 
     def committed(self, step: int) -> int:
-        """It may be the last one of the view before, of which is told late. Who was away since the
-        steps that it has seen of that view has not seen who made it. How many steps count that did
-        not before."""
+        """Counts `step` as committed, and returns how many steps count that did not before.
+
+        The step may be the last one of the view before, if that is told late. If this peer has
+        missed steps of that view since, it does not know who computed `step`, and counts none."""
         later = None
         for span in reversed(self.spans):
             if span.first_step <= step:
@@ -68,15 +69,15 @@ class Tallies(msgspec.Struct, forbid_unknown_fields=True):
         return 0
 
     def share(self, step: int, peer_id: str) -> int:
-        """Of this peer in a step of the spans that are kept, in tokens times layers."""
+        """The share of `peer_id` in a step of a kept span, in tokens times layers."""
         for span in reversed(self.spans):
             if span.first_step <= step:
                 return span.shares.get(peer_id, 0)
         return 0
 
     def settle(self, known: Mapping[int, Mapping[str, int]]) -> None:
-        """By whom these steps were computed, as all who did have signed, whatever was seen here. Of
-        steps of which only a sum is kept nothing can be said any more."""
+        """Takes over which peers computed these steps, as all of them have signed, whatever was
+        seen here. Steps of which only a sum is kept stay as they are."""
         first_kept = self.spans[0].first_step if self.steps_before and self.spans else 0
         for span in _spans_of(known):
             if span.end_step > first_kept:
@@ -86,7 +87,7 @@ class Tallies(msgspec.Struct, forbid_unknown_fields=True):
             self._fold(self.spans.pop(0))
 
     def _put(self, new: StepSpan) -> None:
-        """In the place of what there is of its steps."""
+        """Puts a span in the place of whatever is known of its steps."""
         parts: list[StepSpan] = []
         for span in self.spans:
             if span.first_step < new.first_step:
@@ -99,7 +100,7 @@ class Tallies(msgspec.Struct, forbid_unknown_fields=True):
         self.spans = [*parts[:at], new, *parts[at:]]
 
     def known_before(self, step: int) -> int:
-        """How many steps before this one the board is of."""
+        """How many steps before `step` the board counts."""
         ends = ((span.first_step, min(span.end_step, step)) for span in self.spans)
         return self.steps_before + sum(max(0, end - first) for first, end in ends)
 
@@ -120,11 +121,12 @@ class Tallies(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def step_count(self) -> int:
-        """How many steps the board is of; fewer than the run's where this peer was away."""
+        """How many steps the board counts; fewer than the run's where this peer was away."""
         return self.steps_before + sum(span.end_step - span.first_step for span in self.spans)
 
     def fold_older_half(self) -> bool:
-        """For room; whether there was any to make. Of the last view's steps one may yet be told."""
+        """Makes room, and returns whether it could. The newest spans stay, since a step of the last
+        view may still be told."""
         count = (len(self.spans) - 1) // 2
         for span in self.spans[:count]:
             self._fold(span)
@@ -139,7 +141,7 @@ class Tallies(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _spans_of(known: Mapping[int, Mapping[str, int]]) -> list[StepSpan]:
-    """Steps that follow one another and were computed alike, together."""
+    """The spans of steps that follow one another and have equal shares."""
     found: list[StepSpan] = []
     for step, shares in sorted(known.items()):
         if found and found[-1].end_step == step and found[-1].shares == shares:

@@ -1,8 +1,8 @@
 """The step as a transaction: it commits when every stage-holder has said Prepared.
 
 Every peer that sees the same Prepared messages computes the same outcome, bit for bit: sums run in
-a fixed order. Prepared that cannot be true, alone or together, commit nothing, and say who is to be
-left out.
+a fixed order. Prepared that cannot be true, alone or together, commit nothing, and show which peers
+are to be left out.
 """
 
 import math
@@ -35,7 +35,7 @@ class StepTransaction:
         self.view = view
         self.step = step
         self.evidence: dict[str, Signed] = {}
-        """Of each peer, one that was refused."""
+        """For each peer of which a Prepared was refused, one of these."""
         self._plan = plan
         self._terms = terms
         self._counts = counts
@@ -72,18 +72,20 @@ class StepTransaction:
 
     @property
     def signed(self) -> tuple[Signed, ...]:
-        """All that were taken, in the order of the holders."""
+        """All Prepared that were taken, in the order of the holders."""
         return tuple(self._signed[item] for item in self._holders if item in self._signed)
 
     @property
     def said(self) -> Mapping[str, Prepared]:
-        """What was taken, by its maker."""
+        """The Prepared that were taken, by their maker."""
         return self._prepared
 
     @property
     def conflict(self) -> Conflict:
-        """What all Prepared together contradict; while one is missing, only if most deny a work, or
-        somebody has claimed two: it may never say its own."""
+        """Where all Prepared contradict one another.
+
+        While one is missing this is empty, unless most deny some peer's work or a peer has claimed
+        two: that peer may never say its own Prepared."""
         if self.missing:
             return self._found_early()
         if self._conflict is None:
@@ -102,7 +104,7 @@ class StepTransaction:
         return conflict_of(self._prepared, self._plan, self._terms)
 
     def outcome(self) -> StepOutcome | None:
-        """The commit, or None while a Prepared is missing, or where they do not agree."""
+        """The commit; None while a Prepared is missing, or where the Prepared do not agree."""
         if self.missing or self.conflict.reason:
             return None
         prepared = [self._prepared[holder] for holder in self._holders]

@@ -1,4 +1,4 @@
-"""What of a step's numbers follows from the run spec, so that nobody needs to be believed."""
+"""The numbers of a step that follow from the run spec, so that nobody needs to be believed."""
 
 import math
 
@@ -15,34 +15,35 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.schedule.tied_ends import tied_ends
 
 SQUARED_NORM_LIMIT = 1e100
-"""Of a segment. The largest gradient of 2^40 fp32 values has 1e89; a sum of such is no infinity."""
+"""A segment's largest squared norm. The largest gradient of 2^40 fp32 values has 1e89, and a sum of
+such norms does not overflow."""
 
 
 class StepTerms(msgspec.Struct, frozen=True):
-    """Of one run."""
+    """The terms of one run's steps."""
 
     microbatch_tokens: int
     evaluation_microbatches: int
     evaluation_every: int
     states_every: int
-    """Steps that start from a version so divisible tell the digests of their states."""
+    """Steps whose number is a multiple of this tell the digests of the states they start from."""
     total_steps: int
     loss_limit: float
     """Nats for each token. A model that knows nothing has ln(vocabulary)."""
     audits: bool = False
-    """Prepared have an account (`core.audit`) of what is `due`; else none has."""
+    """Whether Prepared have an account (`core.audit`) of what is `due`; otherwise none has one."""
     one_arithmetic: bool = False
-    """Who computes otherwise than most has no place."""
+    """Whether a peer that computes with another arithmetic than most has no place."""
     follow_steps: int = 0
-    """Without a stage, of a key that comes while training is under way; 0: none."""
+    """For so many steps a key that comes while training is under way gets no stage; 0 for none."""
     kept_microbatches: int = 1 << 30
-    """Of so many, at most, a stage keeps all that it sends its neighbours."""
+    """For at most so many microbatches a stage keeps all that it sends its neighbours."""
     undo_steps: int = 0
-    """So far back from the proof goes a run in which somebody is barred; 0: nothing is undone."""
+    """How many steps before the proof a run goes back to when a peer is barred; 0: it does not."""
     rate_millionths: int = 1_000_000
-    """Of all works so many are audited: `undo_steps` are meant for that rate."""
+    """How many of a million works are audited. `undo_steps` are meant for that rate."""
     undo_every: int = 0
-    """Between the states that are kept for it; these tell their digests, too."""
+    """Steps between the states that are kept for an undo; these steps tell their digests, too."""
     tied_ends: tuple[int, ...] = ()
     """The two layers that hold one matrix, if any do."""
 
@@ -53,8 +54,8 @@ class StepTerms(msgspec.Struct, frozen=True):
         return not self.trains(step) or step % self.evaluation_every == 0
 
     def due(self, step: int, plan: Plan) -> Due | None:
-        """Of what the claims of a step are; None: nothing is claimed. The frames of held-out
-        microbatches are, where all stages of the plan can keep them."""
+        """The work that the claims of a step cover; None where nothing is claimed. They cover the
+        frames of held-out microbatches where all stages of the plan can keep these."""
         if not self.audits:
             return None
         due = Due(self.trains(step), self.evaluation_microbatches if self.evaluates(step) else 0)
@@ -67,7 +68,7 @@ class StepTerms(msgspec.Struct, frozen=True):
         return step > 0 and (step % self.states_every == 0 or is_kept or step == self.total_steps)
 
     def held_out_tokens(self, step: int, plan: Plan, peer_id: str) -> int:
-        """That a peer with the head counts."""
+        """How many held-out tokens a peer counts in a step; 0 without the head."""
         if not self.evaluates(step) or not has_head(plan, peer_id):
             return 0
         count, turns = self.evaluation_microbatches, len(plan.pipelines)

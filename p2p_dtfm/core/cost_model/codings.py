@@ -1,7 +1,7 @@
 """What a codec costs at a boundary: bytes on the wire, and time at both ends.
 
-To encode is work of the thread that computes. No peer measures how fast it does that: it is counted
-in operations for each value, at the rate at which a peer computes a block.
+The thread that computes also encodes. No peer measures how fast that is: the model counts
+operations for each value, at the rate at which a peer computes a block.
 """
 
 from collections.abc import Iterable
@@ -27,13 +27,13 @@ CODING_OPERATIONS = {
     "rotated6": (1000, 800),
     "subspace": (3000, 600),
 }
-"""To encode and to decode a value, as measured on a processor of 97 GFLOP/s; the last three on a
-busy one of 52, `subspace` at a width of 768, with which its part of them grows."""
+"""Operations to encode and to decode a value, as measured on a processor of 97 GFLOP/s. The last
+three were measured on a busy one of 52. `subspace` was at a width of 768, with which it grows."""
 _MILLION = 1_000_000
 
 
 class Coding(NamedTuple):
-    """A boundary tensor of one microbatch in a codec; parts are of a block's forward."""
+    """A boundary tensor of one microbatch in a codec; ppm are millionths of a block's forward."""
 
     name: Codec
     wire_bytes: int
@@ -41,7 +41,7 @@ class Coding(NamedTuple):
     decode_ppm: int
 
     def encode_ns(self, block_forward_ns: int) -> int:
-        """Rounded up, as all of these are."""
+        """Time to encode, rounded up, as the time to decode is."""
         return -(-block_forward_ns * self.encode_ppm // _MILLION)
 
     def decode_ns(self, block_forward_ns: int) -> int:
@@ -49,7 +49,7 @@ class Coding(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """Between two neighbours in a pipeline."""
+    """The codings between two neighbours in a pipeline."""
 
     activation: Coding
     gradient: Coding
@@ -60,18 +60,18 @@ class Edge(NamedTuple):
 
 
 Edges = tuple[Edge, ...]
-"""Of a pipeline, in its order; none where the run leaves no choice."""
+"""The edges of a pipeline in its order; empty where the run leaves no choice."""
 
 
 class Codings(NamedTuple):
-    """Those that a run allows, the one it would rather have first."""
+    """The codings that a run allows; it prefers the first."""
 
     activations: tuple[Coding, ...]
     gradients: tuple[Coding, ...]
 
 
 def codings_of(workload: Workload) -> Codings | None:
-    """None where the run leaves no choice."""
+    """The codings that a run allows; None where it leaves no choice."""
     allowed = workload.boundary_bytes_per_kibi
     if not isinstance(allowed, AllowedCodecs):
         return None
@@ -92,14 +92,14 @@ def coding_of(workload: Workload, name: Codec) -> Coding:
 
 
 def edges_of_unlike_layers(boundary_bytes: tuple[int, ...], cuts: Iterable[int]) -> Edges:
-    """Of a pipeline of unlike layers, each as wide as the layer before it; `boundary_bytes`, on the
-    wire, of all layers but the last. One codec is all that such a run allows."""
+    """The edges of a pipeline of unlike layers, each as wide as the layer before it.
+    `boundary_bytes` are on the wire, of all layers but the last. Such a run has one codec alone."""
     codings = (Coding("fp32", boundary_bytes[cut - 1], 0, 0) for cut in cuts)
     return tuple(Edge(coding, coding) for coding in codings)
 
 
 def edges_of(workload: Workload, pipeline: Pipeline) -> Edges:
-    """As the plan says them."""
+    """The edges of a pipeline as its plan says them."""
     if workload.unlike is not None:
         cuts = (stage.first_layer for stage in pipeline.stages[1:])
         return edges_of_unlike_layers(workload.unlike_wire_bytes, cuts)
@@ -119,7 +119,7 @@ def boundary_loads(workload: Workload, pipeline: Pipeline) -> list[tuple[int, in
 
 
 def coding_ns(edges: Edges, position: int, block_forward_ns: int) -> tuple[int, int]:
-    """What the stage at this position codes with each forward, and with each backward."""
+    """Time that the stage at this position codes with each forward, and with each backward."""
     forward = backward = 0
     if edges and position > 0:
         before = edges[position - 1]
@@ -133,7 +133,7 @@ def coding_ns(edges: Edges, position: int, block_forward_ns: int) -> tuple[int, 
 
 
 def tensor_bytes(edges: Edges, position: int) -> tuple[int, int]:
-    """Of what this stage and the next send each other; zeros where nothing is chosen."""
+    """Bytes that this stage and the next send each other; zeros where nothing is chosen."""
     if position >= len(edges):
         return 0, 0
     return edges[position].activation.wire_bytes, edges[position].gradient.wire_bytes

@@ -2,9 +2,9 @@
 
     step = max over peers of (their segments' gradients ready + reduction) + commit
 
-Pipelines compute side by side (`pipeline_cost`); microbatches are dealt so that the last to end
+Pipelines compute side by side (`pipeline_cost`); microbatches are dealt so that the last pipeline
 ends soonest. Reduction: `reduction_cost`; a lone pipeline has guardians instead (`guarding`).
-Commit: Prepared travels between the two stage holders that are farthest apart.
+Commit: Prepared travels between the two stage-holders that are farthest apart.
 """
 
 from collections.abc import Sequence
@@ -37,11 +37,11 @@ Placement = tuple[tuple[int, ...], ...]
 
 PLACEMENT_WORK, EACH_PIPELINE_WORK = 10, 4
 MOST_PAIRS = 120_000
-"""Of holders, over all segments: with more of them no reduction is timed link by link."""
+"""Pairs of holders over all segments: with more, no reduction is timed link by link."""
 MOST_TASKLETS = 300_000
-"""Of a placement: with more of them its pipelines are not timed tasklet by tasklet."""
+"""Tasklets of a placement: with more, its pipelines are not timed tasklet by tasklet."""
 MOST_EVENTS = 300_000
-"""Of a step: with more of them even the plan in the end is not simulated."""
+"""Events of a step: with more, not even the final plan is simulated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +52,17 @@ class PlacementCost:
     pipelines: tuple[PipelineCost, ...]
     microbatches: tuple[int, ...]
     compute_ns: int
-    """Until the last backward of the slowest pipeline."""
+    """Time until the last backward of the slowest pipeline."""
     reduction_ns: int
-    """From then until every segment is reduced; of a lone pipeline, until its guardians have what
-    they wait for (`guarding`)."""
+    """Time from then until every segment is reduced; with a lone pipeline, until its guardians have
+    what they wait for (`guarding`)."""
     commit_ns: int
     critical: int
     """A peer that holds up the reduction; -1 if there is none."""
     pipelines_ns: int = field(default=0, compare=False)
-    """That pipelines take at least, however microbatches are dealt; a bound is compared with it."""
+    """Least time of the pipelines, however microbatches are dealt; compared with a bound."""
     is_tied: bool = field(default=False, compare=False)
-    """Who of two got a microbatch was left to the order of pipelines; else it says nothing."""
+    """Whether the order of pipelines decided which of two got a microbatch."""
 
     @property
     def stage_count(self) -> int:
@@ -91,21 +91,21 @@ class StepModel:
 
     @property
     def forgotten(self) -> int:
-        """How often something was forgotten whose work would be counted once more."""
+        """How often a result was dropped whose work would be counted once more."""
         return self._shared.forgotten + self._lone.forgotten + self.reductions.forgotten
 
     @property
     def first_work(self) -> int:
-        """What of `work` was done for the first time, and is not when the same comes again."""
+        """The part of `work` that is not done again when the same placement comes again."""
         return self._first_work + self.reductions.first_work
 
     @property
     def work(self) -> int:
-        """Of searching, in about microseconds."""
+        """The work of searching, in about microseconds."""
         return self._work + self.reductions.work
 
     def pipelines_in(self, count: int) -> PipelineModel:
-        """What cuts and times those of a plan of so many: stages that replicas share take more."""
+        """The model for pipelines of a plan with so many: stages shared by replicas take more."""
         return self._shared if count > 1 else self._lone
 
     def spend(self, work: int) -> None:
@@ -121,7 +121,7 @@ class StepModel:
         return None if costs is None else self.combine(placement, costs, bound_ns)
 
     def timed(self, placement: Placement) -> list[PipelineCost] | None:
-        """Its pipelines; None if one does not fit."""
+        """The timed pipelines of a placement; None if one does not fit."""
         costs: list[PipelineCost] = []
         self._work += PLACEMENT_WORK + EACH_PIPELINE_WORK * len(placement)
         pipelines = self.pipelines_in(len(placement))
@@ -138,7 +138,7 @@ class StepModel:
     def combine(
         self, placement: Placement, costs: list[PipelineCost], bound_ns: int | None
     ) -> PlacementCost | None:
-        """Deal microbatches to pipelines that are already timed, reduce and commit.
+        """Deals microbatches to pipelines that are already timed, and adds reduction and commit.
 
         Where all are cut alike, those that take long to reduce end sooner.
         """
@@ -161,7 +161,7 @@ class StepModel:
     def dealt(
         self, placement: Placement, costs: list[PipelineCost], dealt: tuple[int, ...]
     ) -> PlacementCost:
-        """With so many microbatches for each pipeline; without those that get none."""
+        """The cost with so many microbatches for each pipeline; without those that get none."""
         if 0 in dealt:
             placement, costs, dealt = _used(placement, costs, dealt)
         tails = self._tails(placement, costs) if are_alike(costs) else []
@@ -191,7 +191,7 @@ class StepModel:
         return PlacementCost(placement, tuple(costs), dealt, *spent, critical, *as_dealt)
 
     def refined(self, cost: PlacementCost) -> PlacementCost:
-        """The same, timed with care as far as that is cheap: pipelines tasklet by tasklet
+        """The cost, timed more exactly as far as that is cheap: pipelines tasklet by tasklet
         (`pipeline_timing`), the reduction link by link (`reduction_timing`)."""
         key = cost.placement, cost.pipelines, cost.microbatches
         found = self._refined.get(key)
@@ -221,13 +221,13 @@ class StepModel:
         return replace(cost, compute_ns=compute, reduction_ns=max(0, reduced - compute))
 
     def simulated(self, cost: PlacementCost) -> PlacementCost:
-        """The same, timed message by message (`step_timing`); `events` says how much work it is."""
+        """The cost, timed message by message (`step_timing`); `events` tells the work of it."""
         found = self.simulated_within(cost, NEVER_NS)
         assert found is not None, "nothing takes that long"
         return found
 
     def simulated_within(self, cost: PlacementCost, limit_ns: int) -> PlacementCost | None:
-        """The same; it may be None where the step takes longer than that."""
+        """The same as `simulated`; it may be None where the step takes longer than `limit_ns`."""
         segments = self._divided(cost)
         assert segments is not None, "a step of so many pairs is not simulated"
         key = cost.placement, cost.pipelines, cost.microbatches
@@ -255,7 +255,7 @@ class StepModel:
         return step_ends(self.problem, timed, segments, guarded) if guarded else ends
 
     def events(self, cost: PlacementCost) -> int:
-        """To simulate a step; one on a shared uplink counts as several."""
+        """Events to simulate a step; one on a shared uplink counts as several."""
         segments = self._divided(cost)
         if segments is None:
             return 1 << 40
@@ -265,11 +265,11 @@ class StepModel:
         return dear * event_count(self._timed(cost), segments)
 
     def pairs(self, cost: PlacementCost) -> int:
-        """Of holders that `refined` looks at."""
+        """Pairs of holders that `refined` looks at."""
         return sum(len(each.holders) ** 2 for each in self._divided(cost) or ()) or MOST_PAIRS
 
     def judged(self, cost: PlacementCost) -> PlacementCost:
-        """Timed as well as can be afforded once."""
+        """The cost, timed as exactly as can be afforded once."""
         affordable = self.events(cost) <= MOST_EVENTS
         return self.simulated(cost) if affordable else self.refined(cost)
 
@@ -308,7 +308,7 @@ class StepModel:
         return found
 
     def _divided(self, cost: PlacementCost) -> list[Reduction] | None:
-        """What is reduced, and who owns how much of it; None if that takes too long to find out."""
+        """What is reduced, and how much of it each holder owns; None if that takes too long."""
         if len(cost.placement) == 1:
             return []
         key = cost.placement, tuple(pipeline.cuts for pipeline in cost.pipelines)
@@ -345,7 +345,7 @@ class StepModel:
         ]
 
     def _pieces(self, cost: PlacementCost) -> list[list[tuple[int, tuple[int, ...]]]]:
-        """What each segment is reduced in: (bytes, `below_ns` of its sorted holders)."""
+        """The pieces of each segment's reduction: (bytes, `below_ns` of its sorted holders)."""
         found = []
         place = {
             peer: (position, pipeline.cuts[position])
@@ -376,7 +376,7 @@ class StepModel:
         return found
 
     def _tails(self, placement: Placement, costs: list[PipelineCost]) -> list[tuple[int, int]]:
-        """Of pipelines cut alike: (how long after its end it holds up the reduction, by whom)."""
+        """For each pipeline, all cut alike: (how long after its end the reduction ends, by whom)"""
         self._work += sum(map(len, placement))
         cuts, nobody = costs[0].cuts, (0,) * len(costs)
         found = [(-1 << 100, -1)] * len(costs)
@@ -438,7 +438,7 @@ class StepModel:
 def _used(
     placement: Placement, costs: list[PipelineCost], dealt: tuple[int, ...]
 ) -> tuple[Placement, list[PipelineCost], tuple[int, ...]]:
-    """Without the pipelines that get no microbatch."""
+    """The arguments without the pipelines that get no microbatch."""
     used = [index for index, count in enumerate(dealt) if count]
     return (
         tuple(placement[index] for index in used),

@@ -1,6 +1,6 @@
 """Cuts: copies of all layers at one step, taken every so often beside training.
 
-Where a guardian that keeps up with each step would hold it up, guardians lag: they get a copy of
+Where a guardian that keeps up with each step would hold up steps, guardians lag. They get a copy of
 the states as of one step, the same for all layers, as fast as a tenth of the line carries it. A run
 is deterministic: going back to such a cut loses nothing but the time to repeat the steps since.
 
@@ -9,7 +9,7 @@ is deterministic: going back to such a cut loses nothing but the time to repeat 
     whole    all stage-holders have said so, in the Prepared of one step: all members know it alike
 
 The next cut begins when the one before is whole, and not before `every_steps` have passed. So
-nobody keeps more than two, and which steps are cut follows from what all members know.
+nobody keeps more than two cuts, and which steps are cut follows from what all members know.
 """
 
 import math
@@ -21,26 +21,26 @@ from p2p_dtfm.core.cost_model.tables.link_tables import duration_ns
 from p2p_dtfm.core.units import MILLISECOND_NS, SECOND_NS
 
 LAGGING_STEP_SHARE = 50
-"""Guardians lag where to wait for them would take more than this part of a step: 2%."""
+"""Guardians lag where waiting for them would take more than one part in so many of a step: 2%."""
 LINE_SHARE = 10
-"""Of a line that cuts may take: a tenth."""
+"""Cuts may take one part in so many of a line: a tenth."""
 TRAINING_SHARE = 100
-"""Of training's time that cuts may take wherever that makes a failure cost less: a hundredth."""
+"""Cuts may take a hundredth of training's time, wherever that makes a failure cost less."""
 STATE_PARTS = 3
-"""What is copied of a layer: parameters and two moments."""
+"""Parts that are copied of a layer: parameters and two moments."""
 HELD_CUTS = 2
-"""The newest whole one, and the one under way."""
+"""Cuts that are kept: the newest whole one, and the one under way."""
 LIMIT_NS = 30 * SECOND_NS
 LIMIT_STEPS = 20
-"""What a failure may cost, whichever is more."""
+"""A failure may cost `LIMIT_NS` or so many steps, whichever is more."""
 FAILURE_EVERY_NS = 3600 * SECOND_NS
-"""How often one of a view's members is taken to fail."""
+"""How often the model takes one of a view's members to fail."""
 COPY_BYTES_PER_S = 1_000_000_000
 LEAST_STEP_NS = 50 * MILLISECOND_NS
-"""Of a step through daemons, however little there is to compute: plans know nothing of messages,
-and so many steps of their length would be many seconds apart."""
+"""The shortest step through daemons, however little there is to compute. Plans know nothing of
+messages: as many steps as they predict to be a moment would be many seconds apart."""
 LEAST_CUT_NS = 10 * MILLISECOND_NS
-"""What a cut takes from training, at least: copying, hashing, messages."""
+"""The least time that a cut takes from training: copying, hashing, messages."""
 
 Holder = TypeVar("Holder", str, int)
 
@@ -53,18 +53,18 @@ class GuardedPair:
     guardian: str
     layers: tuple[int, ...]
     gradient_bytes: int
-    """Of a step."""
+    """Gradients of one step."""
     bytes_per_s: int
     round_trip_ns: int
 
     @property
     def wait_ns(self) -> int:
-        """What a step would wait for the receipt of its gradients."""
+        """How long a step would wait for the receipt of its gradients."""
         return duration_ns(self.gradient_bytes, self.bytes_per_s) + self.round_trip_ns
 
     @property
     def copy_ns(self) -> int:
-        """Until a copy of the states is there, by its share of the line."""
+        """Time until a copy of the states is there, by its share of the line."""
         size_bytes = STATE_PARTS * self.gradient_bytes * LINE_SHARE
         return duration_ns(size_bytes, self.bytes_per_s) + self.round_trip_ns
 
@@ -76,9 +76,9 @@ class CutPace:
     every_steps: int
     """The least number of steps between two cuts."""
     apart_steps: int
-    """What lies between two, as the lines are predicted: the next one waits for the one before."""
+    """Steps between two cuts, as the lines are predicted: the next waits for the one before."""
     may_repeat_steps: int
-    """At most, where lines and peers are as fast as predicted."""
+    """Most steps that a failure may repeat, if lines and peers are as fast as predicted."""
 
 
 def lags(waits_ns: Iterable[int], step_ns: int) -> bool:
@@ -96,12 +96,12 @@ def has_room_for_cuts(own_bytes: Mapping[Holder, int], left_bytes: Mapping[Holde
 
 
 def pace_of(copies_ns: Iterable[int], most_bytes: int, step_ns: int) -> CutPace:
-    """Of cuts whose copies travel for `copies_ns`; no peer copies more than `most_bytes`.
+    """The pace of cuts whose copies travel for `copies_ns`; no peer copies more than `most_bytes`.
 
-    Young's interval, within what a failure may cost: the steps since the cut, and those during
-    which the next one travelled. Young's weighs lost time alone; a small model on fast lines is
-    copied in milliseconds, and everyone waits while steps are repeated: there cuts are taken as
-    often as they cost a hundredth of the time and of the lines.
+    It is Young's interval, within what a failure may cost: the steps since the cut, and those
+    during which the next one travelled. Young's interval weighs lost time alone. But a small model
+    on fast lines is copied in milliseconds, and everyone waits while steps are repeated. There cuts
+    are taken as often as a hundredth of the time and of the lines allows.
     """
     step_ns = max(LEAST_STEP_NS, step_ns)
     copy_ns = max(copies_ns, default=0)
@@ -120,21 +120,21 @@ class CutClock:
     """When cuts are taken in one view, at one of its members.
 
     `guarded`: the guardian of each layer that this peer alone holds. The view's first step is its
-    first cut; it goes on in views that follow, while all stay in their places.
+    first cut. The clock goes on in the next views, while all stay in their places.
     """
 
     def __init__(self, first_step: int, every_steps: int, guarded: Mapping[int, str]) -> None:
         self.every_steps = every_steps
         self.newest = first_step
-        """Step of the cut under way, or of the newest one."""
+        """The step of the cut under way, or of the newest one."""
         self.safe = -1
-        """Step of the newest whole cut of this view; -1 for none."""
+        """The step of the newest whole cut of this view; -1 for none."""
         self._guarded = guarded
         self._missing = set(guarded)
         self._is_taken = False
 
     def is_due(self, step: int) -> bool:
-        """Whether a copy of the states at `step` is to be taken, which is not taken yet."""
+        """Whether a copy of the states at `step` is to be taken and is not taken yet."""
         return step == self.newest and not self._is_taken
 
     def taken(self) -> None:
@@ -148,12 +148,12 @@ class CutClock:
 
     @property
     def missing(self) -> frozenset[int]:
-        """Layers whose guardian has not got the newest cut."""
+        """Layers whose guardian does not have the newest cut yet."""
         return frozenset(self._missing)
 
     @property
     def travels(self) -> bool:
-        """Copies are made, and guardians wait for some of them."""
+        """Whether copies are made and guardians wait for some of them."""
         return self._is_taken and bool(self._missing)
 
     @property
@@ -164,7 +164,7 @@ class CutClock:
     def committed(self, step: int, kept: int) -> bool:
         """`step` is committed, and all stage-holders have kept the cut of step `kept`.
 
-        Returns whether another one is whole now.
+        Returns whether another cut is whole now.
         """
         is_news = kept > self.safe and kept == self.newest
         if is_news:
@@ -181,7 +181,7 @@ def kept_by_all(kept: Iterable[int]) -> int:
 
 
 def cuts_that_stay(steps: Iterable[int], safe: int) -> set[int]:
-    """Of the cuts that a peer has, those that it keeps: the newest whole one, as far as it knows,
-    and those begun since, of which at most two may matter to others."""
+    """The cuts that a peer keeps of those it has: the newest whole one, as far as it knows, and
+    those begun since, of which at most two may matter to others."""
     newer = sorted((step for step in steps if step >= safe), reverse=True)
     return {*newer[:HELD_CUTS], *(step for step in newer if step == safe)}

@@ -1,13 +1,13 @@
 """In which codecs a pipeline may cross its boundaries, where the run allows several.
 
-Fewer bytes help where a link holds up the pipeline; elsewhere to encode them only costs time. For a
-cut that is given, a few assignments are worth timing:
+Fewer bytes help where a link holds up the pipeline; elsewhere, encoding only costs time. For a
+given cut, a few assignments are worth timing:
 
-- each edge takes the first codec, of those that the run would rather have, in which it holds up
-  nobody: neither the busiest stage nor the slowest edge in its fewest bytes;
-- each edge takes the codec in which a tensor is there soonest, which counts where microbatches are
+- each edge takes the first codec, in the run's order, in which it holds up nobody: neither the
+  busiest stage nor the slowest edge in its fewest bytes;
+- each edge takes the codec in which a tensor arrives soonest, which counts where microbatches are
   few and filling the pipeline is most of the step;
-- all edges take the same.
+- all edges take the same codec.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,13 +20,13 @@ from p2p_dtfm.core.cost_model.tables.link_tables import MESSAGE_NS, duration_ns
 
 
 class _Way(NamedTuple):
-    """From one stage to a neighbour."""
+    """The way from one stage to a neighbour."""
 
     allowed: tuple[Coding, ...]
     bytes_per_s: int
-    """Of one tensor; where a stage in the middle sends, or receives, two at a time, its part."""
+    """The rate of one tensor; half a shared limit where a middle stage has two at a time."""
     sender_ns: int
-    """A block's forward there."""
+    """A block's forward at the sender; `receiver_ns` at the receiver."""
     receiver_ns: int
 
     def sent_ns(self, coding: Coding) -> int:
@@ -49,8 +49,8 @@ class _Way(NamedTuple):
 def assignments(
     problem: PlanningProblem, codings: Codings, peers: tuple[int, ...], busiest_ns: int
 ) -> list[Edges]:
-    """Those worth timing for these peers in this order; of equals the first is to be taken.
-    `busiest_ns`: for how long the busiest peer computes a microbatch."""
+    """The assignments worth timing for these peers in this order; of equal ones, take the first.
+    `busiest_ns` is how long the busiest peer computes a microbatch."""
     ways = list(_ways(problem, codings, peers))
     limit_ns = max(busiest_ns, *(way.fewest_ns() for pair in ways for way in pair))
     found = [
@@ -62,7 +62,8 @@ def assignments(
 
 
 def uniform_choices(codings: Codings) -> list[Edge]:
-    """One codec both ways; where the run does not allow it for gradients, the least for these."""
+    """Edges with one codec both ways. Where the run does not allow it for gradients, these have the
+    codec with the fewest bytes."""
     least = min(codings.gradients, key=lambda coding: coding.wire_bytes)
     by_name = {coding.name: coding for coding in codings.gradients}
     return [Edge(coding, by_name.get(coding.name, least)) for coding in codings.activations]
@@ -75,7 +76,7 @@ def _edges(ways: list[tuple[_Way, _Way]], choice: Callable[[_Way], Coding]) -> E
 def _ways(
     problem: PlanningProblem, codings: Codings, peers: tuple[int, ...]
 ) -> Iterator[tuple[_Way, _Way]]:
-    """Of each edge, there and back."""
+    """The ways of each edge, there and back."""
     last = len(peers) - 1
 
     def way(allowed: tuple[Coding, ...], sender: int, receiver: int) -> _Way:

@@ -21,15 +21,15 @@ from p2p_dtfm.core.protocol.snapshot import Snapshot
 from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, STATE_COPIES, Workload
 
 LEAST_ROOM_BYTES = 64 << 20
-"""Everybody guards so much, even where the plan takes all memory that the owner allows: next to the
-program itself it is little, and it is all that a small model needs."""
+"""Every member guards so much, even where the plan takes all memory that the owner allows. Next to
+the program itself it is little, and a small model needs no more."""
 GUARDED_COPIES = STATE_COPIES + 2
-"""A layer's state, and the reduced gradients of the last step and of this one; or, of a guardian
-that lags, two copies of parameters and moments."""
+"""Copies at a guardian: a layer's state, and the reduced gradients of the last step and of this
+one. A guardian that lags has two copies of parameters and moments instead."""
 
 QUEUED_BYTES_LIMIT = 256 << 20
-"""Of gradients that wait for one guardian; when more do, its holder stops feeding it. Of large
-layers more may (`queued_bytes_limit`)."""
+"""Bytes of gradients that wait for one guardian; when more do, the holder stops feeding it. With
+large layers more may wait (`queued_bytes_limit`)."""
 
 Peer = TypeVar("Peer", str, int)
 May = Callable[[Peer, int], bool]
@@ -37,16 +37,16 @@ May = Callable[[Peer, int], bool]
 Way = Callable[[Peer, Peer], tuple[int, int]]
 """`way(holder, guardian)`: bytes/s of one flow to the guardian, and the round trip in ns."""
 States = Mapping[Peer, set[int]]
-"""Layers of which each member has the state already."""
+"""The layers of which each member has the state already."""
 
 
 def alike(holder: object, guardian: object) -> tuple[int, int]:
-    """All ways are the same."""
+    """A `Way` by which all ways are the same."""
     return 1_000_000_000, 0
 
 
 def anybody(guardian: object, layer: int) -> bool:
-    """May guard any layer."""
+    """A `May` by which anybody may guard any layer."""
     return True
 
 
@@ -61,10 +61,11 @@ def guarded_layers(
     """The guardian of each layer that a single member holds: a pure function of the view.
 
     Each holder's layers go to one guardian if one has room for them. A step waits until its
-    gradients are with the guardians, so it is the one that has them first, beside what it gets from
-    others; of those alike spares come first, since they have nothing else to do. `room_bytes` is
-    what each member has left, `cost_bytes(layer)` what guarding a layer takes. What nobody has room
-    for has no guardian. Who has the `states` already comes first, unless it is twice as late.
+    gradients are with the guardians. So the member is chosen that has them first, beside what it
+    gets from others; among equals spares come first, since they have nothing else to do. A member
+    that has the `states` already comes first, unless it is twice as late. `room_bytes` is what each
+    member has left, `cost_bytes(layer)` what guarding a layer takes. A layer that nobody has room
+    for has no guardian.
     """
     if not isinstance(plan, Plan):
         return {}
@@ -81,12 +82,14 @@ def assigned(
     states: States[Peer] | None = None,
     may: May[Peer] = anybody,
 ) -> dict[int, Peer]:
-    """The guardian of each layer. `alone`: what each holder alone holds; first candidates first."""
+    """The guardian of each layer. `alone`: the layers that each holder alone holds. Among equals
+    the earlier candidate is chosen."""
     left_bytes = dict(room_bytes)
     guardians: dict[int, Peer] = {}
 
     def ready_ns(holder: Peer, guardian: Peer, size_bytes: int) -> int:
-        """With what it guards already, of which a gradient is one copy."""
+        """When a guardian has the gradients, with those that it guards already. A gradient is one
+        of the copies that `size_bytes` counts."""
         bytes_per_s, round_trip_ns = way(holder, guardian)
         size_bytes += room_bytes[guardian] - left_bytes[guardian]
         return round_trip_ns + duration_ns(size_bytes // GUARDED_COPIES, bytes_per_s)
@@ -136,7 +139,7 @@ def _held_alone(plan: Plan) -> dict[str, list[int]]:
 
 
 def guards_in(snapshot: Snapshot, plan: Plan | NoPlan) -> dict[int, str]:
-    """The guardians in a view; who leaves is none, nor is whose links are not measured yet."""
+    """The guardians in a view. Members that leave, or whose links are unmeasured, are none."""
     if not isinstance(plan, Plan):
         return {}
     workload, waiting = snapshot.workload, held_back(snapshot) - set(plan.stage_holders())
@@ -158,10 +161,11 @@ def guards_in(snapshot: Snapshot, plan: Plan | NoPlan) -> dict[int, str]:
 
 
 def guarded_at_once(snapshot: Snapshot, guards: Mapping[int, str]) -> frozenset[int]:
-    """Layers for whose guardian the first step of the view waits already, if it waits for any.
+    """Layers whose guardian the first step of the view already waits for, if it waits for any.
 
-    In a planned view, since its guardians have the states before it takes over; where training
-    begins, since anybody can make them; after a failure, where the guardian has them.
+    In a planned view these are all, since guardians have the states before it takes over. Where
+    training begins they are all, since anybody can make the states. After a failure they are those
+    whose guardian has the state.
     """
     if snapshot.planned or snapshot.step == 0:
         return frozenset(guards)
@@ -193,8 +197,9 @@ def guarded_pairs(
 def cut_pace(snapshot: Snapshot, plan: Plan | NoPlan, guards: Mapping[int, str]) -> CutPace | None:
     """How often cuts are taken in a view; None where its guardians keep up with each step.
 
-    All guardians of a view lag, or none does: layers that go back must go back to one step. Several
-    stage-holders keep copies of their own layers, too; where one has no room for that, none lags.
+    All guardians of a view lag, or none does: layers that go back must go back to one step. Where
+    there are several stage-holders, they keep copies of their own layers, too; if one has no room
+    for that, no guardian lags.
     """
     if not isinstance(plan, Plan) or not guards:
         return None
@@ -224,7 +229,7 @@ def guarded_bytes(workload: Workload, layer: int) -> int:
 
 
 def unguarded_layers(snapshot: Snapshot, plan: Plan | NoPlan) -> tuple[int, ...]:
-    """Layers of which only one member has the state, though there are others that stay."""
+    """Layers that one member holds and nobody guards, though there are other members that stay."""
     staying = [record for record in snapshot.records if record.intent is not Intent.LEAVING]
     if not isinstance(plan, Plan) or len(staying) < 2:
         return ()
@@ -248,6 +253,6 @@ def _room_bytes(record: PeerRecord, plan: Plan, memory: StageMemory) -> int:
 
 
 def queued_bytes_limit(step_bytes: int) -> int:
-    """What may wait for one follower or guardian that gets `step_bytes` of gradients in each step:
-    always two steps, or it could never begin."""
+    """Bytes that may wait for one follower or guardian that gets `step_bytes` of gradients in each
+    step. Two steps always may, or the follower could never begin."""
     return max(QUEUED_BYTES_LIMIT, 2 * step_bytes)

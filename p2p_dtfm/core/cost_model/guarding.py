@@ -1,12 +1,12 @@
 """What a lone pipeline's guardians cost a step.
 
-With one pipeline every layer has one holder, who says Prepared only when its guardian has the
-step's gradients (`guardians`). They set out uncoded when the stage has done its last backward:
+With one pipeline every layer has one holder. The holder says Prepared only when its guardian has
+the step's gradients (`guardians`). It sends them uncoded when its stage has done its last backward:
 
     Prepared of a stage = its end + gradient / rate of the link + there and back
 
-Where several send to one guardian they share its downlink. Where that would take more than 2% of
-the step guardians lag (`cuts`), and nobody waits for them.
+Holders that send to one guardian share its downlink. Where all this would take more than 2% of the
+step, guardians lag (`cuts`), and nobody waits for them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class Guarded:
     bytes_per_s: int
     round_trip_ns: int
     may_lag: bool = True
-    """All stage-holders have room for copies of their own layers."""
+    """Whether all stage-holders have room for copies of their own layers."""
 
     @property
     def transfer_ns(self) -> int:
@@ -46,7 +46,7 @@ class Guarded:
 
 
 class Guarding:
-    """Of the lone pipelines of one problem; whoever searches asks for many."""
+    """The guardians of lone pipelines of one problem; a search asks for many."""
 
     def __init__(self, problem: PlanningProblem) -> None:
         self.problem = problem
@@ -66,7 +66,8 @@ class Guarding:
     def by(
         self, peers: tuple[int, ...], cuts: tuple[int, ...], in_flight: tuple[int, ...]
     ) -> tuple[Guarded, ...]:
-        """Of each stage of the only pipeline, in order; without layers that nobody can guard."""
+        """What each stage of the only pipeline sends its guardians, in order; without layers that
+        nobody can guard."""
         watchers = self.problem.watchers
         held = {peer: list(range(cuts[at], cuts[at + 1])) for at, peer in enumerate(peers)}
         room = dict(self._room)
@@ -83,7 +84,7 @@ class Guarding:
         return devices.stages.alone if peer in devices.processors else devices.stages
 
     def _way(self, holder: int, guardian: int) -> tuple[int, int]:
-        """(bytes/s, round trip)."""
+        """(bytes/s, round trip) from a holder to a guardian, remembered."""
         found = self._ways.get((holder, guardian))
         if found is None:
             if len(self._ways) > WAYS_LIMIT:
@@ -92,7 +93,7 @@ class Guarding:
         return found
 
     def last_receipt_ns(self, guarded: Sequence[Guarded], ends_ns: dict[int, int]) -> int:
-        """When it is back; 0 if there is none to wait for."""
+        """When the last receipt is back; 0 if there is none to wait for."""
         last = 0
         busy: dict[int, int] = {}
         for each in sorted(guarded, key=lambda each: (ends_ns[each.holder], each.holder)):
@@ -114,10 +115,10 @@ def guarded_of(
     way: Way[int],
     may: May[int] = anybody,
 ) -> tuple[Guarded, ...]:
-    """Of each stage-holder that holds layers alone, in order, with what it sends each guardian.
+    """What each stage-holder that holds layers alone sends each guardian, in order.
 
-    `room_bytes`: what their stages leave of the members' memory; `sizes`: a layer's reduced
-    gradient; the first of the candidates come first (`guardians.assigned`).
+    `room_bytes` is what stages leave of the members' memory, `sizes` each layer's reduced gradient.
+    Earlier candidates come first (`guardians.assigned`).
     """
     room = {peer: max(LEAST_ROOM_BYTES, left) for peer, left in room_bytes.items()}
     guardians = assigned(held, candidates, room, lambda n: GUARDED_COPIES * sizes[n], way, may=may)
@@ -135,7 +136,7 @@ def guarded_of(
 
 
 def _link(problem: PlanningProblem, holder: int, guardian: int) -> tuple[int, int]:
-    """(bytes/s, round trip)."""
+    """(bytes/s, round trip) from a holder to a guardian."""
     other = guardian - problem.peer_count
     if other >= 0:
         watchers = problem.watchers
@@ -146,7 +147,8 @@ def _link(problem: PlanningProblem, holder: int, guardian: int) -> tuple[int, in
 
 
 def waited_for(guarded: Sequence[Guarded], step_ns: int) -> tuple[Guarded, ...]:
-    """All, or none where guardians lag since steps of this length would wait too long."""
+    """The guardians that a step of `step_ns` waits for: all, or none where they lag since the step
+    would wait too long."""
     waits_ns = (g.transfer_ns - MESSAGE_NS + g.round_trip_ns for g in guarded)
     may_lag = all(each.may_lag for each in guarded)
     return () if may_lag and lags(waits_ns, step_ns) else tuple(guarded)

@@ -1,5 +1,5 @@
-"""How long one pipeline takes: which layers each stage holds, and the time per microbatch; and how
-many of these each of several gets.
+"""How long one pipeline takes: the layers of each stage, and the time for each microbatch; and how
+many microbatches each of several pipelines gets.
 
 The model (times of one microbatch, S stages, k_s microbatches in flight at stage s):
 
@@ -18,10 +18,10 @@ the second is its steady state (Narayanan et al. 2019, PipeDream, section 3, wit
 resources). k_s is planned as 1 + 2 elsewhere_s / period where memory allows; simulated pipelines
 that take turns (`pipeline_order`) reach their period with 1.5 instead of 2. Textbook 1F1B has
 k_s = S - s, which on long links is far fewer. A stage that splits its backwards may hold as many
-more as it can end while the pipeline drains behind it: it owes their last parts, and sends its last
-gradients so much earlier (Qi et al. 2023, ZB-H2). Where memory allows fewer than wanted the last
-term (Little 1961) is right to a hundredth on average, but up to a tenth too short where k_s is just
-the round trip over the period; `pipeline_timing` tells.
+more as it can end while the pipeline drains behind it. It owes their last parts, and sends its last
+gradients that much earlier (Qi et al. 2023, ZB-H2). Where memory allows fewer than wanted, the last
+term of the period (Little 1961) is right to a hundredth on average. Where k_s is just the round
+trip over the period it is up to a tenth too short; `pipeline_timing` tells.
 """
 
 from collections.abc import Sequence
@@ -57,10 +57,10 @@ class PipelineCost:
     """Stage s holds the layers cuts[s] .. cuts[s + 1] - 1."""
     in_flight: tuple[int, ...]
     fill_ns: int
-    """The first microbatch, there and back; of each further inner step, what this takes longer
-    than a period."""
+    """Time of the first microbatch, there and back. Each further inner step adds what this takes
+    longer than a period."""
     period_ns: int
-    """Each further microbatch."""
+    """Time of each further microbatch."""
     drain_ns: tuple[int, ...]
     """How long after this stage's last backward stage 0 ends its own."""
     hides_ns: tuple[int, ...]
@@ -69,7 +69,7 @@ class PipelineCost:
     """How boundaries are crossed, where the run allows several codecs or its layers are unlike."""
 
     def codecs_of(self, problem: PlanningProblem) -> tuple[tuple[Codec, Codec], ...]:
-        """What a plan states of them: nothing where the run leaves no choice."""
+        """The codecs that a plan states: nothing where the run leaves no choice."""
         return tuple(edge.names for edge in self.edges) if problem.step.codings else ()
 
     def duration_ns(self, microbatches: int) -> int:
@@ -87,15 +87,15 @@ class PipelineModel:
     def __init__(
         self, problem: PlanningProblem, layers: Sequence[LayerTable], known: set[tuple[int, ...]]
     ) -> None:
-        """`layers`: as each peer has them; `known`: whose cost was worked out, by several models of
-        the problem: where memory is not short it is the same, and is new but once."""
+        """`layers`: what layers take at each peer. `known`: pipelines whose cost was worked out by
+        any model of the problem: where memory is not short it is the same, and new only once."""
         self.problem = problem
         self._layers = layers
         self._known = known
         self._cuts: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...] | None] = {}
         self._costs: dict[tuple[int, ...], PipelineCost | None] = {}
         self.forgotten = 0
-        """How often: a pipeline that was known would be new again."""
+        """How often costs were dropped, so that a known pipeline would count as new again."""
         self._timings: dict[tuple[object, ...], tuple[StageTiming, ...]] = {}
         self._rooms: dict[tuple[int, int, int], int] = {}
         self._hops: dict[tuple[int, int, Edge | None], _Hop] = {}
@@ -119,7 +119,8 @@ class PipelineModel:
 
     @property
     def is_never_short(self) -> bool:
-        """Every peer has memory for the whole model, with as many in flight as ever are wanted."""
+        """Whether every peer has memory for the whole model, with all in flight that are ever
+        wanted."""
         limit, count = min(self._together, IN_FLIGHT_LIMIT), self.problem.layer_count
         memory = zip(self._layers, self.problem.devices.memory_bytes, strict=True)
         return all(
@@ -128,7 +129,7 @@ class PipelineModel:
         )
 
     def cost(self, peers: tuple[int, ...]) -> tuple[PipelineCost | None, bool]:
-        """(timing of these peers in this order, None if they cannot hold the model; if new)."""
+        """(timing of these peers in this order, or None if the model does not fit; whether new)."""
         if peers in self._costs:
             return self._costs[peers], False
         found = self._best_cost(peers)
@@ -142,7 +143,8 @@ class PipelineModel:
         return found, is_new
 
     def _best_cost(self, peers: tuple[int, ...]) -> PipelineCost | None:
-        """Cut for the least memory first; where memory then starves the flight, cut anew for it."""
+        """The better of two cuts: with one microbatch in flight at each stage; and, if memory then
+        allows too few in flight, with as many as that cut wants."""
         cuts = self._cut(peers, (1,) * len(peers))
         if cuts is None:
             return None
@@ -156,8 +158,8 @@ class PipelineModel:
         return second if second.period_ns < first.period_ns else first
 
     def time_fixed(self, peers: tuple[int, ...], cuts: tuple[int, ...]) -> PipelineCost | None:
-        """Timing of stages that are cut already; None if one of them no longer fits, or where a
-        pipeline may not have so many: somebody may tell of any."""
+        """Timing of stages that are already cut. None if one of them no longer fits, or if a
+        pipeline may not have so many: a peer may tell of any cuts."""
         if len(peers) > self.problem.most_stages:
             return None
         for stage, peer in enumerate(peers):
@@ -168,8 +170,8 @@ class PipelineModel:
     def time(
         self, peers: tuple[int, ...], cuts: tuple[int, ...]
     ) -> tuple[tuple[int, ...], PipelineCost]:
-        """(microbatches in flight that each stage wants, timing with those that fit); in the
-        codecs with which the step's microbatches take least."""
+        """(microbatches in flight that each stage wants, timing with those that fit), in the codecs
+        with which the step's microbatches take least."""
         problem = self.problem
         if problem.layers.unlike and len(peers) > 1:
             return self._time(
@@ -239,7 +241,7 @@ class PipelineModel:
         for stage, here in enumerate(peers):
             hop = self._hop_ns(peers, stage, cost.edges) if stage + 1 < len(peers) else _NO_HOP
             shared = (0, 0)
-            if 0 < stage < len(peers) - 1:  # others send and receive one thing at a time
+            if 0 < stage < len(peers) - 1:  # the ends send and receive one tensor at a time
                 up, down = self._two_tensors(stage, cost.edges)
                 shared = (
                     self._limited_ns(problem.links.uplink_bytes_per_s[here], -(-up // 2)),
@@ -265,7 +267,7 @@ class PipelineModel:
     def _compute(
         self, peers: tuple[int, ...], cuts: tuple[int, ...], edges: Edges
     ) -> tuple[list[int], list[int]]:
-        """Forward and backward nanoseconds of each stage, with what it codes."""
+        """Forward and backward nanoseconds of each stage, including encoding and decoding."""
         of, layer_ns = self._stages.of, self.problem.devices.layer_ns
         stages = [of(peer, cuts[at], cuts[at + 1]) for at, peer in enumerate(peers)]
         forward, backward = [it.forward for it in stages], [it.backward for it in stages]
@@ -277,7 +279,7 @@ class PipelineModel:
         return forward, backward
 
     def _hop_ns(self, peers: tuple[int, ...], stage: int, edges: Edges) -> _Hop:
-        """To the next stage and back."""
+        """The hop to the next stage and back."""
         here, there = peers[stage], peers[stage + 1]
         key = here, there, edges[stage] if edges else None
         found = self._hops.get(key)
@@ -298,7 +300,8 @@ class PipelineModel:
         return out, links.latency_ns[here][there], back, links.latency_ns[there][here]
 
     def _shared_links_ns(self, peers: tuple[int, ...], edges: Edges) -> int:
-        """A middle stage sends, and receives, two tensors for each microbatch."""
+        """The longest time for which a microbatch takes the uplink or downlink of a middle stage,
+        which sends, and receives, two tensors for each."""
         up, down = self.problem.links.uplink_bytes_per_s, self.problem.links.downlink_bytes_per_s
         if not edges:
             slowest = min(min(up[peer], down[peer]) for peer in peers[1:-1])
@@ -321,18 +324,18 @@ class PipelineModel:
         return self.problem.step.splits_backwards and stage > 0
 
     def last_part_ns(self, peer: int, first: int, end: int, stage: int) -> int:
-        """The last part of a microbatch at the layers `first .. end - 1` of this stage."""
+        """Time of the last part of a microbatch at the layers `first .. end - 1` of this stage."""
         found = self._stages.of(peer, first, end)
         return found.last_part_of_split if self.splits(stage) else found.last_part
 
     def _update_ns(self, peer: int, first: int, end: int) -> int:
-        """Of the layers `first .. end - 1`."""
+        """Time of an update of the layers `first .. end - 1`."""
         problem = self.problem
         kinds = kinds_in(first, end, problem.layer_count)
         return problem.devices.layer_ns[peer].update_ns(kinds, problem.step.block_update_ppm)
 
     def _limited_ns(self, bytes_per_s: int, size_bytes: int) -> int:
-        """Of one boundary tensor through a shared limit; 0 if there is none."""
+        """Time of one boundary tensor through a shared limit; 0 if there is none."""
         if bytes_per_s >= UNLIMITED_BYTES_PER_S:
             return 0
         return duration_ns(size_bytes, bytes_per_s)
@@ -397,8 +400,8 @@ class PipelineModel:
 
 
 def pipeline_models(problem: PlanningProblem) -> tuple[PipelineModel, PipelineModel]:
-    """Of plans of one pipeline, and of several, whose stages take more memory: one and the same
-    where that makes no difference."""
+    """The models for plans of one pipeline, and of several, whose stages take more memory. They are
+    the same object where that makes no difference."""
     known: set[tuple[int, ...]] = set()
     shared = PipelineModel(problem, problem.layers_shared, known)
     if problem.layers_alone == problem.layers_shared or shared.is_never_short:
@@ -407,7 +410,7 @@ def pipeline_models(problem: PlanningProblem) -> tuple[PipelineModel, PipelineMo
 
 
 def are_alike(costs: list[PipelineCost]) -> bool:
-    """Several, and all cut alike."""
+    """Whether there are several pipelines, all cut alike."""
     cuts = costs[0].cuts
     return len(costs) > 1 and all(cost.cuts == cuts for cost in costs)
 
@@ -415,9 +418,9 @@ def are_alike(costs: list[PipelineCost]) -> bool:
 def split_microbatches(
     costs: list[PipelineCost], count: int, tails_ns: Sequence[int] = ()
 ) -> Dealt:
-    """Microbatches for each pipeline so that the last to end ends soonest; some may get none.
+    """Microbatches for each pipeline so that the last pipeline ends soonest; some may get none.
 
-    `tails_ns`: for each pipeline, what follows on its end.
+    `tails_ns`: for each pipeline, the time of what follows on its end.
     """
     fills = [cost.fill_ns for cost in costs]
     if tails_ns:
@@ -426,7 +429,7 @@ def split_microbatches(
 
 
 def can_end_by(costs: list[PipelineCost], count: int, bound_ns: int) -> bool:
-    """Whether these pipelines can compute so many microbatches by then, however they are dealt."""
+    """Whether these pipelines can compute `count` microbatches by `bound_ns`, however dealt."""
     room = 0
     for cost in costs:
         left_ns = bound_ns - cost.fill_ns

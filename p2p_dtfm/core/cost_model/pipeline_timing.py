@@ -1,12 +1,12 @@
 """Pipelines at work in virtual time, tasklet by tasklet: one engine for planner and simulator.
 
-A stage computes and sends at once, and waits for data only; tasklets run in the order of
-`schedule.tasklets`. Who uses the engine says how tensors travel and what follows on a stage's end:
+A stage computes and sends at the same time, and waits for data only. Tasklets run in the order of
+`schedule.tasklets`. The caller says how tensors travel and what follows on a stage's end:
 
-    stage_ends_ns    (here) one pipeline alone: what `pipeline_cost` puts in formulas. These are
-                     exact to a thousandth where every stage may hold as many microbatches as it
-                     wants. Where memory allows fewer, or two links share an uplink, they are off
-                     by up to a tenth; so the few placements left to choose from are timed.
+    stage_ends_ns    (here) one pipeline alone: what `pipeline_cost` puts in formulas. The formulas
+                     are exact to a thousandth where every stage may hold as many microbatches as
+                     it wants. Where memory allows fewer, or two links share an uplink, they are
+                     off by up to a tenth; so the few placements left to choose from are timed.
     step_timing      all pipelines over the links of a swarm, and what comes after them
 """
 
@@ -33,34 +33,34 @@ class StageTiming:
     """Transmission of the activation, and the handling of a message."""
     out_latency_ns: int = 0
     back_ns: int = 0
-    """Of the gradient, from the next stage to this one."""
+    """Transmission of the gradient, from the next stage to this one."""
     back_latency_ns: int = 0
     uplink_ns: int = 0
-    """For which one tensor takes the peer's shared uplink; 0: not limited."""
+    """How long one tensor takes the peer's shared uplink; 0: not limited."""
     downlink_ns: int = 0
     weight_ns: int = 0
-    """What of the backward is left for when nothing else can run; 0: nothing."""
+    """The part of the backward that is left for when nothing else can run; 0: none."""
     update_ns: int = 0
-    """Of the parameters: before the step's first forward, and between inner steps."""
+    """The update of the parameters, before the step's first forward and between inner steps."""
     out_bytes: int = 0
-    """Of the activation on the wire; 0: as all boundary tensors of the step."""
+    """Bytes of the activation on the wire; 0: as all boundary tensors of the step."""
     back_bytes: int = 0
-    """Of the gradient that the next stage sends back."""
+    """Bytes of the gradient that the next stage sends back."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedPipeline:
-    """Its peers in order, what each does for a microbatch, and how many of these there are."""
+    """A pipeline's peers in order, what each does for a microbatch, and how many there are."""
 
     peers: tuple[int, ...]
     stages: tuple[StageTiming, ...]
     microbatches: int
     inner_steps: int = 0
-    """That share these out, each behind the one before; 0: there is no order among them."""
+    """Inner steps that share the microbatches, one after the other; 0: there are none."""
 
 
 class StageAtWork:
-    """One stage on its way. Everything arrives in the order of the microbatches."""
+    """One stage at work. Everything arrives in the order of the microbatches."""
 
     __slots__ = ("backward_was_last", "backwards", "busy", "forwards", "forwards_begun",
                  "group_end", "group_left", "held", "in_flight", "later_groups", "left",
@@ -81,19 +81,19 @@ class StageAtWork:
         self.in_flight = timing.in_flight
         self.microbatches = microbatches
         self.forwards = self.backwards = 0
-        """Whose input, or output's gradient, is here and which did not run yet."""
+        """Forwards and backwards whose input is here and that have not begun yet."""
         self.forwards_begun = 0
         self.held = 0
-        """Between the start of their forward and the end of their backward."""
+        """Microbatches between the start of their forward and the end of their backward."""
         self.left = microbatches
-        """Backwards that did not end."""
+        """Backwards that have not ended."""
         groups = group_sizes(microbatches, inner_steps)
         self.group_end = self.group_left = groups[0]
-        """Of the inner step under way: its last microbatch, and `left` of it."""
+        """The end of the inner step's microbatches, and its part of `left`."""
         self.later_groups = groups[:0:-1]
-        """Sizes of those that follow, the next one last."""
+        """The sizes of later inner steps, the next one last."""
         self.owed = 0
-        """Backwards of which the rest is left to do."""
+        """Backwards whose WEIGHT part is left to do."""
         self.busy = self.backward_was_last = False
         self.previous: StageAtWork | None = None
         self.next: StageAtWork | None = None
@@ -103,7 +103,7 @@ Event = Callable[[StageAtWork], None]
 Choose = Callable[[StageAtWork], TaskletKind | None]
 Began = Callable[[StageAtWork, TaskletKind, int, int], None]
 Send = Callable[[StageAtWork, StageAtWork, Event], None]
-"""`send(origin, to, arrived)`: a tensor to a neighbour; `arrived(to)` when it is there."""
+"""`send(origin, to, arrived)` sends a tensor to a neighbour; `arrived(to)` when it is there."""
 
 
 def in_turns(stage: StageAtWork) -> TaskletKind | None:
@@ -120,15 +120,15 @@ def in_turns(stage: StageAtWork) -> TaskletKind | None:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What is told of the work. Times may lie ahead: what has begun also ends."""
+    """What the caller is told of the work. Times may lie ahead: what has begun also ends."""
 
     done: Event
-    """All gradients of a stage are whole, now."""
+    """Called when all gradients of a stage are whole."""
     last_part: Callable[[StageAtWork, int, int], None] | None = None
-    """`(stage, count, end_ns)`: the last part of its last `count` microbatches has begun; layers
-    are final on the way."""
+    """`(stage, count, end_ns)`: the last part of the stage's last `count` microbatches has begun;
+    layers become final during it."""
     began: Began | None = None
-    """`(stage, kind, count, end_ns)`: a tasklet has begun, or so many weights at once."""
+    """`(stage, kind, count, end_ns)`: a tasklet has begun, or `count` weights at once."""
 
 
 class PipelinesAtWork:
@@ -176,7 +176,7 @@ class PipelinesAtWork:
             is_last = stage.left == 1 and not timing.weight_ns
         else:
             is_last = not stage.left
-            # in the end all that is left, layer by layer
+            # at the end, all weights that are left, layer by layer
             count = 1 if stage.group_left else stage.owed
             stage.owed -= count
             stage.held -= count - 1
@@ -191,7 +191,7 @@ class PipelinesAtWork:
         self._time.at(end_ns, ended, stage)
 
     def _update(self, stage: StageAtWork) -> None:
-        """Of the parameters, before whatever comes next."""
+        """Begins the update of the parameters, before whatever comes next."""
         if stage.timing.update_ns:
             stage.busy = True
             self._time.at(self._time.now_ns + stage.timing.update_ns, self._updated, stage)
@@ -281,12 +281,12 @@ def stage_ends_ns(
 
 
 class _Links:
-    """Those of one pipeline: a link, an uplink and a downlink carry one tensor after the other."""
+    """The links of one pipeline. Each link, uplink and downlink carries one tensor at a time."""
 
     def __init__(self, time: VirtualTime, count: int) -> None:
         self._time = time
         self._out_ns, self._back_ns = [0] * count, [0] * count
-        """Until when a stage's links to the next and to the one before are taken."""
+        """Until when a stage's links to the next stage and to the one before are taken."""
         self._up_ns, self._down_ns = [0] * count, [0] * count
 
     def send(self, origin: StageAtWork, to: StageAtWork, arrived: Event) -> None:

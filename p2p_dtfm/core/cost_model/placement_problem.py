@@ -33,23 +33,23 @@ from p2p_dtfm.core.protocol.workload import Workload
 
 @dataclass(frozen=True)
 class DeviceTables:
-    """Of each peer's own machine."""
+    """Figures of each peer's own machine."""
 
     layer_ns: tuple[LayerNs, ...]
     memory_bytes: tuple[int, ...]
-    """For layers."""
+    """Memory for layers."""
     stages: StageMemory
-    """What these take of it, without sums."""
+    """What stages take of this memory, without sums."""
     aside_bytes: int = 0
-    """What each sets aside of what it offers, if it offers so much."""
+    """Bytes that each peer sets aside of its offer, if it offers so much."""
     offered_bytes: tuple[int, ...] = ()
-    """Where something is set aside."""
+    """All that each peer offers, where something is set aside; else empty."""
     processors: frozenset[int] = frozenset()
-    """In whose memory sums are, too."""
+    """Peers that have sums in the same memory, too."""
 
     @property
     def offers(self) -> tuple[int, ...]:
-        """All that each offers, also what is set aside."""
+        """All that each peer offers, including what is set aside."""
         return self.offered_bytes or self.memory_bytes
 
 
@@ -59,27 +59,26 @@ class StepRules:
 
     microbatch_count: int
     boundary_bytes: int
-    """On the wire; where the run allows several codecs, in the fewest."""
+    """Bytes of a boundary tensor on the wire; the fewest where the run allows several codecs."""
     codings: Codings | None = None
-    """Of boundaries, where the run allows several."""
+    """The codecs of boundaries, where the run allows several."""
     unlike_boundaries: tuple[int, ...] = ()
-    """On the wire, behind each of the layers that a run lists but the last; `boundary_bytes` is the
-    largest."""
+    """Bytes on the wire behind each listed layer but the last; `boundary_bytes` is the largest."""
     splits_backwards: bool = False
     """Whether stages after the first leave the gradients of matrices for later."""
     one_stage: bool = False
     """Whether each pipeline is a single peer, which holds all layers."""
     inner_steps: int = 0
-    """Of each pipeline in a step; 0: replicas do not step alone."""
+    """Inner steps of each pipeline in a step; 0: replicas do not step alone."""
     block_update_ppm: int = 0
-    """Of a block's forward: what an update of the block takes."""
+    """Time of a block's update, in millionths of its forward."""
 
 
 @dataclass(frozen=True)
 class PlanningProblem:
     """Everything that the cost model knows.
 
-    `peer_ids` are sorted and are those who may hold a stage; `idle` are members who may not.
+    `peer_ids` are the peers that may hold a stage, sorted; `idle` are members that may not.
     """
 
     peer_ids: tuple[str, ...]
@@ -87,7 +86,7 @@ class PlanningProblem:
     devices: DeviceTables
     links: LinkTables
     layers: LayerTable
-    """Without sums."""
+    """What layers take, without sums."""
     step: StepRules
     watchers: "Watchers"
     ends: frozenset[int] | None = None
@@ -103,12 +102,12 @@ class PlanningProblem:
 
     @cached_property
     def layers_alone(self) -> tuple[LayerTable, ...]:
-        """As each peer has them in a plan of one pipeline, with sums."""
+        """What layers take at each peer in a plan of one pipeline, with sums."""
         return self._layers_beside(LONE_SUMS)
 
     @cached_property
     def layers_shared(self) -> tuple[LayerTable, ...]:
-        """The same in a plan of several: replicas share all stages."""
+        """The same in a plan of several pipelines, where replicas share all stages."""
         return self._layers_beside(self.devices.stages.shared_sums)
 
     def _layers_beside(self, sums: int) -> tuple[LayerTable, ...]:
@@ -118,7 +117,7 @@ class PlanningProblem:
 
     @property
     def most_stages(self) -> int:
-        """In a pipeline."""
+        """Most stages in a pipeline."""
         return 1 if self.step.one_stage else self.layer_count
 
     def may_have(self, peer: int, layer: int) -> bool:
@@ -126,11 +125,11 @@ class PlanningProblem:
         return self.ends is None or 0 < layer < self.layer_count - 1 or peer in self.ends
 
     def may_hold(self, peer: int, first: int, end: int) -> bool:
-        """The same of the layers `first .. end - 1`."""
+        """Whether the run leaves the layers `first .. end - 1` to this member."""
         return self.ends is None or peer in self.ends or (first > 0 and end < self.layer_count)
 
     def ends_meet_ns(self, placement: Iterable[tuple[int, ...]]) -> int:
-        """Until the ends of every pipeline have given each other the sums of a tied matrix."""
+        """Time until the ends of each pipeline have given each other the sums of a tied matrix."""
         shared_bytes = self.layers.head.shared_bytes
         if not shared_bytes:
             return 0
@@ -149,15 +148,16 @@ class PlanningProblem:
 
 @dataclass(frozen=True)
 class Watchers:
-    """Members that hold no stage but may guard: numbers from `peer_count` on, in `order` with the
-    peers as their ids sort them. Links to one are indexed [peer][number - peer_count]."""
+    """Members that hold no stage but may guard. They have the numbers from `peer_count` on. Links
+    to them are indexed [peer][number - peer_count]."""
 
     order: tuple[int, ...]
+    """The numbers of peers and watchers, sorted by their ids."""
     accelerated: frozenset[int]
-    """Whose stage is not in the processor's memory, where guarded layers are."""
+    """Peers whose stage is not in the processor's memory, where guarded layers are."""
     memory_bytes: tuple[int, ...]
     beside_bytes: dict[int, int]
-    """Of accelerated peers that say it: their hosts' memory."""
+    """The memory of their hosts, for accelerated peers that say it."""
     downlink_bytes_per_s: tuple[int, ...]
     bytes_per_s: Matrix
     round_trip_ns: Matrix
@@ -224,7 +224,7 @@ def _watchers(able: list[PeerRecord], records: list[PeerRecord], links: SwarmLin
 
 
 def _others(records: list[PeerRecord]) -> list[PeerRecord]:
-    """Who watches, in the order of their numbers."""
+    """The watchers, in the order of their numbers."""
     return [r for r in records if r.intent not in (Intent.TRAIN, Intent.LEAVING)]
 
 

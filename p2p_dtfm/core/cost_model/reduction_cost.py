@@ -1,11 +1,11 @@
 """How long it takes to reduce the gradients of all segments.
 
 Each holder owns a part of a segment (`segment_weights`), receives it from all others and sends it
-back summed; with equal parts each of h peers sends 2 (h - 1)/h of the segment, the least there is
+back summed. With equal parts each of h peers sends 2 (h - 1)/h of the segment, the least possible
 (Patarasuk and Yuan 2009). A segment starts when the slowest of its holders has done its last
-backward and takes as long as its busiest pair of holders or its busiest uplink or downlink.
-Where replicas are cut differently a peer has several segments side by side; then the time of every
-pair, uplink and downlink is added up over the segments that use it.
+backward. It takes as long as its busiest pair of holders, or its busiest uplink or downlink. Where
+replicas are cut differently, a peer has several segments side by side. Then the time of every pair,
+uplink and downlink is added up over the segments that use it.
 """
 
 from dataclasses import dataclass
@@ -29,20 +29,20 @@ MOST_LOADS = 40_000
 
 @dataclass(slots=True)
 class Group:
-    """A set of holders, sorted, of any segment."""
+    """What is known of a set of holders, sorted, whichever segment they hold."""
 
     holders: tuple[int, ...]
     weights: tuple[int, ...]
     bytes_per_s: int
-    """Of a segment, through its busiest pair or limit."""
+    """The rate of a segment through its busiest pair or limit."""
     latency_ns: int
-    """Between the two that are farthest apart."""
+    """Latency between the two holders that are farthest apart."""
     weakest: int
     """The holder that holds up the others most."""
     times_ns: tuple[dict[int, int], int] | None = None
     """For each GiB of a segment: how long each holder's busiest pair, or its own limit, is busy;
-    and the sums alone, through the pair or limit that is slowest for them. Worked out when a
-    segment of these holders is timed."""
+    and how long the sums alone take through the pair or limit that is slowest for them. None until
+    a segment of these holders is timed."""
     loads: tuple[tuple[int, int], ...] | None = None
     """(a * peers + b, ns for each GiB of a segment) of a pair, or of a's own limit where a = b."""
 
@@ -51,25 +51,25 @@ _Groups = dict[tuple[int, ...], Group]
 
 
 class SegmentCost(NamedTuple):
-    """What is to be reduced; tuples are parallel to `holders`, which are those of the group."""
+    """A segment to be reduced. Tuples are parallel to `holders`, which are those of the group."""
 
     group: Group
     size_bytes: int
     low_bytes: int
-    """Of the piece that is whole only when the last backward ends."""
+    """Bytes of the piece that is whole only when the last backward ends."""
     holders: tuple[int, ...]
     ready_ns: tuple[int, ...]
-    """When the last backward ends."""
+    """When each holder's last backward ends."""
     hides_ns: tuple[int, ...]
-    """How long before it the first piece is whole."""
+    """How long before that the first piece is whole."""
 
     @property
     def spent_ns(self) -> int:
         return duration_ns(self.size_bytes, self.group.bytes_per_s) + 2 * self.group.latency_ns
 
     def tails(self) -> list[tuple[int, int]]:
-        """For each holder: (how long after it is ready the last sum may arrive because of it, it
-        or the one that is slowest in sending sums)."""
+        """For each holder: how long after it is ready the last sum may arrive because of it; and
+        which peer that is due to: the holder, or the one that is slowest in sending sums."""
         group, size, low = self.group, self.size_bytes, self.low_bytes
         assert group.times_ns is not None, "known once there is a segment"
         (each, sums), hops, weakest = group.times_ns, 2 * group.latency_ns, group.weakest
@@ -89,22 +89,22 @@ class ReductionModel:
     def __init__(self, problem: PlanningProblem) -> None:
         self.problem = problem
         self.work = self.first_work = 0
-        """In all; and what of it is not done when the same comes again."""
+        """All work, and the part of it that is not done again when the same comes again."""
         self.forgotten = 0
-        """How often something was, whose work would be counted once more."""
+        """How often results were dropped whose work would be counted once more."""
         layers = map(problem.layers.of, range(problem.layer_count))
         self._block_elements = problem.layers.block.gradient_elements
         self._farthest: dict[tuple[int, ...], int] = {}
         self._bytes_below = [0, *accumulate(layer.gradient_bytes for layer in layers)]
         self._groups: dict[tuple[tuple[int, ...], bool], Group] = {}
         self._in_order: tuple[_Groups, _Groups] = ({}, {})
-        """The same by holders as they are asked for: those that share links, and those alone."""
+        """`_groups` by holders as they are asked for: of segments that share links, and others."""
         links, count = problem.links, problem.peer_count
         self._limits = tuple(map(min, links.uplink_bytes_per_s, links.downlink_bytes_per_s))
         self._pairs = [divmod(key, count) for key in range(count * count)]
 
     def segment_bytes(self, first: int, end: int) -> int:
-        """Gradients of the layers `first .. end - 1`."""
+        """Gradient bytes of the layers `first .. end - 1`."""
         return self._bytes_below[end] - self._bytes_below[first]
 
     def segment(
@@ -116,7 +116,8 @@ class ReductionModel:
         ready: tuple[int, ...],
         hides: tuple[int, ...],
     ) -> SegmentCost:
-        """Of the layers `first .. end - 1`; too small ones travel together, and nothing early."""
+        """The cost of the layers `first .. end - 1`. Layers that are too small travel together, and
+        none of them early."""
         group = self.group(holders, alone)
         if group.times_ns is None:
             group.times_ns = self._times_ns(group)
@@ -152,8 +153,8 @@ class ReductionModel:
         return found
 
     def end_ns(self, segments: list[SegmentCost]) -> tuple[int, int]:
-        """(when all are reduced, the holder that holds up the last one); at least one segment, and
-        peers may have several."""
+        """(when all segments are reduced, the holder that holds up the last one). There is at least
+        one segment; peers may have several."""
         end, critical = 0, -1
         for segment in segments:
             for ready, (tail, peer) in zip(segment.ready_ns, segment.tails(), strict=True):
@@ -199,7 +200,8 @@ class ReductionModel:
         return 2 * latency + last
 
     def _new_group(self, holders: tuple[int, ...], alone: bool) -> Group:
-        """With h holders, one that owns the share w sends and receives 1 + (h - 2) w segments."""
+        """A new group. With h holders, one that owns the share w sends and receives 1 + (h - 2) w
+        of a segment."""
         problem = self.problem
         count = len(holders)
         pick = itemgetter(*holders)
@@ -222,8 +224,8 @@ class ReductionModel:
         return Group(holders, weights, rate, latency_ns, holders[weakest])
 
     def _times_ns(self, group: Group) -> tuple[dict[int, int], int]:
-        """`times_ns` of a group; of large ones, whose pairs are not looked at, as if each were as
-        busy as the busiest."""
+        """`times_ns` of a group. In large groups pairs are not looked at, and each holder counts as
+        being as busy as the busiest."""
         holders, weights = group.holders, group.weights
         count, total = len(holders), sum(weights)
         if count > EXACT_HOLDERS_LIMIT:
@@ -270,7 +272,7 @@ class ReductionModel:
             most = _GIBIBYTE * (weight + heaviest) // total
             fast = -(-most * 1_000_000_000 // (light_ns - 1)) if light_ns > 1 else 1 << 60
             before = zip(group.holders[:at], group.weights[:at], strict=True)
-            # others are light whatever the other one owns; most are
+            # most pairs are light, whatever the other holder owns: skip them
             for b, other in [each for each in before if row[each[0]] < fast]:
                 part = _GIBIBYTE * (weight + other) // total
                 if (each_ns := duration_ns(part, row[b])) >= light_ns:
@@ -294,7 +296,7 @@ class ReductionModel:
         return found
 
     def longest_latency_ns(self, holders: tuple[int, ...]) -> int:
-        """One way, among two or more peers."""
+        """The longest latency one way among two or more peers."""
         pick, longest = itemgetter(*holders), 0
         farthest_ns = self.problem.links.farthest_ns
         for a in sorted(holders, key=farthest_ns.__getitem__, reverse=True):

@@ -1,13 +1,13 @@
 """When all gradients are reduced, link by link: for the few placements that are left to choose.
 
 `reduction_cost` adds up what a pair of holders exchanges. Here each directed link carries what it
-is given first come first served: a holder's gradients of one piece after another, from when each
-is whole, and between them the sums of its own parts, from when the first chunk of all gradients is
-in. Within 0.9% of the simulator where links have rates of their own. An uplink or downlink, which
-its links share, carries gradients before sums, and what it carries is through when all beside it
-is: mostly up to 4% off.
+is given, first come first served. That is a holder's gradients of one piece after another, from
+when each is whole; and between them the sums of its own parts, from when the first chunk of all
+gradients is in. The result is within 0.9% of the simulator where links have rates of their own. A
+shared uplink or downlink carries gradients before sums, and what it carries counts as through only
+when all beside it is: mostly up to 4% off.
 
-It takes peers^2 additions for each segment, against one look-up there.
+This takes peers^2 additions for each segment, against one look-up in `reduction_cost`.
 """
 
 from collections import deque
@@ -28,7 +28,7 @@ class Reduction:
     size_bytes: int
     below_ns: tuple[int, ...] = ()
     """How long before the end of its last part (`PipelineModel.last_part_ns`) each holder can send
-    its gradient; none: not before the end."""
+    its gradient; empty: none before the end."""
 
     def part_bytes(self) -> list[int]:
         total = sum(self.weights)
@@ -38,7 +38,7 @@ class Reduction:
 def reduced_ns(
     problem: PlanningProblem, segments: Sequence[Reduction], ready_ns: dict[int, int]
 ) -> int:
-    """When the last holder has the last sum. Segments have two or more holders each."""
+    """When the last holder has the last sum. Each segment has two or more holders."""
     timing = _Timing(problem, ready_ns)
     for segment in sorted(segments, key=timing.last_ready_ns):
         timing.exchange(segment)
@@ -56,7 +56,7 @@ class _BusyLine:
         """(from when it can be sent, how long that takes)."""
 
     def carry(self, start: int, duration: int) -> int:
-        """When something is sent that comes after all that could be sent before `start`."""
+        """When a message is sent that comes after all that could be sent before `start`."""
         waiting, busy = self.waiting, self.busy_ns
         while waiting and waiting[0][0] <= start:
             since, spent = waiting.popleft()
@@ -65,7 +65,7 @@ class _BusyLine:
         return self.busy_ns
 
     def first(self, start: int, duration: int) -> int:
-        """When something is sent for which all that waits stands back."""
+        """When a message is sent that goes before all that waits."""
         self.busy_ns = max(self.busy_ns, start) + duration
         return self.busy_ns
 
@@ -101,7 +101,8 @@ class _Timing:
         }
 
     def exchange(self, segment: Reduction) -> None:
-        """Called in the order in which segments' last holders are ready."""
+        """Adds a segment's exchange. It must be called in the order in which segments' last holders
+        are ready."""
         pairs = list(zip(segment.holders, segment.part_bytes(), strict=True))
         ready = self._ready_of(segment)
         begun, came = dict(ready), dict(ready)  # first and last chunk of all gradients for a part
@@ -116,7 +117,7 @@ class _Timing:
     def _sent_gradients(
         self, peer: int, own: int, pairs: list[tuple[int, int]], start: int
     ) -> Iterator[tuple[int, int, int]]:
-        """(to whom, bytes, when they are there)."""
+        """(receiver, bytes, time of arrival) for each gradient that a holder sends."""
         problem, links, downlinks = self.problem, self.links, self.downlinks
         rates, latencies = problem.links.bytes_per_s[peer], problem.links.latency_ns[peer]
         up_ns = 0

@@ -1,9 +1,10 @@
-"""Who owns how much of each segment of a plan.
+"""How much of each segment of a plan each holder owns.
 
-Where each peer has one segment, each is divided for itself (`shard_weights`). Where replicas are
-cut differently a peer has several side by side, on the same links. Then the division that is best
-for one alone may load the same few peers in all of them; the fair one spreads. Both are added up
-over all segments, and the one whose busiest link, uplink or downlink is done sooner is taken.
+Where each peer has one segment, each segment is divided for itself (`shard_weights`). Where
+replicas are cut differently, a peer has several segments side by side, on the same links. Then the
+division that is best for one segment may load the same few peers in all of them, while the fair one
+spreads. Both are added up over all segments; the one whose busiest link, uplink or downlink is done
+sooner is taken.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,11 +13,11 @@ from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S
 from p2p_dtfm.core.schedule.shard_weights import fair_weights, shard_weights
 
 MOST_PAIRS = 20_000
-"""Of holders, over all segments that share links: with more of them the fair one is taken."""
+"""Pairs of holders over all segments that share links: with more, the fair division is taken."""
 
 _SCALE = 1 << 40
 Divided = tuple[tuple[int, ...], int]
-"""Holders of a segment, and its bytes."""
+"""The holders of a segment, and its bytes."""
 Rate = Callable[[int, int], int]
 Limit = Callable[[int], int]
 Divide = Callable[[tuple[int, ...], bool], tuple[int, ...]]

@@ -1,8 +1,9 @@
-"""A whole step, message by message: what the planner says last of its finalists, and what the
-simulator of `sim` is made of.
+"""A whole step, message by message: the last judge of the planner's finalists, and the base of the
+simulator in `sim`.
 
-For few peers this takes no longer than the search for the plan does. Streams, turns, reduction as
-layers become final, guardians of a lone pipeline, then a Prepared from everyone to everyone.
+For few peers this takes no longer than the search for the plan does. It has streams, turns,
+reduction as layers become final, guardians of a lone pipeline, and then a Prepared from every peer
+to every other.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,15 +28,16 @@ from p2p_dtfm.core.virtual.virtual_network import NetworkLines, TransferNetwork
 from p2p_dtfm.core.virtual.virtual_time import NEVER_NS, TooLate, VirtualTime
 
 Contribution = tuple[int, Callable[[int], None]]
-"""How long before the end of a peer's last part a gradient of it is final; then `set_out(peer)`."""
+"""How long before the end of a peer's last part one of its gradients is final, and `set_out(peer)`,
+which is called then."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepEnds:
-    """From the start of the step."""
+    """Ends, counted from the start of the step."""
 
     computed_ns: int
-    """The last backward."""
+    """The end of the last backward."""
     reduced_ns: int
     committed_ns: int
 
@@ -50,12 +52,12 @@ class StepAtWork:
         guarded: Sequence[Guarded] = (),
         limit_ns: int = NEVER_NS,
     ) -> None:
-        """`guarded`: for whose guardians Prepared waits."""
+        """`guarded`: what holders send to the guardians that Prepared waits for."""
         self.time = VirtualTime(limit_ns)
         self.network = TransferNetwork(self.time, lines, MESSAGE_NS)
         self.computed_ns = 0
         self.ready_ns: dict[int, int] = {}
-        """When each peer has what it says in its Prepared, as far as is known."""
+        """When each peer has all that its Prepared needs, as far as is known."""
         self._latency_ns = lines.latency_ns
         self._boundary_bytes = boundary_bytes
         self._guarded = guarded
@@ -68,8 +70,8 @@ class StepAtWork:
         done: Callable[[int], None] | None = None,
         choose: Choose = in_turns,
     ) -> None:
-        """All pipelines; what each peer contributes sets out when it is final, and `done(peer)` is
-        called when all of it is."""
+        """Begins all pipelines. Each contribution of a peer sets out when it is final; `done(peer)`
+        is called when all of them are."""
 
         def last_part(stage: StageAtWork, count: int, end_ns: int) -> None:
             for below_ns, set_out in contributions.get(stage.peer, ()):
@@ -92,7 +94,7 @@ class StepAtWork:
         self.network.send(origin.peer, to.peer, size_bytes, arrived, to, urgent=True)
 
     def computed(self, peer: int) -> None:
-        """Its own gradients are whole now, and set out to its guardians."""
+        """Notes that the peer's own gradients are whole now, and sends them to its guardians."""
         self.computed_ns = self.time.now_ns
         self.note_ready(peer)
         for each in self._guarded:
@@ -100,24 +102,24 @@ class StepAtWork:
                 self.network.send(peer, each.guardian, each.size_bytes, self._note_guarded, each)
 
     def note_ready(self, peer: int) -> None:
-        """As far as is known: the peer has all sums of a segment, or nothing to wait for."""
+        """Notes that, as far as is known, the peer has all sums, or nothing to wait for, now."""
         if self.time.now_ns > self.time.limit_ns:
             raise TooLate
         self.ready_ns[peer] = max(self.ready_ns.get(peer, 0), self.time.now_ns)
 
     def _note_guarded(self, each: Guarded) -> None:
-        """The guardian has all; its receipt is on its way."""
+        """The guardian has all gradients; its receipt is on its way."""
         back_ns = each.round_trip_ns - self._latency_ns(each.holder, each.guardian)
         held_up_ns = self.ready_ns[each.holder]
         self.ready_ns[each.holder] = max(held_up_ns, self.time.now_ns + back_ns)
 
     def run(self) -> int:
-        """Let it all happen; when the last one has what it says in its Prepared."""
+        """Runs the step; returns when the last peer has all that its Prepared needs."""
         self.time.run()
         return max(self.ready_ns.values())
 
     def committed_ns(self) -> int:
-        """When the last one has the Prepared of every other one."""
+        """When the last peer has the Prepared of every other peer."""
         last_ns = max(self.ready_ns.values())
         for peer, sent_ns in self.ready_ns.items():
             for other in self.ready_ns:
@@ -127,8 +129,8 @@ class StepAtWork:
 
 
 def least_ns(pipelines: Sequence[TimedPipeline]) -> int:
-    """No step of these is shorter: each stage waits for its first input, computes, and has its last
-    gradient go back to the first stage."""
+    """A lower bound on a step of these pipelines: each stage waits for its first input, computes,
+    and its last gradient goes back to the first stage."""
     least = 0
     for pipeline in pipelines:
         before = after = 0
@@ -161,9 +163,9 @@ def step_ends(
     guarded: Sequence[Guarded] = (),
     limit_ns: int = NEVER_NS,
 ) -> StepEnds:
-    """`segments` are those with two or more holders; weights are parallel to holders. `guarded`:
-    for whose guardians Prepared waits, if there is one pipeline. Raises `TooLate` as soon as it is
-    sure that the step ends after `limit_ns`."""
+    """The ends of a step. `segments` have two or more holders each; weights are parallel to these.
+    `guarded`: what is sent to the guardians that Prepared waits for, if there is one pipeline.
+    Raises `TooLate` as soon as it is sure that the step ends after `limit_ns`."""
     step = StepAtWork(_lines_of(problem), problem.step.boundary_bytes, guarded, limit_ns)
     contributions: dict[int, list[Contribution]] = {}
     for segment in segments:

@@ -1,10 +1,10 @@
-"""Who is not given a part in training yet, since nobody knows what its links carry.
+"""Members that get no part in training yet, since nobody knows what their links carry.
 
 A guess may be wrong by orders of magnitude: a peer with 5 Mbit/s once got all layers of a swarm,
-whose steps then took minutes. So a newcomer is a spare that nobody waits for until its link is
-measured, from either end, to each of those who hold the layers (to `LINKS_ENOUGH` of them where
-there are many). In a large swarm, in which nobody measures all, links to any members count: what
-its line carries shows on them. Where training begins all are alike, and nobody is held back.
+whose steps then took minutes. So a newcomer is a spare that nobody waits for until its links are
+measured, from either end, to each stage-holder (to `LINKS_ENOUGH` of them where there are many). In
+a large swarm, in which nobody measures all links, those to any members count: they show what its
+line carries. Where training begins all are alike, and nobody is held back.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ def held_back(snapshot: Snapshot) -> frozenset[str]:
 
 
 def _measured(record: PeerRecord, holders: list[PeerRecord], names: Counter[bytes]) -> int:
-    """`names`: the short ones, of how many members each is."""
+    """How many links of a member are measured. `names` counts the members of each short name."""
     if record.brief is not msgspec.UNSET:
         return sum(names[name] for name in measured_links(record.brief))
     return sum(_is_measured(record, holder) for holder in holders)

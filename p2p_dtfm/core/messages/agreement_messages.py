@@ -17,10 +17,10 @@ from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, Member, ViewId
 
 _CONTRIBUTION = "contribution"
 PREPARED_LIMIT = 1024
-"""In a contribution: of two steps, and as many that were refused."""
+"""Prepared in a contribution: of two steps, and as many that were refused."""
 RETAINED_LIMIT = 16
-"""Where more have a stage, contributions carry the Prepared of the last step only of those that see
-members start from different states."""
+"""Stage-holders up to which contributions always carry the Prepared of the last step. Where there
+are more, only contributors that see members start from different states pass them on."""
 
 
 class KnownView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,14 +58,14 @@ class PendingStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base: str
     """Lineage digest of the states that the step starts from."""
     prepared: tuple[Signed, ...]
-    """All that this peer had received, and its own, as their makers signed them; and those that it
-    has refused."""
+    """All Prepared that this peer had received, its own, and those that it has refused, as their
+    makers signed them."""
     reduced_layers: tuple[int, ...]
-    """Of these it has the step's reduced gradients."""
+    """The layers of which this peer has the step's reduced gradients."""
     progress: StageProgress | None = None
-    """What of the step's microbatches it has computed, and keeps."""
+    """What this peer has computed, and keeps, of the step's microbatches."""
     counts: dict[str, int] = {}
-    """Of so many microbatches each peer with the head counts the loss (`loss_counts`)."""
+    """For how many microbatches each peer with the head counts the loss (`loss_counts`)."""
 
 
 class RetainedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,7 +80,7 @@ class RetainedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outcome: StepOutcome | None
     reduced_layers: tuple[int, ...]
     prepared: tuple[Signed, ...] = ()
-    """By which it was committed here: who said something else to others is found out."""
+    """The Prepared by which it was committed here: so a peer that said another one is found out."""
 
 
 class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,23 +100,22 @@ class Contribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Lineage digest of each version in `held`; a version without one is of no use to others."""
     saved: tuple[SavedState, ...] = ()
     cuts: tuple[SavedState, ...] = ()
-    """What this peer has of cuts; going back to one is what a view with such guardians promises."""
+    """What this peer has of cuts. A view whose guardians lag promises to go back no further."""
     pending: PendingStep | None = None
     retained: RetainedStep | None = None
     accepts_loss: bool = False
-    """Has waited long enough for lost layers: go back to what is left."""
+    """Whether this peer has waited long enough for lost layers, and goes back to what is left."""
     may_repeat: int = 0
-    """Steps that its newest view with a plan said a failure may cost."""
+    """Steps that a failure may cost, as this peer's newest view with a plan said."""
     accusers: tuple[str, ...] = ()
-    """Peers that this one has seen accuse others again and again, who were heard by most."""
+    """Peers that this one has seen accuse others again and again, whom most peers heard."""
     doubted: tuple[tuple[str, str], ...] = ()
-    """Of which two, in order of their ids, one was lately wrong or out of reach, and nobody knew
-    which."""
+    """Pairs, in order of ids: one of each was lately wrong or out of reach, nobody knew which."""
     bars: tuple[Bar, ...] = ()
-    """That this peer knows of, by the views it was in."""
+    """The bars that this peer knows of from the views it was in."""
     origins: tuple[KnownView, ...] = ()
-    """From which its view came, newest first: of those who are no members of it the newest view
-    that each was in. A newcomer's: in which it was itself."""
+    """Views from which this peer's view came, newest first: for each peer that is no member of it,
+    the newest view that this one was in. A newcomer tells the views that it was in itself."""
 
 
 class Accusation(
@@ -136,8 +135,10 @@ class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
 
 
 class Gather(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="gather"):
-    """All that the sender knows for view `number`, and the digest of it. Without a digest it knows
-    nothing: it has passed that number, or has not heard that all agreed on it (`passed`)."""
+    """All that the sender knows for view `number`, and the digest of that.
+
+    Without a digest the sender knows nothing: it has passed that number, or has not heard that all
+    agreed on it (`passed`)."""
 
     sender: Member
     number: int
@@ -151,16 +152,17 @@ class Gather(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="gathe
     newcomers: tuple[Signed, ...] = ()
     """Records of the newcomers that the contributions name."""
     certificates: tuple[Certificate, ...] = ()
-    """Of contributors' views, for whom they may be news."""
+    """Certificates of contributors' views, for receivers to whom they may be news."""
 
 
 def passed(sender: Member, number: int) -> Gather:
-    """For who gathers for a number that is of no use to the sender, or has gone on to it."""
+    """The answer to a peer that gathers for a number that the sender has passed, or that has gone
+    on to this number without the sender."""
     return Gather(sender, number, number % 2 == 0, GENESIS, 0, (), (), "")
 
 
 class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ready"):
-    """The sender's knowledge for this view is frozen, and this is what it comes to."""
+    """The sender's knowledge for this view is frozen, and gives this plan and these members."""
 
     sender: Member
     view: ViewId
@@ -187,30 +189,31 @@ class Active(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="activ
     view: ViewId
     step: int
     lineage: str = ""
-    """Of the states from which `step` starts."""
+    """The lineage of the states from which `step` starts."""
     asks: bool = False
     certificate: Certificate | None = None
-    """For who still waits for a Ready of this view."""
+    """For a receiver that still waits for a Ready of this view."""
     signature: bytes = b""
 
 
 class Reminder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A view in which the receiver has been, as its own signatures show, and that it may have
-    forgotten with its disk."""
+    """A view in which the receiver has been, as its own signatures show. It may have forgotten the
+    view with its disk."""
 
     certificate: Certificate
-    """With the receiver's Ready alone."""
+    """The view's certificate, with the receiver's Ready alone."""
     active: Active
-    """The receiver's: not every view to which somebody said Ready was taken over."""
+    """The receiver's Active, since not every view that a peer said Ready to was taken over."""
 
 
 class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="standing"):
     """Where the sender stands, told to peers outside its view: they left it, or were cut off.
 
-    `ancestors` are views that it was in before, newest first; `commit` holds Prepared of the last
-    committed step, as their makers signed them; `follows` names those that its user told it to go
-    to, wherever they are; `reminder` is for the receiver, where it seems to know none of them;
-    `farewells` are certificates of ancestors, by those who are gone since.
+    `ancestors` are views that the sender was in before, newest first. `commit` holds Prepared of
+    the last committed step, as their makers signed them. `follows` names peers that the sender's
+    user told it to go to, wherever they are. `reminder` is for the receiver, if it seems to know
+    none of the ancestors. `farewells` are certificates of ancestors, signed by peers that have left
+    since.
     """
 
     sender: Member
@@ -241,14 +244,15 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="he
     sender: Member
     progress: int
     work: Work | None = None
-    """Where it stands in the step under way, and what it lacks of whom; None: it takes no steps."""
+    """Where the sender stands in the step under way, and what it lacks from whom; None if it takes
+    no steps."""
     gives: dict[str, int] = {}
-    """Bytes of files that it has given, since the next view was agreed on, to each who is to join
-    and has not got all its states yet."""
+    """Bytes of files that the sender has given each peer that is to join and lacks states. They
+    count from when the next view was agreed on."""
     missed: tuple[str, ...] = ()
-    """Members that it has not heard for a while, and would know of whether others do."""
+    """Members that the sender has not heard for a while. It asks whether others hear them."""
     silent_ms: dict[str, int] = {}
-    """Of whom others miss: for how long it has not heard them itself."""
+    """For each member that others miss: for how long the sender has not heard it either."""
 
 
 class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="join_request"):
@@ -256,7 +260,7 @@ class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
     `awaits` is the agreed view that it waits to take over; without one, it has given up any such.
     `passed` is the highest number of an attempt that it has said Ready to or given up: only a
-    higher one is of use to it, and who gives up a view has passed it.
+    higher one is of use to it. A newcomer that gives up a view has passed its number.
     """
 
     record: Signed
@@ -265,25 +269,25 @@ class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
 
 class ReadySet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Ready of several that say the same."""
+    """Ready of several peers that say the same."""
 
     view: ViewId
     plan_digest: str
     members_digest: str
     said: tuple[tuple[Member, bytes], ...]
-    """Who says so, with the signature of its Ready."""
+    """The peers that say so, each with the signature of its Ready."""
 
 
 class RetainedBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A retained step as most contributors tell of it: `said` has neither Prepared nor layers."""
+    """A retained step as most contributors tell it: `said` has neither Prepared nor layers."""
 
     said: RetainedStep
     prepared: tuple[bytes, ...]
-    """Names, in the order in which they stand in the step."""
+    """Names of its Prepared, in the order in which they stand in the step."""
 
 
 class Bodies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """What outlines of contributions name by digest, for whom it may be news."""
+    """What outlines of contributions name by digest, for receivers to whom it may be news."""
 
     records: tuple[Signed, ...] = ()
     views: tuple[KnownView, ...] = ()
@@ -295,10 +299,10 @@ class Bodies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
 class Spread(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="spread"
 ):
-    """In a swarm of many: what is new to the sender, for one of its neighbours of the overlay.
+    """What is new to the sender in a swarm of many, for one of its neighbours in the overlay.
 
-    It says for many what Gather and Ready say for one. `wants` asks for contributions of these
-    peers, `wants_ready` for their Ready.
+    A Spread says for many peers what Gather and Ready say for one. `wants` asks for contributions
+    of these peers, `wants_ready` for their Ready.
     """
 
     sender: Member
@@ -307,9 +311,9 @@ class Spread(
     base: ViewId
     round: int
     digest: str
-    """Of all that the sender knows, once it knows all; empty before."""
+    """The digest of all that the sender knows, once it knows all; empty before."""
     contributions: tuple[Signed, ...] = ()
-    """Outlines."""
+    """Outlines of contributions."""
     bodies: Bodies = Bodies()
     absent: tuple[Member, ...] = ()
     accusations: tuple[Charge, ...] = ()
@@ -320,7 +324,7 @@ class Spread(
 
 
 class ActiveSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Active of several that say the same."""
+    """Active of several peers that say the same."""
 
     step: int
     lineage: str
@@ -330,8 +334,8 @@ class ActiveSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
 class Tidings(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="tidings"
 ):
-    """In a view of many: what is new to the sender of who is synced and who is active, for one of
-    its neighbours. `wants` asks for what these have said."""
+    """In a view of many: peers that the sender newly knows to be synced or active, for one of its
+    neighbours. `wants` asks for what the named peers have said."""
 
     sender: Member
     view: ViewId
@@ -352,7 +356,7 @@ def sign_contribution(contribution: Contribution, signer: Sign) -> Signed:
 def open_contribution(signed: Signed, verify: Verify) -> Contribution:
     """Raises `PeerFault` for a forgery or malformed contents.
 
-    Its maker has checked what others said before it passed that on: a forgery in it is its own.
+    The maker must check what others said before it passes that on: a forgery in it is its fault.
     """
     contribution = open_signed(signed, _CONTRIBUTION, Contribution, verify)
     require_passed_on(contribution.pending, contribution.retained, signed.peer_id, verify)
@@ -371,7 +375,7 @@ def require_passed_on(
 
 
 def require_all_prepared(passed_on: Iterable[Signed], by: str, verify: Verify) -> None:
-    """Raises `PeerFault`, of who passes them on, for a forgery or malformed contents."""
+    """Raises `PeerFault` against `by`, which passes them on, for forgeries or malformed ones."""
     for said in passed_on:
         try:
             open_prepared(said, verify)
@@ -386,13 +390,13 @@ def prepared_in(pending: PendingStep | None, retained: RetainedStep | None) -> t
 
 
 def require_few_prepared(count: int, maker: str) -> None:
-    """Raises `PeerFault` where somebody passes on more than there can be."""
+    """Raises `PeerFault` where a peer passes on more Prepared than there can be."""
     if count > PREPARED_LIMIT:
         raise PeerFault(f"passes on {count} Prepared", maker)
 
 
 def _may_be(retained: RetainedStep) -> bool:
-    """Others may apply this outcome to their states."""
+    """Whether the outcome is possible: others may apply it to their states."""
     outcome = retained.outcome
     if outcome is None:
         return True

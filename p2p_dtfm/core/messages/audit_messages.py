@@ -11,27 +11,27 @@ from p2p_dtfm.core.protocol.signed import Verify, covered
 from p2p_dtfm.core.protocol.snapshot import ViewId
 
 Parts = Numbered[tuple[bytes, ...]]
-"""By segment: of one peer's own gradient, a digest of each chunk, under which its bytes can be
-fetched while the step is open. A segment with one holder has one."""
+"""By segment: a digest of each chunk of one peer's own gradient. Its bytes can be fetched under the
+digest while the step is open. A segment with one holder has one chunk."""
 Got = Numbered[tuple[tuple[bytes, ...], ...]]
-"""By segment with other holders, for each of them: a digest of what came from it of each chunk,
-empty for one that is not summed here. Nothing from the peer itself."""
+"""By segment with other holders, for each of them: a digest of each chunk that came from it, empty
+for a chunk that is not summed here. Nothing from the peer itself."""
 SquaredNorms = Numbered[tuple[float, ...]]
-"""By segment with other holders: of what each of them has summed of it, in their order."""
+"""By segment with other holders: the squared norm of each holder's sum, in their order."""
 
 
 LOSSES_BYTES = 16
-"""Of a digest of the losses that a peer makes in a step."""
+"""Length of a digest of the losses that a peer makes in a step."""
 SIGNED_LIMIT_BYTES = 512
-"""Of a claim's text and signature, which have some 300."""
+"""Bytes of a claim's text and signature, which have some 300."""
 UNLIKE_LIMIT = 2
-"""Of those whose second claims a Prepared tells: it must fit into a message."""
+"""Peers whose second claims a Prepared tells: it must fit into a message."""
 HEARD_LIMIT = 256
 """Claims in one account: audits are not for hundreds of stage-holders."""
 AUDITS_LIMIT = 64
-"""Of what auditors have said an account passes on so much: some 6 KiB."""
+"""Audits that an account passes on: some 6 KiB."""
 COULD_NOT = b""
-"""Of an auditor whose machine did not get through the work: no word for it or against it."""
+"""The word of an auditor whose machine did not get through the work: neither for nor against."""
 
 
 class Boundary(NamedTuple):
@@ -52,39 +52,41 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
     """What a peer states that it did in a step, besides sums and losses."""
 
     arithmetic: str
-    """What has the same name computes the same bits; empty: nobody's are known to be these."""
+    """The name of the peer's arithmetic. Equal names compute equal bits; empty: no other machine is
+    known to compute the same bits."""
     threads: int
-    """By which it was computed; sums within a kernel depend on it."""
+    """Threads that computed it; sums within a kernel depend on their number."""
     parts: Parts
     got: Got
     edges: Edges = {}
     """What came from the neighbours in the pipelines, and what they were sent."""
     parameters: Numbered[bytes] = {}
-    """By layer, where members hold unlike ones: a digest of those with which the step began, under
-    which they can be fetched while it is open."""
+    """By layer, where members hold unlike layers: a digest of the parameters with which the step
+    began. They can be fetched under it while the step is open."""
     losses: dict[str, bytes] = {}
-    """By who has the head: a digest of its losses, of the peer itself as it states them, of others
+    """By peer with the head: a digest of its losses. The peer states its own, and those of others
     as they told it (`core.audit.told_losses`)."""
     norms: SquaredNorms = {}
-    """Where members hold unlike layers: as the sums have come to the peer. That of its own is a
-    part of its work, and all of a segment's, added up in order, are its squared norm."""
+    """Where members hold unlike layers: the norms of the sums as they came to the peer. The norm of
+    its own sum is a part of its work. All norms of a segment, added up in order, are its squared
+    norm."""
 
 
 class Claimed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="claimed"):
-    """The sender's work of a step is done, and what it was is said here, before anybody knows
-    whose work will be computed again."""
+    """The sender's work of a step is done. The sender says what it was, before anybody knows whose
+    work will be computed again."""
 
     view: ViewId
     step: int
     share: Share
     work: bytes
-    """`core.audit.work.stated_work` of it."""
+    """`core.audit.work.stated_work` of the share."""
     opening: bytes
-    """What the claim of the step before was committed to, in this view."""
+    """What the claim of the step before, in this view, was committed to."""
     commitment: bytes
     """The digest of the next opening."""
     signature: bytes = b""
-    """Of `claim_text`: who claims two things has signed both."""
+    """The signature of `claim_text`: a peer that claims two things has signed both."""
 
 
 class Audited(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="audited"):
@@ -97,35 +99,36 @@ class Audited(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="audi
     work: bytes
     """What the sender comes to, or `COULD_NOT`."""
     signature: bytes = b""
-    """Of `audit_text`: who says two things of one work has signed both."""
+    """The signature of `audit_text`: who says two things of one work has signed both."""
 
 
 class HeardClaim(NamedTuple):
-    """A claim, as whoever has heard it can prove it to others."""
+    """A claim in the form in which a peer that has heard it can prove it to others."""
 
     claim: bytes
     """`core.audit.work.claim_digest`"""
     signature: bytes
-    """By the maker of the claim, of `claim_text`."""
+    """The signature of `claim_text` by the maker of the claim."""
 
 
 class HeardAudit(NamedTuple):
-    """What an auditor has said, as whoever has heard it can prove it to others. Peers are told by
-    their place among all stage-holders, in order of their ids."""
+    """What an auditor has said, in the form in which a peer that has heard it can prove it to
+    others. Peers are named by their place among all stage-holders, in order of their ids."""
 
     by: int
     of: int
     """Whose work."""
     work: bytes
     signature: bytes
-    """By the auditor, of `audit_text`."""
+    """The signature of `audit_text` by the auditor."""
 
 
 class ShownClaims(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="shown_claims"):
-    """What the sender has heard claimed, once audits take long: whoever opens one thing to some and
-    another to others has them draw unlike auditors, and wait for one another. And what it has heard
-    of audits: who tells some one thing and others another, or nothing, has them wait as well. And
-    claims themselves, to one that says it lacks them."""
+    """What the sender has heard of claims and audits, told once audits take long.
+
+    A liar that opens one thing to some and another to others makes them draw unlike auditors, and
+    wait for one another. An auditor that tells some one thing, and others another or nothing, makes
+    them wait as well. `whole` holds claims themselves, for a receiver that says it lacks them."""
 
     view: ViewId
     step: int
@@ -140,10 +143,10 @@ def claim_text(peer_id: str, view: ViewId, step: int, claim: bytes) -> bytes:
 
 
 def is_claim_of(peer_id: str, view: ViewId, step: int, heard: HeardClaim, verify: Verify) -> bool:
-    """Whether its maker has signed it."""
+    """Whether `peer_id` has signed the claim."""
     text = claim_text(peer_id, view, step, heard.claim)
     if len(text) + len(heard.signature) > SIGNED_LIMIT_BYTES:
-        return False  # nothing long is remembered
+        return False  # `_is_signed` must remember nothing long
     return _is_signed(peer_id, text, heard.signature, verify)
 
 
@@ -155,7 +158,7 @@ def audit_text(auditor: str, view: ViewId, step: int, peer_id: str, work: bytes)
 def is_audit_by(
     auditor: str, view: ViewId, step: int, peer_id: str, said: HeardAudit, verify: Verify
 ) -> bool:
-    """Whether it has signed it."""
+    """Whether `auditor` has signed what it said."""
     text = audit_text(auditor, view, step, peer_id, said.work)
     if len(text) + len(said.signature) > SIGNED_LIMIT_BYTES:
         return False
@@ -163,7 +166,8 @@ def is_audit_by(
 
 
 def auditor_and_audited(said: HeardAudit, holders: Sequence[str]) -> tuple[str, str] | None:
-    """`holders` in order; None: there are no such."""
+    """The auditor and the peer whose work it audited. `holders` are in order of their ids; None
+    where a place is beyond them."""
     if not (0 <= said.by < len(holders) and 0 <= said.of < len(holders)):
         return None
     return holders[said.by], holders[said.of]
@@ -171,7 +175,7 @@ def auditor_and_audited(said: HeardAudit, holders: Sequence[str]) -> tuple[str, 
 
 @lru_cache(maxsize=512)
 def _is_signed(peer_id: str, text: bytes, signature: bytes, verify: Verify) -> bool:
-    """Remembered, since all pass on the same ones."""
+    """Whether a signature holds. It is remembered, since all peers pass on the same signatures."""
     return verify(peer_id, text, signature)
 
 
@@ -183,18 +187,19 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     heard: dict[str, HeardClaim]
     """The claims of all stage-holders."""
     found: dict[str, bytes]
-    """What the works of others, that were drawn or disputed, came to here; or `changed_work`, where
-    it was another one when the step was done before; or `excused_by`, of who says that something
-    else came to it then; or `SENT_OTHER`, of who has sent its maker
-    something else than it claims; or anything of who is gone since, and had
-    claimed or sent what is not so."""
+    """By stage-holder whose work was drawn or disputed: what that work came to here. In its place
+    stands `changed_work`, where the work was another one when the step was done before. Or
+    `excused_by`, for a peer that says that something else came to it then. Or `SENT_OTHER`, for a
+    peer that has sent the maker something else than it claims. For a peer that is gone since, and
+    had claimed or sent what is not true, anything may stand here."""
     disputed: dict[str, bool] = {}
-    """Of whom an auditor has told the maker that the work is not what was claimed, or that it was
-    another before, or is not what was sent; and whether what was found here says so as well."""
+    """Peers against which an auditor has told the maker something: that the work is not what was
+    claimed or sent, or was another before. The value: whether the maker found the same."""
     openings: bytes = b""
-    """`core.audit.work.openings_digest`: what it has opened, and committed itself to."""
+    """`core.audit.work.openings_digest`: what the maker has opened, and committed itself to."""
     unlike: dict[str, HeardClaim] = {}
-    """Whose second claim of this step it was shown: with what it has heard, both are signed."""
+    """Second claims of this step that the maker was shown, by peer. Together with `heard` they show
+    that the peer has signed both."""
     audits: tuple[HeardAudit, ...] = ()
-    """What it has heard from those that were drawn: of many some. Of one that has said two things
-    of a work both."""
+    """Some of what the maker has heard from drawn auditors. If an auditor has said two things of a
+    work, both stand here."""

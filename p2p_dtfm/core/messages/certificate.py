@@ -1,4 +1,4 @@
-"""The Ready set of a view, under the signatures of those that said it."""
+"""The Ready set of a view, under the signatures of the peers that said Ready."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""Bounds on what arrives: whatever a number, a name or a list could do, it does not get far."""
+"""Bounds on numbers, names and lists in what arrives, so that none of them can do harm."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -23,28 +23,28 @@ from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 
 NUMBER_LIMIT = 1 << 53
-"""Steps, numbers of views, lives, rounds, versions, progress: nothing is ever so high."""
+"""No step, number of a view, life, round, version or progress is ever so high."""
 TEXT_LIMIT = 256
 ITEMS_LIMIT = 1024
 """Members, contributors, absent peers, signatures."""
 CHARGES_LIMIT = 4096
 NEWCOMERS_LIMIT = 128
-"""Records in one Gather: each member lets 32 wait, mostly the same ones."""
+"""Records in one Gather. Each member lets 32 newcomers wait, mostly the same ones as others."""
 CERTIFICATES_LIMIT = 16
 FAREWELLS_LIMIT = 4
 MISSED_LIMIT = 16
-"""Who hears nothing of more of its fellows is cut off itself, and asks nobody."""
+"""Fellows that a heartbeat says are not heard. A peer that misses more is cut off itself."""
 COMMIT_LIMIT_BYTES = 16 * 1024
 """One Prepared in a Standing."""
 CONTRIBUTION_LIMIT_BYTES = 512 * 1024
 BARS_LIMIT = 128
 ORIGINS_LIMIT = 8
 GIVEN_LIMIT = 16
-"""Those that the user of a peer has named."""
+"""Peers that the user of a peer has told it to follow."""
 READY_SETS_LIMIT = 8
-"""Most say the same: few things are said besides."""
+"""Different things said in one message: most members say the same."""
 VIEWS_LIMIT = 16
-"""Of contributors, in one message."""
+"""Views of contributors in one message."""
 _LENGTHS = {
     "accusations": CHARGES_LIMIT,
     "newcomers": NEWCOMERS_LIMIT,
@@ -64,7 +64,7 @@ _BYTES = dict.fromkeys(("newcomers", "record", "records"), RECORD_LIMIT_BYTES)
 _BYTES |= {"prepared": ACCOUNT_LIMIT_BYTES, "commit": ACCOUNT_LIMIT_BYTES}
 _SIGNATURE_LIMIT_BYTES = 128
 _LEAST = {"kept": -1}
-"""0 for all others."""
+"""The least value of a field; 0 for all other fields."""
 _SMALL = frozenset({Member, ViewId})
 _LARGE = frozenset({Plan, Certificate, KnownView})
 
@@ -79,18 +79,18 @@ def require_bounded(message: AgreementMessage, sender: str) -> None:
 
 
 def require_bounded_contribution(part: Contribution, layer_count: int) -> None:
-    """As for messages; and it names no layers that there are not."""
+    """Raises `PeerFault` for a contribution beyond the bounds, or with layers that do not exist."""
     require_bounded_part(part, part.member.peer_id)
     require_layers(part, layer_count)
 
 
 def require_bounded_part(part: msgspec.Struct, maker: str) -> None:
-    """What it says is of a size and of numbers that can be."""
+    """Raises `PeerFault` if a part's sizes or numbers are beyond the bounds."""
     _walk(part, "", maker)
 
 
 def require_layers(part: Contribution, layer_count: int) -> None:
-    """It names no layers that there are not."""
+    """Raises `PeerFault` if a contribution names layers that do not exist."""
     named = [*part.held]
     for saved in (*part.saved, *part.cuts):
         named += saved.layers
@@ -166,13 +166,13 @@ def _walk_fields(value: Any, sender: str) -> None:
             kind = type(item)
             if kind is int and 0 <= item < NUMBER_LIMIT:  # most are; so it is looked at here
                 continue
-            if item and item is not True:  # or say nothing, which is within all bounds
+            if item and item is not True:  # empty values are within all bounds
                 _walk(item, field, sender)
 
 
 def _once(value: msgspec.Struct, sender: str, walk: Callable[[msgspec.Struct], None]) -> None:
-    """For what many messages say alike, such as a plan by each who is in the view. What is refused
-    is not remembered: it may be of any size."""
+    """Checks, once, a value that many messages share, such as a plan that each member tells. A
+    refused value is not remembered: it may be of any size."""
     try:
         walk(value)
     except PeerFault as fault:

@@ -1,8 +1,8 @@
-"""How a message travels: as msgpack, and compressed where one of many peers' words is likely.
+"""How a message travels: as msgpack, and compressed if its kind may hold the words of many peers.
 
-An id of 52 characters stands three times in what a founding says of each peer, and names of fields
-stand once for each: deflate takes a third off. What is said in each step is short, and goes as it
-is.
+A founding's messages repeat each peer's id of 52 characters three times, and the names of fields
+once for each peer: deflate takes a third off. Messages of each step are short, and travel as they
+are.
 """
 
 import re
@@ -19,30 +19,31 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 
 COMPRESSED = (Gather, Spread, Tidings, Standing, JoinRequest)
 SHORT_BYTES = 256
-"""Below this, nothing is gained."""
+"""Compressing shorter payloads gains nothing."""
 EXPANSION_LIMIT = 4
-"""Honest messages of many peers come to two, a bomb of zeros to a thousand. So what is read stays
-in proportion to what a gate has let in by its size."""
+"""How many times its length a message may expand to. Honest messages of many peers expand to twice
+their length, a bomb of zeros to a thousand times. So what is read stays in proportion to what a
+gate has let in by its size."""
 _LEVEL = 1
-"""Six saves a quarter of a percent more."""
+"""zlib's level. Level 6 would save a quarter of a percent more."""
 _FIRST_BYTE = b"\x78"
-"""Of a zlib stream with a window of 32 KiB. To msgpack it would be the number 120, and all that is
-said in a call is an array."""
+"""The first byte of a zlib stream with a window of 32 KiB. In msgpack it would be the number 120,
+while all that is said in a call is an array."""
 _START_BYTES = 64
 _START = re.compile(
     rb"\x92(?:[\x00-\x7f]|\xcc.|\xcd..|\xce.{4}|\xcf.{8})(?:[\x80-\x8f]|\xde..)\xa4type([\xa0-\xbf])",
     re.DOTALL,
 )
-"""An array of two, a number, and a dictionary whose first word is its tag."""
+"""A message's start: an array of two, a number, and a dictionary whose first entry is the tag."""
 
 
 class Unreadable(PeerFault):
-    """What no correct peer sends to anybody."""
+    """Bytes that no correct peer sends to anybody."""
 
 
 def tag_of(body: bytes) -> str:
-    """What kind of message it is, by its first bytes: reading all of it, or expanding it, costs
-    more than a gate that lets nobody in without asking. Raises `Unreadable`."""
+    """The kind of a message, read from its first bytes. To read or expand all of it would cost a
+    gate more than it may spend before it lets the message in. Raises `Unreadable`."""
     start = body[:_START_BYTES]
     if body[:1] == _FIRST_BYTE:
         try:
@@ -57,7 +58,7 @@ def tag_of(body: bytes) -> str:
 
 
 def compressed(message: object, payload: bytes) -> bytes:
-    """`payload`, in which `message` is written, as it travels."""
+    """`payload`, the encoded `message`, as it travels."""
     if not isinstance(message, COMPRESSED) or len(payload) < SHORT_BYTES:
         return payload
     shorter = zlib.compress(payload, _LEVEL)
@@ -67,8 +68,8 @@ def compressed(message: object, payload: bytes) -> bytes:
 
 
 def expanded(body: bytes) -> bytes:
-    """What `compressed` was given. Raises `Unreadable` for a stream that is damaged, too large for
-    its length, or followed by something."""
+    """The payload that `compressed` was given. Raises `Unreadable` for a stream that is damaged,
+    expands to too much, or is followed by something."""
     if body[:1] != _FIRST_BYTE:
         return body
     stream = zlib.decompressobj()

@@ -1,7 +1,7 @@
-"""What signed statements hold or are called, found once for each: by bytes, not by how many.
+"""A cache of what signed statements contain or are called, bounded by bytes.
 
-A count alone bounds nothing: 4,096 of the largest contributions, which one member may make, take
-gigabytes once they are opened.
+A bound on their number would not do: 4,096 of the largest contributions, which one member may make,
+take gigabytes once they are opened.
 """
 
 from typing import Generic, TypeVar
@@ -12,8 +12,8 @@ Value = TypeVar("Value")
 
 
 class OpenedOnce(Generic[Value]):
-    """Of the newest statements, up to so many bytes of their payloads. What is opened takes up to
-    eight times as much: a number of one byte has a place of eight."""
+    """Values by statement, for the newest statements whose payloads fit into `limit_bytes`. An
+    opened payload takes up to eight times as much: a number of one byte has a place of eight."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -28,7 +28,8 @@ class OpenedOnce(Generic[Value]):
         return self._held.get(signed)
 
     def keep(self, signed: Signed, value: Value) -> Value:
-        """What is older makes room."""
+        """Keeps `value`, unless the statement has one, and returns what is kept. Older ones make
+        room."""
         if (held := self._held.get(signed)) is not None:
             return held
         self._held[signed] = value

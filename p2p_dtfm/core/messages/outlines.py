@@ -1,8 +1,8 @@
-"""A contribution as it travels in a swarm of many: what many say alike is named by its digest.
+"""Outlines: contributions as they travel in a swarm of many, naming common parts by digest.
 
-A record, a view's members and a plan are the same in a thousand contributions, or were in the view
-before; most retain the same step, and after a failure all pass on the same Prepared. So they travel
-once, beside the outlines that name them, and only to whom they are news.
+A thousand contributions hold the same view's members and plan, and records that were already in the
+view before. Most retain the same step, and after a failure all pass on the same Prepared. So these
+bodies travel once, beside the outlines that name them, and only to receivers that lack them.
 """
 
 import hashlib
@@ -49,8 +49,8 @@ PREPARED_NAME_BYTES = 20
 
 
 class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """`record`, `view`, `origins` and `retained` are digests; `view` and `retained` are empty where
-    there is none."""
+    """A contribution in which `record`, `view`, `origins` and `retained` are digests. `view` and
+    `retained` are empty where there is none."""
 
     member: Member
     number: int
@@ -62,16 +62,17 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     held: Numbered[int]
     joiners: tuple[Member, ...]
     rows: tuple[int, ...]
-    """In a founder's: in rows of so many its joiners and itself stand (`overlay.grid`)."""
+    """In a founder's outline: how many peers stand in each row, of its joiners and itself
+    (`overlay.grid`)."""
     lineages: Numbered[str]
     saved: tuple[SavedState, ...]
     cuts: tuple[SavedState, ...]
     pending: PendingStep | None
     pending_prepared: tuple[bytes, ...]
-    """Names of those that `pending` has, in which they are not."""
+    """Names of the pending step's Prepared, which `pending` itself leaves out."""
     retained: bytes
     retained_layers: tuple[int, ...]
-    """Of these it has that step's reduced gradients."""
+    """The layers of which the member has the retained step's reduced gradients."""
     accepts_loss: bool
     may_repeat: int
     accusers: tuple[str, ...]
@@ -84,22 +85,22 @@ _names = OpenedOnce[bytes](PREPARED_KEPT_BYTES)
 
 
 def record_name(record: Signed) -> bytes:
-    """What outlines name it by."""
+    """The name by which outlines refer to a record."""
     return _name_of_record(record.peer_id, record.payload)
 
 
 def names_in(records: Collection[PeerRecord]) -> frozenset[bytes]:
-    """Of records as a snapshot holds them."""
+    """The names of records as a snapshot holds them."""
     return frozenset(_name_of_record(record.peer_id, payload_of(record)) for record in records)
 
 
 def _name_of_record(peer_id: str, payload: bytes) -> bytes:
-    """Peers that are alike say the same of themselves."""
+    """The name covers the peer's id, since peers that are alike say the same of themselves."""
     return hashlib.blake2b(peer_id.encode() + b"\0" + payload, digest_size=32).digest()
 
 
 def prepared_name(prepared: Signed) -> bytes:
-    """What outlines name it by: as it was said, and by whom."""
+    """The name by which outlines refer to a Prepared: it covers what was said, and by whom."""
     if (name := _names.find(prepared)) is not None:
         return name
     name = hashlib.blake2b(encode(prepared), digest_size=PREPARED_NAME_BYTES).digest()
@@ -107,13 +108,13 @@ def prepared_name(prepared: Signed) -> bytes:
 
 
 def retained_name(body: RetainedBody) -> bytes:
-    """What outlines name it by."""
+    """The name by which outlines refer to a retained step."""
     return hashlib.blake2b(encode(body), digest_size=32).digest()
 
 
 @lru_cache(maxsize=256)
 def view_name(view: KnownView) -> bytes:
-    """What outlines name it by."""
+    """The name by which outlines refer to a view."""
     return hashlib.blake2b(encode(view), digest_size=32).digest()
 
 
@@ -124,7 +125,7 @@ def view_body(present: PresentView) -> KnownView:
 
 
 class _NewestSigned(dict[bytes, Signed]):
-    """By name; so many, and of so many bytes."""
+    """The newest signed statements by name, up to a count and a size in bytes."""
 
     def __init__(self, count_limit: int, limit_bytes: int) -> None:
         super().__init__()
@@ -132,7 +133,7 @@ class _NewestSigned(dict[bytes, Signed]):
         self._size_bytes = 0
 
     def keep(self, name: bytes, signed: Signed) -> bytes:
-        """What is older makes room. Returns the name."""
+        """Keeps a statement; older ones make room. Returns the name."""
         if name not in self:
             self._size_bytes += len(signed.payload)
             self[name] = signed
@@ -142,14 +143,14 @@ class _NewestSigned(dict[bytes, Signed]):
 
 
 class NamedBodies:
-    """What outlines name, as far as it is known. Bounded; what went is asked for again."""
+    """The known bodies that outlines name. They are bounded; a dropped one is asked for again."""
 
     def __init__(self) -> None:
         self._records = _NewestSigned(RECORDS_LIMIT, RECORDS_LIMIT_BYTES)
         self._views: dict[bytes, KnownView] = {}
         self._plans: dict[str, Plan] = {}
         self._plan_bytes: dict[str, int] = {}
-        """As they travel."""
+        """The size of each plan as it travels, by digest."""
         self._presents: dict[tuple[bytes, bool], PresentView] = {}
         self._names: dict[int, tuple[PresentView, bytes]] = {}
         self._rows: dict[Member, tuple[int, ...]] = {}
@@ -157,7 +158,7 @@ class NamedBodies:
         self._retained: dict[bytes, RetainedBody] = {}
 
     def keep_retained(self, body: RetainedBody) -> bytes:
-        """One that can be. Returns its name."""
+        """Keeps a retained step that may be true. Returns its name."""
         name = retained_name(body)
         while len(self._retained) >= RETAINED_KEPT and name not in self._retained:
             del self._retained[next(iter(self._retained))]
@@ -165,7 +166,7 @@ class NamedBodies:
         return name
 
     def keep_prepared(self, prepared: Signed) -> bytes:
-        """One that has been opened. Returns its name."""
+        """Keeps a Prepared that has been opened. Returns its name."""
         return self._prepared.keep(prepared_name(prepared), prepared)
 
     def has_prepared(self, prepared: Signed) -> bool:
@@ -173,7 +174,7 @@ class NamedBodies:
         return prepared_name(prepared) in self._prepared
 
     def beside(self, outline: Outline) -> tuple[Bodies, frozenset[bytes]]:
-        """What it names of steps, as far as it is known, and under which names."""
+        """The known bodies of steps that an outline names, and their names."""
         body = self._retained.get(outline.retained)
         names = dict.fromkeys(outline.pending_prepared + (body.prepared if body else ()))
         prepared = {name: self._prepared[name] for name in names if name in self._prepared}
@@ -182,15 +183,15 @@ class NamedBodies:
         return Bodies(retained=said, prepared=tuple(prepared.values())), frozenset(known)
 
     def keep_record(self, record: Signed) -> bytes:
-        """Whoever gave it has been checked. Returns its name."""
+        """Keeps a record that has been checked. Returns its name."""
         return self._records.keep(record_name(record), record)
 
     def record(self, name: bytes) -> Signed | None:
-        """None: it is not known, or not any more."""
+        """The record of this name; None where it is not known, or no more."""
         return self._records.get(name)
 
     def keep_view(self, view: KnownView) -> bytes:
-        """Returns its name."""
+        """Keeps a view. Returns its name."""
         name = view_name(view)
         if name not in self._views:
             while len(self._views) >= VIEWS_LIMIT:
@@ -209,7 +210,7 @@ class NamedBodies:
             del self._plans[oldest], self._plan_bytes[oldest]
 
     def keep(self, bodies: Bodies) -> None:
-        """Of records and Prepared: those that the caller has opened."""
+        """Keeps all bodies. The caller has opened the records and Prepared among them."""
         for record in bodies.records:
             self.keep_record(record)
         for view in bodies.views:
@@ -222,7 +223,7 @@ class NamedBodies:
             self.keep_retained(body)
 
     def keep_rows(self, founder: Member, rows: tuple[int, ...]) -> None:
-        """How a founder has arranged who founds a run with it."""
+        """Keeps how a founder has arranged the peers that found a run with it."""
         while len(self._rows) >= VIEWS_LIMIT:
             del self._rows[next(iter(self._rows))]
         self._rows[founder] = rows
@@ -231,7 +232,7 @@ class NamedBodies:
         return self._rows.get(founder, ())
 
     def name_of(self, present: PresentView | None) -> bytes:
-        """Of a view that somebody is in, which is kept with its plan."""
+        """The name of a contributor's view; the view and its plan are kept. Empty for None."""
         if present is None:
             return b""
         held = self._names.get(id(present))
@@ -244,7 +245,7 @@ class NamedBodies:
         return held[1]
 
     def outlined(self, part: Contribution, rows: tuple[int, ...] = ()) -> Outline:
-        """The same, with names in place of bodies, which are kept."""
+        """The outline of a contribution. The bodies that it names are kept."""
         present, pending, retained = part.present, part.pending, part.retained
         return Outline(
             member=part.member,
@@ -262,7 +263,7 @@ class NamedBodies:
         )
 
     def knows(self, outline: Outline) -> bool:
-        """Whether it can be filled."""
+        """Whether the bodies that an outline names are known, so that it can be filled."""
         has_view = not outline.view or self._present(outline) is not None
         names, body = outline.pending_prepared, self._retained.get(outline.retained)
         if outline.record not in self._records or not has_view or (outline.retained and not body):
@@ -270,13 +271,13 @@ class NamedBodies:
         return all(name in self._prepared for name in names + (body.prepared if body else ()))
 
     def filled(self, outline: Outline) -> Contribution | None:
-        """With what it names; None where that is not known."""
+        """The contribution of an outline; None where a body that it names is not known."""
         record = self.record(outline.record)
         present = self._present(outline)
         if record is None or not self.knows(outline):
             return None
         said = {name: getattr(outline, name) for name in _SAID_IN_FULL}
-        # who is a member itself needs to know nothing of where a fellow came from
+        # a member needs to know nothing of where a fellow came from
         origins = tuple(self._views[name] for name in outline.origins if name in self._views)
         return Contribution(
             outline.member,
@@ -323,7 +324,7 @@ class NamedBodies:
         return held
 
     def bodies_of(self, parts: Collection[Contribution]) -> Bodies:
-        """All that the outlines of these name, each once."""
+        """All records, views and plans that the outlines of these contributions name, each once."""
         records = {part.record: None for part in parts}
         presents = {id(part.present): part.present for part in parts if part.present is not None}
         views = list(dict.fromkeys(map(view_body, presents.values())))
@@ -368,8 +369,8 @@ def _open_outline(signed: Signed, verify: Verify) -> Outline:
 
 
 def require_sound(bodies: Bodies, kept: NamedBodies, sender: str, verify: Verify) -> None:
-    """Raises `PeerFault` for steps and Prepared that nobody can have said; those that are kept
-    have been looked at."""
+    """Raises `PeerFault` for steps and Prepared that nobody can have said. Prepared that are kept
+    have been checked before."""
     for body in bodies.retained:
         if body.said.prepared or body.said.reduced_layers:
             raise PeerFault("a retained step with what belongs beside it", sender)

@@ -1,4 +1,4 @@
-"""What a stage-holder says when it has all of a step's reduced gradients, and under its name."""
+"""The Prepared that a stage-holder signs when it has all of a step's reduced gradients."""
 
 from itertools import compress
 from typing import NamedTuple
@@ -23,12 +23,12 @@ from p2p_dtfm.core.protocol.snapshot import ViewId
 
 _KIND = "prepared"
 ACCOUNT_LIMIT_BYTES = 64 * 1024
-"""One Prepared, which is passed on after a failure: in a run with audits it states what its maker
-has claimed (`sections.audit_spec.MICROBATCHES_LIMIT`)."""
+"""Bytes of one Prepared, which others pass on after a failure. In a run with audits it states what
+its maker has claimed (`sections.audit_spec.MICROBATCHES_LIMIT`)."""
 STEPS_AHEAD_LIMIT = 2
-"""A peer that commits first may be one step ahead; two leaves room for a message overtaking."""
+"""A peer that commits first may be one step ahead; two allow for one message overtaking another."""
 SIGNED_BYTES = 160
-"""What stands around the payload of one that is passed on."""
+"""Bytes around the payload of a Prepared that is passed on."""
 
 
 class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -51,19 +51,19 @@ class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
     base: str = ""
     """Lineage digest of the states that the step starts from."""
     sums: Numbered[tuple[bytes, ...]] = {}
-    """By segment with other holders: of the bytes of all sums that each holder has made, in the
-    order of the holders, a digest; empty for a holder that makes none."""
+    """By segment with other holders: for each holder, in their order, a digest of the bytes of all
+    sums that it has made; empty for a holder that makes none."""
     states: Numbered[bytes] = {}
     """By layer, a digest of the state that the step starts from; in some steps only."""
     kept: int = -1
     """The newest cut of which the sender's part is kept elsewhere; -1 for none
-    (`core.cost_model.cuts`). Where guardians keep up, the step itself, if they have it of all
-    layers that the sender alone holds."""
+    (`core.cost_model.cuts`). Where guardians keep up, it is the step itself, if they have that of
+    all layers that the sender alone holds."""
     audit: Account | None = None
-    """In a run whose spec asks for audits."""
+    """The sender's account of its work, in a run whose spec asks for audits."""
     tied: Numbered[bytes] = {}
-    """Where both ends hold one matrix, and lie with two peers: by end, of the bytes of that end's
-    sum of it a digest, as made here or got from the other end."""
+    """Where both ends hold one matrix and lie with two peers: by end, a digest of the bytes of that
+    end's sum of it, as made here or got from the other end."""
 
 
 class SignedPrepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="prepared"):
@@ -73,26 +73,30 @@ class SignedPrepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
 
 
 class PreparedSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="prepared_steps"):
-    """What the only stage-holder of a view has said since it told the others last, in order."""
+    """What a view's only stage-holder has said since it last told the others, in order."""
 
     signed: tuple[Signed, ...]
 
 
 class Statement(NamedTuple):
-    """A Prepared whose signature holds, and what proves to others that it was said."""
+    """A Prepared whose signature holds, and the signed bytes that prove it to others."""
 
     prepared: Prepared
     signed: Signed
 
 
 def sign_prepared(prepared: Prepared, signer: Sign) -> Signed:
-    """Its bytes are never made anew by others, so floats may be in them."""
+    """The Prepared as its maker signs it. Nobody else encodes its bytes again, so floats may be in
+    them."""
     return sign(prepared.peer_id, _KIND, encode_for_wire(prepared), signer)
 
 
 def open_prepared(signed: Signed, verify: Verify) -> Prepared:
-    """Raises `PeerFault` for a forgery, malformed contents, or words put in another's mouth, also
-    those that its maker says it has heard; and for one that nobody could pass on."""
+    """Opens a signed Prepared.
+
+    Raises `PeerFault` for a forgery, malformed contents, or words put in another peer's mouth. That
+    also goes for words that the maker says it has heard. Raises it, too, for a Prepared that is too
+    long to be passed on."""
     if len(signed.payload) > ACCOUNT_LIMIT_BYTES:
         raise PeerFault(f"says Prepared of {len(signed.payload)} bytes", signed.peer_id)
     prepared = open_signed(signed, _KIND, Prepared, verify)
@@ -127,15 +131,17 @@ def _require_heard(prepared: Prepared, account: Account, verify: Verify) -> None
 def with_room(
     passed_on: tuple[Signed, ...], limit_bytes: int, me: str | None = None
 ) -> tuple[Signed, ...]:
-    """As many as fit beside what else a peer says of itself: the shortest, or where all pass on the
-    same ones those that `me` does, so that each is passed on by somebody (`order_from`)."""
+    """As many of these Prepared as fit into `limit_bytes`: the shortest, if `me` is None.
+
+    Where all members pass on the same ones, `me` gives the order (`order_from`), so that each is
+    passed on by somebody."""
     sizes = [len(signed.payload) + SIGNED_BYTES for signed in passed_on]
     order = order_from([it.peer_id for it in passed_on], sizes, me) if me is not None else None
     return tuple(compress(passed_on, fitting(sizes, limit_bytes, order)))
 
 
 class StepOutcome(msgspec.Struct, frozen=True):
-    """What all members know of a committed step alike."""
+    """What all members know of a committed step, equal at all of them."""
 
     step: int
     gradient_norm: float
@@ -144,13 +150,13 @@ class StepOutcome(msgspec.Struct, frozen=True):
     trained, as after the last step."""
     token_count: int
     held_out_loss: float | None
-    """Of the parameters before the update."""
+    """The loss of the parameters before the update."""
     take_over: ViewId | None
-    """The view in which the next step happens, if it is another one."""
+    """The view in which the next step happens, if the view changes."""
     kept: int = -1
     """Step of the newest cut that all stage-holders have kept, or this step itself; -1 for none."""
 
     @property
     def digest(self) -> str:
-        """Of every bit of it: who has applied another outcome has other states."""
+        """The digest of every bit: a peer that has applied another outcome has other states."""
         return digest_bytes(encode(self))

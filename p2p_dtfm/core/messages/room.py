@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 def fitting(
     sizes: Sequence[int], limit_bytes: int, order: Iterable[int] | None = None
 ) -> list[bool]:
-    """Of things of these bytes, as many as there is room for: in an order of their places, or the
-    shortest first, since who says much must not make others say more than anybody hears."""
+    """Which things of these sizes fit into `limit_bytes`, taken in `order`, or the shortest first.
+    A peer that says much must not make others say more than anybody hears."""
     fits = [False] * len(sizes)
     for at in order or sorted(range(len(sizes)), key=sizes.__getitem__):
         fits[at] = sizes[at] <= limit_bytes
@@ -16,13 +16,13 @@ def fitting(
 
 
 def order_from(makers: Sequence[str], sizes: Sequence[int], me: str) -> list[int]:
-    """Of what these have said, places in the order in which one of many passes it on, so that
-    together they pass on all, though none has room for it.
+    """The order in which `me` passes on what these makers have said, as indexes. Many peers
+    together pass on all of it, though none of them has room for all.
 
-    First its own and what the next one has said, so that, where both fit, two know of each; then
-    the shorter before those twice as long, so that who says much keeps out nobody who says little,
-    and of like lengths from its own place on: all that begin with the same ones would end before
-    the same ones.
+    First come the statements of `me` and of the next maker in the ring, so that two peers know of
+    each where both fit. Then shorter ones come before those twice as long, so that a peer that says
+    much keeps out nobody who says little. Among similar lengths the order begins at the place of
+    `me`: if all began with the same statements, all would leave out the same ones.
     """
     ring = list(dict.fromkeys(makers))
     is_one = me in ring

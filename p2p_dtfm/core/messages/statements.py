@@ -1,6 +1,6 @@
-"""What peers sign of the agreement: Ready, Active, Synced, Standing, and accusations.
+"""What peers sign during the agreement: Ready, Active, Synced, Standing, and accusations.
 
-A statement counts as its maker's word wherever it comes from; nothing else does.
+A statement counts as its maker's word, whoever passes it on; nothing else does.
 """
 
 from collections.abc import Collection
@@ -45,7 +45,8 @@ def is_stated(message: Ready | Synced | Active | Standing, verify: Verify) -> bo
 
 
 def _covered(message: Ready | Synced | Active | Standing) -> bytes:
-    """Whether an Active asks is for its receiver alone; others pass on what it says."""
+    """The bytes that the signature covers. They leave out whether an Active asks, and its
+    certificate: these are for its receiver alone, while others pass on what it says."""
     if isinstance(message, Active):
         message = msgspec.structs.replace(message, asks=False, certificate=None)
     payload = encode(msgspec.structs.replace(message, signature=b""))
@@ -69,12 +70,12 @@ def _covered_charge(accusation: Accusation, run_digest: str, number: int) -> byt
 
 
 def members_digest(members: Collection[Member]) -> str:
-    """What Ready says of a view's members."""
+    """The digest by which Ready names a view's members."""
     return digest(tuple(members))
 
 
 def certified(view: ViewId, members: tuple[Member, ...], ready: Collection[Ready]) -> Certificate:
-    """Of Ready that all say the same."""
+    """The certificate made of Ready that all say the same."""
     plans = {item.plan_digest for item in ready}
     assert len(plans) == 1 and {item.view for item in ready} == {view}
     signatures = sorted((item.sender, item.signature) for item in ready)
@@ -90,7 +91,7 @@ def ready_of(certificate: Certificate, member: Member, signature: bytes) -> Read
 def signers(
     certificate: Certificate, verify: Verify, among: Collection[str] | None = None
 ) -> frozenset[Member]:
-    """Who has signed it. `among`: only these peers are of interest, and only theirs are checked."""
+    """Who has signed the certificate. With `among`, only these peers' signatures are checked."""
     members = members_digest(certificate.members)
     found = set()
     for member, signature in certificate.ready:
@@ -103,5 +104,5 @@ def signers(
 
 
 def all_signed(certificate: Certificate, verify: Verify) -> bool:
-    """Whether all members of its view have."""
+    """Whether all members of its view have signed the certificate."""
     return set(certificate.members) <= signers(certificate, verify)

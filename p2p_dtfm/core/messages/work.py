@@ -1,4 +1,4 @@
-"""What a peer says of its work: where it stands in a step, what it lacks, and of whom."""
+"""What a peer says of its work: where it stands in a step, what it lacks, and from whom."""
 
 from enum import StrEnum
 
@@ -7,8 +7,8 @@ import msgspec
 from p2p_dtfm.core.protocol.snapshot import ViewId
 
 LACKS_LIMIT = 8
-"""Said at most; what is beyond is not heard. Each wait leads to who holds up all, and what comes
-makes room for the next."""
+"""Lacks that a peer says at most; more are not heard. Each single wait leads to the peer that holds
+up all, and what arrives makes room for the next."""
 
 
 class Kind(StrEnum):
@@ -26,7 +26,7 @@ class Kind(StrEnum):
 
 
 class Lack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, order=True):
-    """Something that has not come, of the peer that owes it."""
+    """Something that has not come, and the peer that owes it."""
 
     peer_id: str
     kind: Kind
@@ -40,9 +40,9 @@ class Work(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     view: ViewId
     step: int
     computes: bool = False
-    """Something is computed, or is about to be."""
+    """Whether the peer computes something, or is about to."""
     lacks: tuple[Lack, ...] = ()
     sends_to: tuple[str, ...] = ()
-    """What is on its way to these has not been accepted yet, or they fetch files here."""
+    """Peers that have not yet accepted what is on its way to them, or that fetch files here."""
     fetches: bool = False
-    """States or data for this step are on their way here."""
+    """Whether states or data for this step are on their way to the peer."""

@@ -2,37 +2,38 @@
 
 `step_lower_bound_ns`, for every plan. Let T be the length of a step, m its microbatches, B the
 blocks, c_i the time of a block on peer i, g a block's gradient and a an activation in bytes. Either
-there is one pipeline; it has at most as many stages as layers, so only the fastest so many peers
-count. Or every layer has h >= 2 holders. One that owns the part w of the sums sends (1 - w) of its
-gradient and (h - 1) w of sums, no less than its gradient in all. What belongs to its lowest k
-blocks it sends after its last backward has come down to them, (k - 1) b before the end, b being a
-block's backward. So a peer with x blocks that sends (and receives) at most R_i bytes per second has
-done with computing at least z_i = max(g / R_i, x g / R_i - (x - 1) b_i) before T; where stages
-leave a part of their backwards for last, only g / R_i is sure. Unless it holds the whole model,
-each of its microbatches sends an activation or its gradient over one link of at most r_i bytes per
-second. With u_i the work it does, in blocks of a microbatch:
+there is one pipeline. It has at most as many stages as layers, so only that many of the fastest
+peers count. Or every layer has h >= 2 holders. A holder that owns the part w of the sums sends
+(1 - w) of its gradient and (h - 1) w of sums: no less than its gradient in all. What belongs to its
+lowest k blocks it sends after its last backward has come down to them. That is (k - 1) b before the
+end, b being a block's backward. So a peer with x blocks that sends (and receives) at most R_i bytes
+per second ends computing at least z_i = max(g / R_i, x g / R_i - (x - 1) b_i) before T. Where
+stages leave a part of their backwards for last, only g / R_i is sure. Unless a peer holds the whole
+model, each of its microbatches sends an activation or its gradient over one link of at most r_i
+bytes per second. With u_i the work of peer i, in blocks of a microbatch:
 
     u_i = max over 1 <= x <= what fits of  min((T - z_i) / c_i,  x T r_i / a)
 
 and T is the least for which the sum of u_i is m B.
 
 `grid_lower_bound_ns`, for grids: P pipelines of S stages each, cut alike, microbatches dealt at
-will, on any peers, all taken to be as fast as the fastest. With n = m / P microbatches on average
-(time is concave in them, so unequal shares do not help), x_s blocks in stage s, X_s before it, f
-and b a block's forward and backward, d the shortest latency and transmission of any pair:
+will, on any peers, which all count as fast as the fastest. There are n = m / P microbatches on
+average (time is concave in them, so unequal shares do not help), x_s blocks in stage s and X_s
+before it. f and b are a block's forward and backward, d the shortest latency and transmission of
+any pair:
 
     ended  >= X_s (f + b') + 2 s d + n x_s (f + b)       for each s: fill, work, drain
     ended_s >= X_s f + s d + n x_s (f + b)               when stage s itself has ended
     reduced >= ended + reduction(x_0),  ended_s + reduction(x_s)
     step   >= reduced + the least latency to the farthest of the others (Prepared)
 
-b' is what of a backward its predecessor waits for: all of it, or where stages split backwards only
-the input's gradient. reduction(x) is z as above with what follows for x g / R.
+b' is the part of a backward that the stage before waits for: all of it, or only the input's
+gradient where stages split backwards. reduction(x) is z as above, with the following for x g / R.
 
-Reduction of G bytes among P holders: the link a -> b carries w_b of a's gradient after a has ended
-and w_a of sums, so (w_a + w_b) G <= r_ab (T - ended_a). Added up over all pairs, with R the fastest
-that any peer sends to P - 1 others, T - ended is on average at least 2 (P - 1) G / (P R). Added up
-only over pairs no faster than r, of which each holder has all but k, at least
+Reduction of G bytes among P holders: the link a -> b carries w_b of a's gradient after a has ended,
+and w_a of sums, so (w_a + w_b) G <= r_ab (T - ended_a). Add this up over all pairs, with R the
+fastest that any peer sends to P - 1 others: T - ended is on average at least 2 (P - 1) G / (P R).
+Add it up only over pairs no faster than r, of which each holder has all but k: it is at least
 2 (P - 1 - k) G / (P (P - 1) r).
 """
 
@@ -44,7 +45,7 @@ _RATE_SCALE = 1 << 80
 
 
 def step_lower_bound_ns(problem: PlanningProblem) -> int:
-    """The least T that either one pipeline or several satisfy, rounded down. Of unlike layers no
+    """The least T that either one pipeline or several satisfy, rounded down. For unlike layers no
     such bound is known."""
     assert not problem.layers.unlike
     return min(_one_pipeline_ns(problem), _several_pipelines_ns(problem))
@@ -57,7 +58,7 @@ def _one_pipeline_ns(problem: PlanningProblem) -> int:
 
 
 def _several_pipelines_ns(problem: PlanningProblem) -> int:
-    """By bisection: more time lets every peer do more."""
+    """The bound for several pipelines, by bisection: more time lets every peer do more."""
     wanted = problem.step.microbatch_count * problem.layers.block_count << 20
     peers = [_Reach(problem, peer) for peer in range(problem.peer_count)]
     low, high = 0, 1
@@ -94,7 +95,7 @@ class _Reach:
         self.most_blocks = min(fitting, problem.layers.block_count)
 
     def work_q20(self, time_ns: int) -> int:
-        """Blocks of a microbatch, times 2^20."""
+        """The most work within a time, in blocks of a microbatch times 2^20."""
         best = 0
         carried = (time_ns << 20) // self.activation_ns + 1
         for blocks in range(1, self.most_blocks + 1):
@@ -108,7 +109,7 @@ class _Reach:
 
 
 def _after_ns(blocks: int, each_ns: int, backward_ns: int | None) -> int:
-    """What is left to send when a stage ends, its blocks' gradients taking so long each."""
+    """How long a stage sends after it ends computing; a block's gradient takes `each_ns`."""
     if backward_ns is None:
         return each_ns
     return max(each_ns, blocks * each_ns - (blocks - 1) * backward_ns)
@@ -206,7 +207,7 @@ class _Grid:
         return max(0, time_ns) * self.pipelines // work_ns
 
     def _reduction_ns(self, size_bytes: int) -> int:
-        """Of so many bytes, on average from a holder's end to the end of all."""
+        """Least time to reduce so many bytes, on average from a holder's end to the end of all."""
         count = self.pipelines
         if count < 2:
             return 0

@@ -29,11 +29,11 @@ TRIED_PLACES_LIMIT = 64
 
 
 MOST_EVENTS = 1_000_000
-"""Of all alternatives together; with more of them they are not simulated."""
+"""Events of all alternatives together; with more, alternatives are not simulated."""
 
 
 class Alternative(msgspec.Struct, frozen=True):
-    """Another use of a peer. `step_ns` is None where it cannot be: some peer lacks the memory."""
+    """Another use of a peer. `step_ns` is None where some peer lacks the memory for it."""
 
     peer_id: str
     what: str
@@ -41,13 +41,13 @@ class Alternative(msgspec.Struct, frozen=True):
 
 
 class PeerExplanation(msgspec.Struct, frozen=True):
-    """Why a peer holds what it holds. Bytes are those of the stage's state, the sums beside it and
-    activations."""
+    """Why a peer holds what it holds. Bytes are those of the stage's state, of the sums beside it
+    and of activations."""
 
     peer_id: str
     role: str
     compute_ns: int
-    """Of the step's microbatches on this peer."""
+    """Time of the step's microbatches on this peer."""
     used_bytes: int
     memory_bytes: int
     alternative: Alternative | None
@@ -66,10 +66,10 @@ class Explanation(msgspec.Struct, frozen=True):
     cuts: CutPace | None = None
     """Where guardians lag, how often they get copies, and what a failure may cost."""
     links: dict[str, int] = {}
-    """Of those that the plan sends over: how many are measured, estimated or guessed."""
+    """How many links that the plan sends over are measured, estimated or guessed."""
 
     def text(self) -> str:
-        """For people: a line a peer, then the whole."""
+        """The explanation for people: the step, then each peer, then the best alternative."""
         one = self.pipeline_count == 1
         parts = (
             (self.compute_ns, "until the pipeline is done" if one else "until pipelines are done"),
@@ -114,7 +114,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 TOLD_PPM = 1_000
-"""Of a gain: it is told in tenths of a percent."""
+"""The least gain that is told, since gains are told in tenths of a percent."""
 NO_FASTER = "spare: every place that was tried makes the step no faster"
 NO_ROOM = "spare: no place was found that its memory allows"
 IN_THE_WAY = {
@@ -161,8 +161,8 @@ def explain(snapshot: Snapshot, plan: Plan) -> Explanation:
 
 
 def role_of_holder(snapshot: Snapshot, plan: Plan, peer_id: str) -> str:
-    """What a member with a stage does, for next to no work: of hundreds, what the plan would be
-    without it takes seconds to find out."""
+    """What a member with a stage does, for next to no work. Among hundreds, it would take seconds
+    to find out what the plan would be without it."""
     stage = plan.stage_of(peer_id)
     assert stage is not None, f"{peer_id} has no stage"
     return _role(plan, stage, snapshot.record(peer_id), SwarmLinks(snapshot.records))
@@ -182,7 +182,7 @@ def spare_in_short(
     snapshot: Snapshot, peer_id: str, step: int, follow_steps: int = 0, total_steps: int = 0
 ) -> str:
     """Why a member has no stage, as of this step, for next to no work: no place is tried.
-    `follow_steps`, `total_steps`: of the run, if they are to be told."""
+    `follow_steps` and `total_steps` are the run's, if they are to be told."""
     if peer_id in held_back(snapshot):
         return "its links to those who train are not measured yet"
     if (until_step := on_probation(snapshot.bars, step).get(peer_id)) is not None:
@@ -206,7 +206,8 @@ def _follows(
 
 
 def _as_planned(snapshot: Snapshot, plan: Plan) -> tuple[Snapshot, dict[str, str]]:
-    """What the plan was made by; and why, of each peer that is slower there than it says."""
+    """The snapshot with the speeds by which the plan was made; and for each peer that is slower in
+    it than it says, why."""
     told, seen = as_planned(plan, snapshot, problem_in_force), seen_slower(snapshot)
     return told, {
         taken.peer_id: SEEN_SLOWER if taken.peer_id in seen else MADE_SLOWER
@@ -238,8 +239,8 @@ def _timing(
 
 
 def _in_force(model: StepModel, plan: Plan, placement: Placement) -> PlacementCost | None:
-    """The plan as it is, with its own cuts and microbatches; None where a peer offers less memory
-    by now than its stage takes, or has two places: the model knows one of a peer."""
+    """The cost of the plan as it is, with its own cuts and microbatches. None where a peer now
+    offers less memory than its stage takes, or has two places: the model knows one for a peer."""
     if plan.stand_ins:
         return None
     timed = []
@@ -259,11 +260,11 @@ class _Model:
     step: StepModel
     links: SwarmLinks
     timed: Callable[[PlacementCost], PlacementCost]
-    """The same way for all alternatives."""
+    """Times all alternatives in the same way."""
     plan_ns: int
-    """A step of the plan in force; as it was made, where that cannot be timed."""
+    """A step of the plan in force; as it was predicted then, where it cannot be timed now."""
     off_ns: int
-    """What that way makes the plan in force too short; taken to hold for alternatives alike."""
+    """How much too short `timed` makes the plan in force. It is added to alternatives alike."""
     slower: dict[str, str]
     """Why a peer is taken to be slower than it says."""
 
@@ -314,7 +315,7 @@ def _why_nowhere(workload: Workload, record: PeerRecord) -> str:
 def _why_spare(
     workload: Workload, plan: Plan, model: _Model, placement: Placement, record: PeerRecord
 ) -> tuple[str, Alternative | None]:
-    """And the best place for it, where there is any."""
+    """Why a peer is a spare; and the best place for it, where there is any."""
     found = _best_insertion(model, placement, record.peer_id)
     if found is None:
         return _why_nowhere(workload, record), None
@@ -355,7 +356,7 @@ def _role(plan: Plan, stage: Stage, record: PeerRecord, links: SwarmLinks) -> st
 
 
 def _in_codecs(pipeline: Pipeline, boundary: int) -> str:
-    """Where the planner has chosen them."""
+    """The codecs of a boundary in words, where the planner has chosen them."""
     if not pipeline.codecs:
         return ""
     activation, gradient = pipeline.codecs[boundary]
@@ -363,7 +364,7 @@ def _in_codecs(pipeline: Pipeline, boundary: int) -> str:
 
 
 def _way(record: PeerRecord, after: str, links: SwarmLinks) -> str:
-    """What a link is worth, where it is known, and whether anybody has measured it."""
+    """A link's rate and round trip in words, where known, and whether they are estimated."""
     link = record.link_to(after)
     source = links.source(record.peer_id, after)
     if link is None and source is Source.ESTIMATED:
@@ -382,7 +383,7 @@ def _used_bytes(problem: PlanningProblem, plan: Plan, stage: Stage, record: Peer
 
 
 def _without(model: _Model, placement: Placement, peer_id: str) -> Alternative | None:
-    """The plan with this peer as a spare."""
+    """The plan without this peer, or without its whole pipeline. None if nobody is left."""
     peer = model.problem.peer_ids.index(peer_id)
     rest = tuple(tuple(p for p in peers if p != peer) for peers in placement)
     rest = tuple(peers for peers in rest if peers)
@@ -398,8 +399,8 @@ def _without(model: _Model, placement: Placement, peer_id: str) -> Alternative |
 def _best_insertion(
     model: _Model, placement: Placement, peer_id: str
 ) -> tuple[str, PlacementCost, int] | None:
-    """The best place for a spare, and a step with it: a pipeline of its own, or a stage in one of
-    the pipelines; None where some peer lacks the memory in all of them."""
+    """The best place for a spare, with its cost and the time of a step. A place is a pipeline of
+    its own, or a stage in one of the pipelines. None where some peer lacks the memory in each."""
     problem = model.problem
     peer = problem.peer_ids.index(peer_id)
     tried = [("as a pipeline of its own", (*placement, (peer,)))]

@@ -1,6 +1,6 @@
-"""Whether any pipeline of the members can hold the model, and if not, what is short.
+"""Whether any single pipeline of the members can hold the model, and if not, what is short.
 
-A lone one: in a plan of several each stage takes more.
+In a plan of several pipelines each stage takes more memory.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,13 +47,15 @@ def memory_pipeline(problem: PlanningProblem) -> tuple[int, ...] | None:
 
 
 def _unlike_pipeline(problem: PlanningProblem) -> tuple[int, ...] | None:
-    """Of unlike layers: each peer alone, then the largest first, each with as many layers as fit;
-    and the few largest in every order, so that nobody who comes takes away what they could do. Of
-    many, another order might fit where none of these does."""
+    """The holders of unlike layers: each peer in order holds as many layers as fit.
+
+    Tried are the roomiest peers first, then last, and the few roomiest in every order. So a peer
+    that comes never takes away what these could do. Among many peers, another order might fit where
+    none of these does."""
     memory_bytes, layers = problem.devices.memory_bytes, problem.layers_alone
 
     def room(peer: int) -> tuple[int, int]:
-        """In models, as this peer holds them: on a card they take less."""
+        """How many whole models fit on the peer, as it holds them: on a card they take less."""
         return (memory_bytes[peer] << 32) // max(1, _whole_bytes(layers[peer])), memory_bytes[peer]
 
     roomy = sorted(range(problem.peer_count), key=lambda peer: (*(-it for it in room(peer)), peer))
@@ -66,7 +68,8 @@ def _unlike_pipeline(problem: PlanningProblem) -> tuple[int, ...] | None:
 
 
 def _unlike_holders(problem: PlanningProblem, order: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Those of `order` that hold all layers; who has no room for the next holds none."""
+    """The peers of `order` that together hold all layers; None if they cannot. A peer without room
+    for the next layer holds none."""
     layer, holders = 0, []
     for peer in order:
         left_bytes, first = problem.devices.memory_bytes[peer], layer
@@ -88,8 +91,8 @@ def _block_capacities(problem: PlanningProblem) -> list[int]:
 
 
 def _end_capacity(problem: PlanningProblem, peer: int, embedding: bool, head: bool) -> int:
-    """Blocks that fit beside the embedding and/or the head; below 0 if those do not fit, or are
-    not left to this peer."""
+    """Blocks that fit beside the embedding and/or the head; below 0 if these do not fit, or the run
+    does not leave them to this peer."""
     if (embedding or head) and not problem.may_have(peer, 0):
         return -1
     room, layers = problem.devices.memory_bytes[peer], problem.layers_alone[peer]
@@ -99,7 +102,7 @@ def _end_capacity(problem: PlanningProblem, peer: int, embedding: bool, head: bo
 
 
 def _best_ends(problem: PlanningProblem, capacities: list[int], with_embedding: bool) -> list[int]:
-    """The peers that lose the fewest blocks by holding an end, several for want of ties."""
+    """The eight peers that lose the fewest blocks by holding an end."""
     able: list[tuple[int, int, int]] = []
     for peer, capacity in enumerate(capacities):
         left = _end_capacity(problem, peer, with_embedding, not with_embedding)
@@ -147,7 +150,7 @@ def why_infeasible(problem: PlanningProblem) -> NoPlan:
     if aside:
         sets = "it sets" if count == 1 else "each sets"
         peers += f", of which {sets} {gibibytes(aside)} aside to go back through a layer"
-    rooms = zip(devices.memory_bytes, wholes, strict=True)  # as if all were the cheapest kind
+    rooms = zip(devices.memory_bytes, wholes, strict=True)  # counted as if all were cheapest kind
     if (usable := sum(room * needed // whole for room, whole in rooms)) < needed:
         short = needed - usable + max(0, aside - max(offers))
         return NoPlan(
@@ -160,12 +163,12 @@ def why_infeasible(problem: PlanningProblem) -> NoPlan:
 
 
 def _whole_bytes(layers: LayerTable) -> int:
-    """Of the whole model, with one microbatch in flight."""
+    """Bytes of the whole model, with one microbatch in flight."""
     return layers.state_bytes(0, layers.count) + layers.saved_bytes(0, layers.count)
 
 
 def _nearest(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """What is needed and what is offered of who lacks least: a card's stage takes less."""
+    """(needed, offered) of the peer that lacks least: a card's stage takes less."""
     return min(pairs, key=lambda pair: (pair[0] - pair[1], -pair[1]), default=(0, 0))
 
 
@@ -187,8 +190,8 @@ def too_small(workload: Workload, record: PeerRecord) -> str:
 def _too_few_named(
     problem: PlanningProblem, offers: Sequence[int], wholes: Sequence[int]
 ) -> NoPlan | None:
-    """Where the ends are left to some, of whom none is here, or one without room for the whole
-    model: it can hold no end beside another's."""
+    """Why the peers to which the ends are left are too few: none is here, or one without room for
+    the whole model, which both ends on one peer need. None if that is not so."""
     named = [peer for peer in range(problem.peer_count) if problem.may_have(peer, 0)]
     if not named:
         return NoPlan(
@@ -210,7 +213,7 @@ def _too_few_named(
 
 
 def _too_large_layer(problem: PlanningProblem, offers: Sequence[int]) -> NoPlan | None:
-    """One that nobody who may have it has room for."""
+    """Why a layer is too large for every peer that may have it; None if none is."""
     for name, number in _named_layers(problem):
         able = [peer for peer in range(problem.peer_count) if problem.may_have(peer, number)]
         size, most = _nearest((_alone_bytes(problem, peer, number), offers[peer]) for peer in able)
@@ -226,7 +229,8 @@ def _too_large_layer(problem: PlanningProblem, offers: Sequence[int]) -> NoPlan 
 
 
 def _one_for_both_ends(problem: PlanningProblem, offers: Sequence[int]) -> NoPlan | None:
-    """Where the same peer alone has room for either end: it can hold one beside another's."""
+    """Why one peer is not enough for both ends, where it alone has room for either. None if that is
+    not so."""
     outer = 0, problem.layer_count - 1
     ends = [(name, number) for name, number in _named_layers(problem) if number in outer]
     named = [peer for peer in range(problem.peer_count) if problem.may_have(peer, 0)]
@@ -250,18 +254,18 @@ def _one_for_both_ends(problem: PlanningProblem, offers: Sequence[int]) -> NoPla
 
 
 def _alone_bytes(problem: PlanningProblem, peer: int, layer: int) -> int:
-    """What this peer must offer to hold this layer and no other."""
+    """Bytes that this peer must offer to hold this layer and no other."""
     return problem.layers_alone[peer].of(layer).needed_bytes + problem.devices.aside_bytes
 
 
 def _left_to_some(problem: PlanningProblem, layer: int) -> str:
-    """Whoever else brings memory for it may not have it."""
+    """A remark for a layer that the run leaves to some peers: others may not have it."""
     is_left = problem.ends is not None and layer in (0, problem.layer_count - 1)
     return f" {LEFT_TO_SOME}" if is_left else ""
 
 
 def _undivided(problem: PlanningProblem, needed: int, peers: str) -> NoPlan:
-    """There is memory enough, and what is left of it in several places is of no use."""
+    """Why enough memory in sum does not suffice: what several peers have left is of no use."""
     unlike = min(problem.layers_alone, key=_whole_bytes).unlike
     short = min(layer.needed_bytes for layer in unlike) if unlike else _rounding_loss(problem)
     return NoPlan(
@@ -272,7 +276,7 @@ def _undivided(problem: PlanningProblem, needed: int, peers: str) -> NoPlan:
 
 
 def _named_layers(problem: PlanningProblem) -> list[tuple[str, int]]:
-    """Those that may be too large for any peer, and which layer each is."""
+    """The layers that may be too large for any peer: name and number of each."""
     if problem.layers.unlike:
         return [(f"layer {number}", number) for number in range(problem.layer_count)]
     ends = [("the embedding", 0), ("the head", problem.layer_count - 1)]

@@ -7,11 +7,12 @@ from p2p_dtfm.core.cost_model.costs import Placement
 from p2p_dtfm.core.cost_model.placement_problem import PlanningProblem
 
 MANY_PEERS = 128
-"""In larger swarms fewer shapes are tried, each being dearer to cost."""
+"""In larger swarms fewer shapes are tried, since each is dearer to cost."""
 
 
 def initial_placements(problem: PlanningProblem) -> Iterator[Placement]:
-    """The cheapest to cost first: each of the fastest peers alone, then ever more of the best."""
+    """Placements, the cheapest to cost first: each of the fastest peers alone, then ever more of
+    the best peers."""
     if problem.ends is None:
         yield from _of_anybody(problem)
         return
@@ -20,8 +21,9 @@ def initial_placements(problem: PlanningProblem) -> Iterator[Placement]:
 
 
 def _between_named(problem: PlanningProblem, placement: Placement) -> Iterator[Placement]:
-    """The same peers, where ends are left to some: as they are, if all ends are theirs; these
-    alone; and as many pipelines as they can begin and end, with the others between them."""
+    """Placements of the same peers, where the run leaves the ends to named ones: `placement`, if
+    named peers have all its ends; the named peers alone; and pipelines that named peers begin and
+    end, with the others between them."""
     together = [peer for peers in placement for peer in peers]
     named = [peer for peer in together if problem.may_have(peer, 0)]
     others = [peer for peer in together if not problem.may_have(peer, 0)]
@@ -61,8 +63,8 @@ def _of_anybody(problem: PlanningProblem) -> Iterator[Placement]:
 def _arranged(
     problem: PlanningProblem, chain: list[int], chosen: list[int], stages: int
 ) -> Iterator[Placement]:
-    """Pipelines inside neighbourhoods, across them, of peers as listed, of like total speed; and
-    with those alike in links in one stage, or in deeper pipelines the worse their links are."""
+    """Pipelines inside neighbourhoods, of peers as listed, across neighbourhoods, and of like total
+    speed. Then pipelines with peers of like links in one stage, and deeper ones for worse links."""
     pipelines = max(1, len(chain) // stages)
     even = chain[: pipelines * stages]
     listed = sorted(chosen)
@@ -81,7 +83,8 @@ def _arranged(
 
 
 def _layered(problem: PlanningProblem, chain: list[int], pipelines: int) -> Placement:
-    """Those with the best links in the first stage, which ends last and has the most to reduce."""
+    """Pipelines with the peers of the best links in the first stage, which ends last and has the
+    most to reduce."""
     place = {peer: at for at, peer in enumerate(chain)}
     reach = problem.links.reach_bytes_per_s
     by_links = sorted(chain, key=lambda p: (-reach[p], place[p]))
@@ -90,9 +93,9 @@ def _layered(problem: PlanningProblem, chain: list[int], pipelines: int) -> Plac
 
 
 def _deeper(problem: PlanningProblem, chain: list[int], stages: int) -> Iterator[Placement]:
-    """Half of the peers, those with the worse links, in pipelines of twice as many stages.
+    """Pipelines in which the half of the peers with the worse links has twice as many stages.
 
-    They then hold half as much, to be reduced among fewer.
+    Each of these peers then holds half as much, to be reduced among fewer holders.
     """
     depth = 2 * stages
     place = {peer: at for at, peer in enumerate(chain)}
@@ -106,7 +109,8 @@ def _deeper(problem: PlanningProblem, chain: list[int], stages: int) -> Iterator
 
 
 def _counts(peer_count: int) -> list[int]:
-    """From 2 up to n, each a third more than the last; in large swarms twice as many."""
+    """Numbers of peers up to all, each a third more than the last; in large swarms each twice the
+    last."""
     counts, count = [], peer_count
     while count > 1:
         counts.append(count)
@@ -115,7 +119,7 @@ def _counts(peer_count: int) -> list[int]:
 
 
 def stage_counts(problem: PlanningProblem, peer_count: int) -> list[int]:
-    """All up to 12, then ever farther apart; in large swarms sooner so."""
+    """Numbers of stages: all up to 12, then ever farther apart; in large swarms sooner so."""
     spacing = 6 if problem.peer_count <= MANY_PEERS else 2
     most = min(peer_count, problem.most_stages)
     counts, stages = [], 1
@@ -133,7 +137,7 @@ def runs(chain: list[int], pipelines: int) -> Placement:
 
 
 def nearest_chain(problem: PlanningProblem, peers: list[int]) -> list[int]:
-    """A path through all peers, each time to the one that a tensor reaches soonest."""
+    """A path through all peers that always goes on to the one that a tensor reaches soonest."""
     left = sorted(peers)
     chain = left[:1]
     del left[:1]

@@ -1,9 +1,9 @@
-"""Leaving out who adds less to a swarm's speed than its run asks of a peer (`limits.least_gain`).
+"""Leaves out peers that add less to a swarm's speed than the run asks (`limits.least_gain`).
 
-A peer that adds little can cost much: one more that must not fall silent, one more to wait for in
-every view. Those with the least work are tried first. A pipeline of which nobody can be left out
-alone goes as a whole, if it adds less than its peers should together. Who has a stage already stays
-while it adds half of that: else noise would move it in and out.
+A peer that adds little can cost much: it is one more that must not fall silent, and one more to
+wait for in every view. Peers with the least work are tried first. A pipeline of which nobody can be
+left out alone goes as a whole, if it adds less than its peers should together. A peer that already
+has a stage stays while it adds half of that: otherwise noise would move it in and out.
 """
 
 from collections.abc import Container
@@ -18,8 +18,8 @@ MOST_TRIED = 256
 def without_idlers(
     model: StepModel, cost: PlacementCost, least_gain_ppm: int, settled: Container[int] = ()
 ) -> PlacementCost:
-    """The placement less those who make the swarm faster by less than so many millionths;
-    `settled`: who has a stage in the plan in force."""
+    """The placement without peers that make the swarm faster by less than so many millionths.
+    `settled` are the peers with a stage in the plan in force."""
     if not least_gain_ppm:
         return cost
     for peer in _by_work(model, cost)[:MOST_TRIED]:
@@ -35,7 +35,7 @@ def without_idlers(
 
 
 def _by_work(model: StepModel, cost: PlacementCost) -> list[int]:
-    """Blocks that each computes in a step, of its own share of layers; the least first."""
+    """The peers, by how many layers times microbatches they compute in a step; the least first."""
     work = {
         peer: count * (pipeline.cuts[at + 1] - pipeline.cuts[at])
         for peers, pipeline, count in zip(
@@ -49,9 +49,10 @@ def _by_work(model: StepModel, cost: PlacementCost) -> list[int]:
 def _without(
     model: StepModel, cost: PlacementCost, peer: int, is_settled: bool
 ) -> PlacementCost | None:
-    """Without this peer, or else without its pipeline; the other pipelines stay as they are cut.
+    """The placement without this peer, or else without its pipeline. The other pipelines stay as
+    they are cut.
 
-    Of a pipeline in force nobody gets other layers for it.
+    A settled peer goes only with its pipeline, so that nobody gets other layers for it.
     """
     number = next((n for n, peers in enumerate(cost.placement) if peer in peers), None)
     if number is None:

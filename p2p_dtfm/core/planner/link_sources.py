@@ -1,4 +1,4 @@
-"""Over which links a plan sends, and where what it takes them for is from."""
+"""Over which links a plan sends, and whether their rates are measured, estimated or guessed."""
 
 import itertools
 from collections import Counter
@@ -7,7 +7,7 @@ from p2p_dtfm.core.cost_model.links.swarm_links import SwarmLinks
 from p2p_dtfm.core.protocol.plan import Plan
 
 PAIRS_LIMIT = 100_000
-"""A segment with more pairs of holders counts those next to one another."""
+"""Where a segment has more pairs of holders, only neighbours in the list of holders count."""
 
 
 def links_in(plan: Plan) -> set[tuple[str, str]]:
@@ -26,6 +26,6 @@ def links_in(plan: Plan) -> set[tuple[str, str]]:
 
 
 def link_sources(plan: Plan, links: SwarmLinks) -> dict[str, int]:
-    """How many of them are measured, estimated or guessed."""
+    """How many of the plan's links are measured, estimated or guessed."""
     counts = Counter(links.source(*ends) for ends in sorted(links_in(plan)))
     return {source.value: count for source, count in sorted(counts.items())}

@@ -56,7 +56,7 @@ def _swap_places(drawn: _Drawn) -> None:
 
 
 def _swap_alike(drawn: _Drawn) -> None:
-    """With whoever has the same place in the other pipeline."""
+    """Swaps a peer with the one that has the same place in the other pipeline."""
     there = min(drawn.here, len(drawn.target) - 1)
     _swap(drawn.source, drawn.here, drawn.target, there)
 
@@ -88,7 +88,7 @@ def _leave_out(drawn: _Drawn) -> None:
 
 
 def _dissolve(drawn: _Drawn) -> None:
-    """Hand the peers of a pipeline to the others, each at some place."""
+    """Hands the peers of a pipeline to the other pipelines, each to some place."""
     others = [peers for peers in drawn.pipelines if peers is not drawn.source]
     if not others:
         return
@@ -99,7 +99,7 @@ def _dissolve(drawn: _Drawn) -> None:
 
 
 def _swap_stages(pipelines: list[list[int]], prng: Prng) -> None:
-    """Alike in all of them, since replicas gain by having equal cuts."""
+    """Swaps two stages alike in all pipelines, since replicas gain by having equal cuts."""
     longest = max(map(len, pipelines))
     a, b = prng.below(longest), prng.below(longest)
     for peers in pipelines:
@@ -135,4 +135,4 @@ _MOVES: tuple[Callable[[_Drawn], None], ...] = (
     lambda drawn: drawn.source.reverse(),
     *(_join, _split),
 )
-"""As often as each stands here."""
+"""Each move is drawn as often as it stands here."""

@@ -34,7 +34,7 @@ from p2p_dtfm.core.protocol.snapshot import Snapshot, sorted_records
 from p2p_dtfm.core.protocol.workload import Workload
 
 RECOMPUTING_PAYS = 32
-"""By at least one part in so many, else no stage is made to recompute."""
+"""Stages recompute only if that shortens a step by at least one part in so many."""
 
 
 def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
@@ -52,8 +52,8 @@ def compute_plan(snapshot: Snapshot) -> Plan | NoPlan:
 
 
 def _planned(snapshot: Snapshot) -> Plan | NoPlan:
-    """By what is told in it. Keys cost nothing: where another new one gets what was kept from the
-    first, none of them gets anything."""
+    """The plan by what the snapshot tells. New keys cost nothing: if another new key gets the place
+    that was kept from the first, no unproven one gets any."""
     plan = _without(snapshot, frozenset())
     if isinstance(plan, NoPlan) or not (by_itself := alone(snapshot, plan)):
         return plan
@@ -64,7 +64,7 @@ def _planned(snapshot: Snapshot) -> Plan | NoPlan:
 
 
 def _without(snapshot: Snapshot, idle: frozenset[str]) -> Plan | NoPlan:
-    """`idle` get no stage where the others can do without."""
+    """The plan in which the peers in `idle` get no stage, if the others can do without them."""
     problem = _problem(snapshot, idle)
     training = [record for record in snapshot.records if record.intent is Intent.TRAIN]
     able, wanted = len(training), max(1, snapshot.workload.min_members)
@@ -89,12 +89,13 @@ def _without(snapshot: Snapshot, idle: frozenset[str]) -> Plan | NoPlan:
 
 
 def standing_plan(snapshot: Snapshot) -> Plan | None:
-    """The plan that failed, with the spares that are left; None where planning is called for:
-    in a planned view, where a stage has lost its peer or that peer the states, and where somebody
-    is new.
+    """The plan that failed, with the spares that are left; None where planning is called for.
+
+    That is so in a planned view, where a stage has lost its peer, where that peer has lost the
+    states, and where somebody is new.
 
     A failure that took no stage-holder, or only lost a message, leaves the plan in force as it was.
-    Nothing is searched for then: members agree as soon as they have gathered, and the step goes on.
+    Then there is no search: members agree as soon as they have gathered, and the step goes on.
     """
     plan = snapshot.present
     if snapshot.planned or plan is None or not _stands(snapshot, plan):
@@ -107,9 +108,9 @@ def standing_plan(snapshot: Snapshot) -> Plan | None:
 
 
 def without_planning(snapshot: Snapshot) -> Plan | NoPlan:
-    """Where to plan fails, which is a fault of this program: the plan in force, if it still stands;
-    else nobody trains until others are here. All fail alike, and would end alike, whoever states
-    what their planners cannot bear."""
+    """The plan where planning fails, which is a fault of this program: the plan in force, if it
+    still stands. Otherwise nobody trains until other members are here. All members fail alike;
+    without this, one that states what planners cannot bear would end all daemons."""
     plan = snapshot.present
     if plan is not None and _stands(snapshot, plan):
         return _with_spares(snapshot, plan)
@@ -117,7 +118,8 @@ def without_planning(snapshot: Snapshot) -> Plan | NoPlan:
 
 
 def _stands(snapshot: Snapshot, plan: Plan) -> bool:
-    """Whether it is of this run, and all who have a stage are here, train, and have its states."""
+    """Whether the plan is of this run, and all its stage-holders are here, train, and have their
+    states."""
     work = snapshot.workload
     if not plan.covers(work.layer_count, work.microbatch_count):
         return False
@@ -132,14 +134,14 @@ def _stands(snapshot: Snapshot, plan: Plan) -> bool:
 
 
 def _with_spares(snapshot: Snapshot, plan: Plan) -> Plan:
-    """Whoever is here and has no stage."""
+    """The plan with all members that have no stage as its spares."""
     members = {record.peer_id for record in snapshot.records}
     return msgspec.structs.replace(plan, spares=tuple(sorted(members - {*plan.stage_holders()})))
 
 
 def _problem(snapshot: Snapshot, idle: frozenset[str]) -> PlanningProblem:
-    """Whose links are not measured, and who is new where work is audited, holds nothing, unless the
-    others have too little memory."""
+    """The planning problem without peers that must wait, unless the others have too little memory.
+    Peers wait while their links are not measured, or while they are new where work is audited."""
     waiting = held_back(snapshot) | without_stage_yet(snapshot) | idle
     if waiting:
         problem = problem_of(snapshot, waiting)
@@ -161,11 +163,12 @@ class _Made(NamedTuple):
 
     plan: Plan | NoPlan
     has_room: bool = False
-    """Every stage has memory for all that it wants in flight."""
+    """Whether every stage has memory for all that it wants in flight."""
     timed: tuple[StepModel, PlacementCost] | None = None
 
     def step_ns(self) -> int:
-        """As everything is now: a plan that stays says what its step took when it was made."""
+        """A step by present measurements; a plan that stays says what was predicted when it was
+        made."""
         assert self.timed is not None
         model, cost = self.timed
         return model.judged(cost).step_ns
@@ -181,7 +184,7 @@ def _made(snapshot: Snapshot, problem: PlanningProblem) -> _Made:
     measured = agreed({record.peer_id: record.measured for record in snapshot.records})
     present = PresentPlan(model, snapshot.present, states, measured) if snapshot.present else None
     warm = present.placement() if present else None
-    in_a_hurry = warm is not None and not snapshot.planned  # all wait; it starts from what stands
+    in_a_hurry = warm is not None and not snapshot.planned  # all wait; search starts from the plan
     best = search(model, fallback, prng_of_digest(snapshot.digest()), warm, in_a_hurry)
     best = best_cut(model, best, in_a_hurry)
     wanted = present.choose(best) if present else best
@@ -198,7 +201,7 @@ def _made(snapshot: Snapshot, problem: PlanningProblem) -> _Made:
 
 
 def _shape(cost: PlacementCost) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Who holds what in which pipeline."""
+    """Who holds which layers in which pipeline."""
     cuts = (pipeline.cuts for pipeline in cost.pipelines)
     return sorted(zip(cost.placement, cuts, strict=True))
 
@@ -214,7 +217,7 @@ def _has_room(model: StepModel, cost: PlacementCost) -> bool:
 
 
 def plan_of(problem: PlanningProblem, cost: PlacementCost) -> Plan:
-    """The plan that carries out a placement; whoever is not in it is a spare."""
+    """The plan that carries out a placement; all other members are spares."""
     order = sorted(range(len(cost.placement)), key=lambda number: cost.placement[number])
     pipelines: list[Pipeline] = []
     first = 0

@@ -1,8 +1,8 @@
 """Which stages keep only their layers' inputs and run each forward again before its backward.
 
-It costs a forward more for each microbatch, and leaves room for many more in flight (Chen et al.
-2016). Stages do it where their run says so, or where the plan has given them more in flight than
-their memory holds otherwise; a pure function of snapshot and plan, like all that peers must know
+This costs one more forward for each microbatch, and leaves room for many more in flight (Chen et
+al. 2016). Stages do it where their run says so, or where the plan gives them more in flight than
+their memory holds otherwise. That is a pure function of snapshot and plan, so all peers know it
 alike.
 """
 
@@ -29,15 +29,15 @@ def must_recompute(snapshot: Snapshot, plan: Plan, peer_id: str) -> bool:
 
 
 def stage_recomputes(workload: Workload, plan: Plan, stage: Stage, device: Device) -> bool:
-    """Whether it does on this device."""
+    """Whether a stage recomputes on this device."""
     memory = stage_memory(workload).of(device.kind, len(plan.pipelines))
     first, end = stage.first_layer, stage.end_layer
     return memory.recomputes(first, end, stage.in_flight, device.memory_bytes)
 
 
 def stage_work_ns(snapshot: Snapshot, plan: Plan, peer_id: str, device: Device) -> int:
-    """What a device takes for the microbatches of a step that this peer computes, by its timings,
-    with the forwards that it runs again."""
+    """Time of a device for the microbatches of a step that this peer computes, by its timings,
+    including the forwards that it runs again."""
     forwards = 2 if must_recompute(snapshot, plan, peer_id) else 1
     whole_ns = 0
     for number, position in plan.places_of(peer_id):
@@ -50,8 +50,8 @@ def stage_work_ns(snapshot: Snapshot, plan: Plan, peer_id: str, device: Device) 
 
 
 def problem_in_force(snapshot: Snapshot, plan: Plan) -> PlanningProblem:
-    """What this plan was made from: where one of its stages recomputes, all were taken to. Who had
-    a stage may be gone."""
+    """The problem from which this plan was made. If one of its stages recomputes, planning took all
+    stages to recompute. Stage-holders may be gone by now."""
     problem = problem_of(snapshot)
     here = {record.peer_id for record in snapshot.records}
     holders = (peer_id for peer_id in plan.stage_holders() if peer_id in here)

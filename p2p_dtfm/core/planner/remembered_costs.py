@@ -1,6 +1,7 @@
-"""Costs of placements to which a search comes again and again, in whatever order of pipelines.
+"""A cache of costs of placements to which a search returns, in whatever order of pipelines.
 
-Work is counted as if each were worked out anew: so a search ends where it always did, only sooner.
+Work is counted as if each cost were worked out anew, so a search ends at the same placement, only
+sooner.
 """
 
 from dataclasses import dataclass, field
@@ -14,29 +15,30 @@ from p2p_dtfm.core.cost_model.costs import (
 )
 
 MOST_PEERS = 32
-"""Among more, placements hardly ever come again."""
+"""Among more peers, placements hardly ever come again."""
 KNOWN_LIMIT = 1 << 13
 LOOKED_AT_WHOLE = 8
-"""With so few peers all pipelines of a placement that does not fit are timed when it comes again,
-and are not new to those after it: so it was once, and what a search counts must stay the same."""
+"""With so few peers, all pipelines of a placement that does not fit are timed when it comes again.
+They are then not new to later placements. It was once so, and what a search counts must not change.
+"""
 
 _NO_BOUND_NS = 1 << 200
 
 
 @dataclass(slots=True)
 class _Known:
-    """Of a placement whose pipelines all fit, in any order."""
+    """What is known of a placement whose pipelines all fit, in any order."""
 
     longest_ns: int = 0
-    """Its pipelines take at least so long."""
+    """The pipelines take at least so long."""
     work: int = 0
     cost: PlacementCost | None = None
     tied: dict[Placement, PlacementCost] = field(default_factory=dict)
-    """In each order, where that matters."""
+    """The cost in each order of pipelines, where the order matters."""
 
 
 class RememberedCosts:
-    """`cost` is that of the model."""
+    """The model's costs, remembered."""
 
     def __init__(self, model: StepModel) -> None:
         self._model = model
@@ -47,13 +49,13 @@ class RememberedCosts:
         self._looks_at_whole = model.problem.peer_count <= LOOKED_AT_WHOLE
 
     def of_start(self, placement: Placement) -> PlacementCost | None:
-        """Of a placement that no move has led to."""
+        """The cost of a start, to which no move has led."""
         if not self._remembers:
             return self._model.cost(placement)
         return self._cost(placement, _NO_BOUND_NS, False)
 
     def cost(self, placement: Placement, bound_ns: int) -> PlacementCost | None:
-        """See `StepModel.cost`."""
+        """The same as `StepModel.cost`."""
         if not self._remembers:
             return self._model.cost(placement, bound_ns)
         comes_again = self._looks_at_whole and self._comes_again(placement)
@@ -114,7 +116,8 @@ class RememberedCosts:
 
 
 def _in_order(cost: PlacementCost, placement: Placement) -> PlacementCost:
-    """Of a placement of the same pipelines, those without a microbatch left out."""
+    """The cost with its pipelines in the order of `placement`, without those that have no
+    microbatch."""
     if cost.placement == placement:
         return cost
     pairs = zip(cost.pipelines, cost.microbatches, strict=True)

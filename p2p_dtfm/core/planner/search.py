@@ -22,27 +22,28 @@ from p2p_dtfm.core.protocol.prng import Prng
 WORK_FOR_EACH_PEER = 180_000
 WORK_FOR_ANY, WORK_FOR_EACH_OF_MANY = 7_000_000, 5_000
 FEW_PEERS = 16
-"""Fewer have so much less to choose from that each is given less work."""
+"""Fewer peers have so much less to choose from that the search gets less work for each."""
 ROUNDS = 8
 """Starts that are improved; half of them drop out after each round."""
 COARSE_DIVISOR = 128
-"""The threshold below which a worse placement is accepted at first: this part of a step."""
+"""At first a placement is accepted that is worse by at most one part in so many of a step."""
 PATIENCE = 300
 """Moves without gain, for each peer, after which a descent ends."""
 FINALISTS = 24
 """This many of the cheapest starts, with all that became of them, are timed once more, with more
 care."""
 FINALISTS_OF_MANY = 12
-"""In large swarms each takes a tenth of a second."""
+"""Finalists in large swarms, where each takes a tenth of a second."""
 VERY_MANY_PEERS = 512
 FINALISTS_OF_VERY_MANY = 4
-"""Each takes a second. In five swarms of 640 to 1,024 the step is 0.991 to 1.002 of twelve's."""
+"""Finalists in very large swarms, where each takes a second. In five swarms of 640 to 1,024 peers
+the step is 0.991 to 1.002 of that with twelve."""
 LAST_FINALISTS = 4
-"""The best of them, and the best of each number of pipelines, are simulated if that is cheap."""
+"""So many of the best, and the best of each number of pipelines, are simulated if that is cheap."""
 EVENTS = 600_000
-"""That may be simulated while one of them is chosen, and again while its microbatches are dealt."""
+"""Events simulated while a finalist is chosen, and again while its microbatches are dealt."""
 FEW_EVENTS = 200_000
-"""Within which further finalists are simulated; and again while its layers are cut better."""
+"""Further finalists are simulated within so many events. So are better cuts of the chosen one."""
 PAIRS_FOR_DEALS = 2_000_000
 """Pairs of holders that may be looked at, where fewer than `FEW_DEALS` deals can be simulated."""
 FEW_DEALS = 12
@@ -94,13 +95,13 @@ def _finalists(peer_count: int) -> int:
 
 
 def _refined_first(model: StepModel, found: list[PlacementCost]) -> list[PlacementCost]:
-    """Cheapest first, link by link: what overlaps is not the same in all shapes."""
+    """The placements sorted by cost, timed link by link: what overlaps differs between shapes."""
     return sorted(found, key=lambda cost: rank(model.refined(cost)))
 
 
 def _judged(model: StepModel, found: list[PlacementCost], divisor: int) -> PlacementCost:
-    """The best of the cheapest: link by link, and the best of these message by message; with one
-    part in `divisor` of the usual work."""
+    """The best of the cheapest placements, timed link by link, and the best of these message by
+    message; with one part in `divisor` of the usual work."""
     distinct = {cost.placement: cost for cost in found}
     refined = _refined_first(model, list(distinct.values()))
     unlike: dict[int, PlacementCost] = {}
@@ -118,7 +119,8 @@ def _judged(model: StepModel, found: list[PlacementCost], divisor: int) -> Place
 
 
 def _soonest(model: StepModel, found: list[PlacementCost]) -> PlacementCost:
-    """Message by message; of one that is surely later than another no more is looked at."""
+    """The placement with the shortest step, timed message by message. A simulation ends as soon as
+    it is surely later than the best."""
     best = found[0]
     best_rank = rank(model.simulated(best))
     for cost in found[1:]:
@@ -129,9 +131,10 @@ def _soonest(model: StepModel, found: list[PlacementCost]) -> PlacementCost:
 
 
 def _cut_well(model: StepModel, cost: PlacementCost, divisor: int) -> PlacementCost:
-    """With single layers, or microbatches, handed on as long as the step gets shorter.
+    """The placement with single layers, or microbatches, handed on as long as the step gets
+    shorter.
 
-    The search cuts for the shortest period; what ends a step besides, it does not cut for.
+    The search cuts for the shortest period only, and not for how a step ends.
     """
     tries = FEW_EVENTS // divisor // model.events(cost)
     best_ns = model.simulated(cost).step_ns
@@ -155,7 +158,8 @@ def _neighbours(model: StepModel, cost: PlacementCost) -> Iterator[PlacementCost
 
 
 def _less_owed(model: StepModel, cost: PlacementCost) -> Iterator[PlacementCost]:
-    """Fewer in flight: a stage that owes less of its backwards has its own gradients sooner."""
+    """The placement with fewer microbatches in flight: a stage that owes less of its backwards has
+    its own gradients sooner."""
     for number, (peers, pipeline) in enumerate(zip(cost.placement, cost.pipelines, strict=True)):
         wanted, _ = model.pipelines_in(len(cost.placement)).time(peers, pipeline.cuts)
         fewer = tuple(map(min, wanted, pipeline.in_flight))
@@ -166,8 +170,8 @@ def _less_owed(model: StepModel, cost: PlacementCost) -> Iterator[PlacementCost]
 
 
 def _cut_anew(model: StepModel, cost: PlacementCost) -> Iterator[PlacementCost]:
-    """One layer handed on from a stage to a neighbour; then so in all pipelines that are cut alike
-    there."""
+    """The placement with one layer handed on from a stage to a neighbour; then the same in all
+    pipelines that are cut alike there."""
     for number, pipeline in enumerate(cost.pipelines):
         for at in range(1, len(pipeline.cuts) - 1):
             edge = pipeline.cuts[at : at + 1]
@@ -182,7 +186,8 @@ def _cut_anew(model: StepModel, cost: PlacementCost) -> Iterator[PlacementCost]:
 def _shifted(
     model: StepModel, cost: PlacementCost, numbers: list[int], at: int, step: int
 ) -> PlacementCost | None:
-    """With the edge `at` of these pipelines so many layers later; None where that does not fit."""
+    """The placement with the cut `at` of these pipelines `step` layers later; None where that does
+    not fit."""
     pipelines = list(cost.pipelines)
     for number in numbers:
         cuts = list(pipelines[number].cuts)
@@ -198,10 +203,10 @@ def _shifted(
 
 
 def _dealt_well(model: StepModel, cost: PlacementCost, divisor: int) -> PlacementCost:
-    """With the microbatches that are left over given to those who delay the reduction least.
+    """The placement with left-over microbatches given to pipelines that delay the reduction least.
 
-    Of pipelines that are equally fast first those with the best links get more; then single
-    microbatches are handed on.
+    Among equally fast pipelines, those with the best links get more first. Then single microbatches
+    are handed on.
     """
     tries = EVENTS // divisor // model.events(cost) - 1
     is_simulated = tries >= FEW_DEALS
@@ -232,8 +237,8 @@ def _deals_by_links(model: StepModel, cost: PlacementCost) -> Iterator[tuple[int
 
 
 def _orders(problem: PlanningProblem, placement: Placement) -> Iterator[list[int]]:
-    """Pipelines by their links, best first; then so that those near one another are side by side,
-    which lets whole neighbourhoods end early."""
+    """Orders of the pipelines: by their links, best first; then with near ones side by side, which
+    lets whole neighbourhoods end early."""
     slowest = [
         min(
             min(rate for other, rate in enumerate(problem.links.bytes_per_s[peer]) if other != peer)
@@ -253,7 +258,8 @@ def _orders(problem: PlanningProblem, placement: Placement) -> Iterator[list[int
 
 
 def _handed_on(cost: PlacementCost) -> Iterator[tuple[int, ...]]:
-    """One microbatch from each pipeline to each of the three that would end soonest with it."""
+    """Deals with one microbatch moved from a pipeline to one of the three that would end soonest
+    with it."""
     ends = [
         pipeline.duration_ns(count + 1)
         for pipeline, count in zip(cost.pipelines, cost.microbatches, strict=True)
@@ -276,7 +282,8 @@ def _first_costs(
     present: Placement | None,
     budget: int,
 ) -> list[PlacementCost]:
-    """Starts, cheapest first; of those with equal shapes and peers' number only the cheapest."""
+    """Starts, cheapest first. Of those with as many pipelines and as long a first one, only the
+    cheapest stays."""
     limit = model.work + budget
     by_shape: dict[tuple[int, int], PlacementCost] = {}
     offers = [present] if present else []
@@ -293,14 +300,15 @@ def _first_costs(
 
 
 def rank(cost: PlacementCost) -> tuple[int, int, Placement]:
-    """Cheaper first; among equals the one that uses more peers."""
+    """A sort key: cheaper first; among equals the one that uses more peers."""
     return cost.step_ns, -sum(map(len, cost.placement)), cost.placement
 
 
 def _anneal(
     model: StepModel, costs: RememberedCosts, start: PlacementCost, prng: Prng, budget: int
 ) -> PlacementCost:
-    """Random moves; each is taken unless it makes the step longer by more than a threshold.
+    """Random moves from `start`; each is taken unless it lengthens the step by more than a
+    threshold.
 
     The threshold falls from 1/128 of the step to nothing half-way (Dueck and Scheuer 1990:
     threshold accepting; without exponentials integers suffice).

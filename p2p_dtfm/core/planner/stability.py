@@ -1,19 +1,19 @@
 """Whether a better plan is worth leaving the present one for.
 
 A plan that moves layers costs time and risk, and measurements are noisy: with every figure 5% off,
-another plan may seem up to a tenth better than it is. So, counted over `HORIZON_STEPS` steps, the
-gain must exceed the time in which the state moves, and it must exceed the noise: a tenth of a step
-if anybody who has a stage gets other layers or none, a fiftieth if spares are only added, and a
-twentieth where steps were measured under both plans: a gain that does not come is taken back.
-To deal microbatches anew moves no state; it is done when a step gets shorter by a twentieth. Else a
-plan that moves nobody is the present one to the byte.
+another plan may seem up to a tenth better than it is. So the gain, counted over `HORIZON_STEPS`
+steps, must exceed the time in which the state moves. It must also exceed the noise: a tenth of a
+step if any stage-holder gets other layers or none, and a fiftieth if spares are only added. Where
+steps were measured under both plans it is a twentieth, so that a plan whose gain does not come is
+left again. To deal microbatches anew moves no state; that is done when a step gets shorter by a
+twentieth. Otherwise a plan that moves nobody is the present one to the byte.
 
-While states move, steps go on, and whoever fetches a layer gets its gradients of each step as well.
-Where these alone would fill the line, the states never arrive, and all that is sent of them slows
-down who trains: such a plan never pays.
+While states move, steps go on, and a peer that fetches a layer gets its gradients of each step as
+well. Where these alone would fill the line, the states never arrive, and what is sent of them slows
+down those that train. Such a plan never pays.
 
-After a failure all stand still, and whatever moves is waited for. Then the plan is the one with
-which the next step ends first; a better one follows, for which states move while steps go on.
+After a failure all stand still, and wait for whatever moves. Then the plan is the one with which
+the next step ends first. A better one follows, for which states move while steps go on.
 """
 
 from collections.abc import Iterator
@@ -38,27 +38,27 @@ ADDING_DIVISOR = 50
 DEALING_DIVISOR = 20
 TRIED_DIVISOR = 20
 FOLLOWED_SHARE = 2
-"""Of the time of a step, gradients may travel for one part in so many while states move."""
+"""While states move, gradients may travel for one part in so many of a step's time."""
 HAND_OVER_NS = SECOND_NS
-"""To ask for states, write, check and read them, besides the time on the way."""
+"""Time to ask for states, and to write, check and read them, besides the time on the way."""
 WORTH_A_VIEW_NS = 2 * HAND_OVER_NS
-"""To go on sooner by less is not worth a second view: all of them plan once more."""
+"""To go on sooner by less is not worth a second view, for which all peers plan once more."""
 
 _Fixed = tuple[tuple[int, ...], tuple[int, ...]]
-"""Peers of a pipeline, and its cuts as they are in force."""
+"""The peers of a pipeline, and its cuts as they are in force."""
 
 
 class WhyNot(Enum):
     """Why a plan that is faster is not the one in force."""
 
     LITTLE = auto()
-    """By too little."""
+    """It is faster by too little."""
     LINE = auto()
-    """A line is too slow for the states that the peer would get."""
+    """The peer's line is too slow for the states that it would get."""
     MOVES = auto()
     """States of others would move for too long."""
     UNSEEN = auto()
-    """Nothing is in its way: no search has come to it."""
+    """Nothing stands against it, but no search has come to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,28 +67,28 @@ class PlanChoice:
 
     cost: PlacementCost
     move_ns: int
-    """Until states have moved, by themselves."""
+    """Time until states have moved, if nothing else is sent."""
     follow_ns: int
-    """Until the gradients of one step have followed them."""
+    """Time until the gradients of one step have followed them."""
     moves: bool
-    """Whether anybody who has a stage gets other layers."""
+    """Whether any stage-holder gets other layers."""
     stay: frozenset[int]
-    """Who has the same layers as before."""
+    """Peers that have the same layers as before."""
     step_ns: int
-    """As predicted, or as it was measured."""
+    """A step as it was measured, or else as predicted."""
     is_tried: bool
-    """It was measured."""
+    """Whether steps were measured under this plan."""
 
     @property
     def horizon_ns(self) -> int:
         return HORIZON_STEPS * self.step_ns + self.move_ns
 
     def only_adds(self, base: "PlanChoice") -> bool:
-        """Whether all stay who do in `base`, with the layers that they have."""
+        """Whether nobody gets other layers, and all peers that stay in `base` stay here."""
         return not self.moves and base.stay <= self.stay
 
     def can_follow(self, step_ns: int) -> bool:
-        """Whether states arrive while others go on with steps of that length."""
+        """Whether states arrive while others go on with steps of this length."""
         return self.follow_ns * FOLLOWED_SHARE <= step_ns
 
 
@@ -102,8 +102,9 @@ class PresentPlan:
         states: dict[str, set[int]] | None = None,
         measured: dict[PlanShape, int] | None = None,
     ) -> None:
-        """`states`: the layers that each peer has when all stand still; without it steps go on, and
-        each has those of its stage. `measured`: what steps took under plans that were tried."""
+        """`states`: the layers that each peer has, where all stand still. Without it steps go on,
+        and each peer has the layers of its stage. `measured`: how long steps took under plans that
+        were tried."""
         self.measured = measured or {}
         self._steps_go_on = states is None
         self.model = model
@@ -131,7 +132,7 @@ class PresentPlan:
         self._off_alone = self._how_far_off_alone() if self._off else None
 
     def placement(self) -> tuple[tuple[int, ...], ...]:
-        """Present pipelines less those who are gone: where a search may begin."""
+        """The present pipelines without peers that are gone: where a search may begin."""
         left = (
             tuple(self.numbers[s.peer_id] for s in p.stages if s.peer_id in self.numbers)
             for p in self.pipelines
@@ -139,7 +140,7 @@ class PresentPlan:
         return tuple(peers for peers in left if peers)
 
     def choose(self, found: PlacementCost) -> PlacementCost:
-        """`found`, or what stays closer to the present plan if that is the better bargain."""
+        """`found`, or a plan closer to the present one, if that is the better bargain."""
         kept = [self.choice(cost) for cost in self._kept()]
         rival = self.choice(found)
         if not kept:
@@ -153,7 +154,7 @@ class PresentPlan:
         return not self._steps_go_on or choice.can_follow(base.step_ns)
 
     def at_once(self, wanted: PlacementCost) -> PlacementCost:
-        """`wanted`, or whatever lets a swarm that stands still end its next step sooner."""
+        """`wanted`, or the plan with which a swarm that stands still ends its next step sooner."""
         offers = [*self._left(), *self._kept(), *self._joined()]
         first = min(map(self.choice, offers), key=_next_step_first, default=None)
         rival = self.choice(wanted)
@@ -164,7 +165,7 @@ class PresentPlan:
     def unchanged(self, chosen: PlacementCost) -> Plan | None:
         """The present plan, if `chosen` moves nobody and hardly gains by its microbatches.
 
-        Only who is a spare may differ.
+        Only the spares and the codecs of boundaries may differ.
         """
         timed = dict(zip(chosen.placement, chosen.pipelines, strict=True))
         whole = self._whole()
@@ -196,26 +197,26 @@ class PresentPlan:
         return stage.in_flight <= room
 
     def _left(self) -> Iterator[PlacementCost]:
-        """The present pipelines less those who are gone, their layers cut anew."""
+        """The present pipelines without peers that are gone, their layers cut anew."""
         left = self.placement()
         cost = self.model.cost(left) if left else None
         if cost is not None:
             yield cost
 
     def _others(self, base: PlanChoice) -> Iterator[PlacementCost]:
-        """What may be better than the present plan, besides what a search finds."""
+        """Plans that may be better than the present one, besides what a search finds."""
         yield from self._grown(base.cost)
         yield from self._tried()
         if self._off is not None:
             yield from self._alone()
 
     def _alone(self) -> Iterator[PlacementCost]:
-        """One peer by itself: a swarm must not be slower than its best member."""
+        """Each peer by itself: a swarm must not be slower than its best member."""
         alone = (self.model.cost(((peer,),)) for peer in range(self.problem.peer_count)[:64])
         return (cost for cost in alone if cost is not None)
 
     def _tried(self) -> Iterator[PlacementCost]:
-        """Plans that were measured, if all who held a stage are still here."""
+        """Plans that were measured, if all their stage-holders are still here."""
         for shape in self.measured:
             if len(shape) > self.problem.step.microbatch_count:
                 continue
@@ -236,9 +237,9 @@ class PresentPlan:
         return found, cost.step_ns
 
     def _how_far_off_alone(self) -> tuple[int, int] | None:
-        """The same of peers that were tried alone: the most."""
+        """The same for peers that were tried alone: the pair that is farthest off."""
         alone = [cost for cost in self._tried() if cost.stage_count == 1]
-        # a plan of several pipelines of which only one gets work is another one than was tried
+        # a plan of which only one pipeline gets work is another plan than was tried
         times = [(self.measured.get(self._shape(cost), 0), cost.step_ns) for cost in alone]
         late = [(took, planned) for took, planned in times if took > planned]
         return max(late, key=lambda pair: (pair[0] * 1000 // max(1, pair[1]), pair), default=None)
@@ -249,8 +250,9 @@ class PresentPlan:
         return tuple(sorted((tuple(ids[p] for p in peers), c.cuts) for peers, c in pairs))
 
     def _step_ns(self, cost: PlacementCost) -> int:
-        """As measured. What was never tried is taken to be as far off as the plan in force; but a
-        peer alone, which has no links, only as far as others alone, if that plan has links."""
+        """A step as measured. A plan that was never tried is taken to be as far off its prediction
+        as the plan in force. But if that plan has links, a peer alone, which has none, is taken to
+        be only as far off as others alone."""
         found = self.measured.get(self._shape(cost)) if self.measured else None
         if found is not None:
             return found
@@ -262,7 +264,8 @@ class PresentPlan:
         return -(-cost.step_ns * measured_ns // max(1, predicted_ns))
 
     def _kept(self) -> Iterator[PlacementCost]:
-        """The present pipelines that still stand; and with a spare in the place of each loss."""
+        """The present pipelines that still stand; then the same with a broken one in addition, in
+        which a spare takes the lost place."""
         whole = self._whole()
         if whole:
             cost = self._cost(whole)
@@ -287,7 +290,8 @@ class PresentPlan:
         return [fixed for fixed in every if fixed is not None]
 
     def _joined(self) -> Iterator[PlacementCost]:
-        """With the layers of each loss given to the stage before it, or to the one after it."""
+        """The present pipelines, with the layers of each lost peer given to the stage before it, or
+        to the stage after it."""
         for step in (1, -1):
             fixed = [closed for p in self.pipelines if (closed := self._closed(p, step))]
             cost = self._cost(fixed) if fixed else None
@@ -337,7 +341,7 @@ class PresentPlan:
         return self.model.combine(tuple(peers for peers, _ in fixed), timed, None)
 
     def choice(self, cost: PlacementCost) -> PlanChoice:
-        """With what it would take to get there."""
+        """A candidate with what it would take to get there."""
         move_ns, follow_ns = 0, 0
         stay: set[int] = set()
         moves = False
@@ -356,17 +360,17 @@ class PresentPlan:
         return PlanChoice(cost, move_ns, follow_ns, moves, frozenset(stay), step_ns, is_tried)
 
     def fetch_ns(self, peer: int, cost: PlacementCost) -> int:
-        """Until this peer has what it would hold."""
+        """Time until this peer has the states of what it would hold."""
         layers = next((it for each, it in _placed(cost) if each == peer), range(0))
         return self._sent_ns(peer, sum(size.fetched_bytes for size in self._new_to(peer, layers)))
 
     def _new_to(self, peer: int, layers: range) -> list[LayerBytes]:
-        """Those of which it has no state."""
+        """The layers, of these, of which the peer has no state."""
         has = self.states.get(peer, ())
         return [self.problem.layers.of(layer) for layer in layers if layer not in has]
 
     def _sent_ns(self, peer: int, size: int) -> int:
-        """From the peer that holds something and has the best link to this one."""
+        """Time for so many bytes from the peer with states that has the best link to this one."""
         if size == 0:
             return 0
         rows = self.problem.links.bytes_per_s
@@ -375,7 +379,7 @@ class PresentPlan:
 
 
 def _placed(cost: PlacementCost) -> Iterator[tuple[int, range]]:
-    """Each peer, with the layers that it has there."""
+    """Each peer with the layers that it has in a placement."""
     for peers, timed in zip(cost.placement, cost.pipelines, strict=True):
         for peer, (first, end) in zip(peers, pairwise(timed.cuts), strict=True):
             yield peer, range(first, end)
@@ -384,8 +388,8 @@ def _placed(cost: PlacementCost) -> Iterator[tuple[int, range]]:
 def why_not(
     model: StepModel, plan: Plan, cost: PlacementCost, peer: int, step_ns: int, other_ns: int
 ) -> WhyNot:
-    """Why a plan whose steps take `step_ns` is not left for `cost`, under which they would take
-    `other_ns`, and this peer have a stage."""
+    """Why a plan whose steps take `step_ns` is not left for `cost`. Under that, steps would take
+    `other_ns`, and `peer` would have a stage."""
     present = PresentPlan(model, plan)
     base = PlanChoice(cost, 0, 0, False, frozenset(present.held), step_ns, False)
     other = replace(present.choice(cost), step_ns=other_ns)
@@ -401,7 +405,7 @@ def _next_step_first(choice: PlanChoice) -> tuple[int, object]:
 
 
 def _next_step_ns(choice: PlanChoice) -> int:
-    """Until it ends: first all wait for whoever must fetch something."""
+    """Time until the next step ends. First, all wait for peers that must fetch something."""
     wait_ns = choice.move_ns + HAND_OVER_NS if choice.move_ns else 0
     return wait_ns + choice.step_ns
 

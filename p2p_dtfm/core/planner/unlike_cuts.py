@@ -1,8 +1,8 @@
-"""Cuts of unlike layers: what the search finds is compared with what it does not look at.
+"""Cuts of unlike layers: the search's result is compared with cuts that the search does not try.
 
 The search cuts for the shortest period, and then hands on single layers. Between layers of unlike
-width the best cut can lie several layers away, behind a boundary that is dear to cross; of few
-peers and layers all cuts of all pipelines are therefore looked at.
+width the best cut can lie several layers away, behind a boundary that is dear to cross. So with few
+peers and layers, all cuts of single pipelines are tried.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ FEW_LAYERS = 16
 def best_cut(model: StepModel, found: PlacementCost, in_a_hurry: bool = False) -> PlacementCost:
     """`found`, or a pipeline of a few peers whose step is shorter, message by message.
 
-    A pipeline is not simulated where its busiest stage alone takes longer. The most promising come
-    first, and no more than their bound of events are simulated.
+    A pipeline is not simulated if its busiest stage alone takes longer. The most promising come
+    first, up to a bound on simulated events.
     """
     problem = model.problem
     few = problem.peer_count <= FEW_PEERS and problem.layer_count <= FEW_LAYERS
@@ -43,7 +43,7 @@ def best_cut(model: StepModel, found: PlacementCost, in_a_hurry: bool = False) -
 
 
 def _pipelines(model: StepModel) -> Iterator[tuple[int, PlacementCost]]:
-    """(least time that the busiest stage takes for a step, the pipeline), each that fits."""
+    """(least time of the busiest stage for a step, pipeline), for each pipeline that fits."""
     problem = model.problem
     count, layers = problem.step.microbatch_count, problem.layer_count
     alone = model.pipelines_in(1)

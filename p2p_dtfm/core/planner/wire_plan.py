@@ -1,6 +1,7 @@
-"""How a plan's tensors travel: who sums which part of a segment, and in which codec a boundary is
-crossed. A pure function of run spec, plan and snapshot, so both ends of a link know it alike, and a
-frame that says otherwise is its sender's fault.
+"""How a plan's tensors travel: who sums which part of a segment, and which codecs boundaries have.
+
+A pure function of run spec, plan and snapshot, so both ends of a link know it alike. A frame that
+says otherwise is its sender's fault.
 """
 
 import math
@@ -20,11 +21,11 @@ from p2p_dtfm.core.schedule.pieces import CHUNK_ELEMENTS, pieces_of
 
 LEAST_CHUNK_ELEMENTS = 1 << 15
 CHUNKS_PER_S = 100
-"""Over a slower link: while a chunk is written all that comes later waits, and its sum waits for
-the whole of it."""
+"""Chunks are so small that a slow link carries so many a second. While a chunk is written, all
+later ones wait, and its sum waits for the whole chunk."""
 CHUNKS_ENOUGH = 32
-"""Of a segment that travels for long: a hundred frames are no sooner there, and a claim that is
-audited has digests of all."""
+"""Chunks of a segment that travels for long. A hundred would be there no sooner, and an audited
+claim has digests of all."""
 
 CODEC_PERCENT = {
     "fp32": 100,
@@ -39,29 +40,30 @@ CODEC_PERCENT = {
 
 
 class Chunks(NamedTuple):
-    """How a segment's flat gradient is cut, in order, and who sums each part."""
+    """The parts into which a segment's flat gradient is cut, in order, and who sums each."""
 
     bounds: tuple[tuple[int, int], ...]
     owners: tuple[str, ...]
 
 
 class BoundaryCodecs(NamedTuple):
-    """Between two neighbours in a pipeline."""
+    """The codecs between two neighbours in a pipeline."""
 
     activation: str
     gradient: str
 
 
 class WirePlan(NamedTuple):
-    """`chunks` by the first layer of each segment with several holders; `boundaries` by (sender,
-    receiver) of the activation; the gradient goes the other way."""
+    """`chunks` are by the first layer of each segment with several holders. `boundaries` are by
+    (sender, receiver) of the activation; the gradient goes the other way."""
 
     chunks: dict[int, Chunks]
     boundaries: dict[tuple[str, str], BoundaryCodecs]
 
 
 def wire_plan(spec: RunSpec, plan: Plan, snapshot: Snapshot | None) -> WirePlan:
-    """Without a snapshot all holders own equal parts, and the first allowed codecs are taken."""
+    """The wire plan of a plan. Without a snapshot all holders own equal parts, and the first
+    allowed codecs are taken."""
     workload = workload_of(spec)
     problem = None if snapshot is None else problem_of(snapshot)
     chunks = {}
@@ -121,7 +123,8 @@ def cut_into_chunks(
 
 
 def _chunk_elements(segment: Segment, length: int, problem: PlanningProblem | None) -> int:
-    """Of a segment of so many elements, at most; all where nothing is known of links."""
+    """Most elements of a chunk, for a segment of `length` elements; the usual limit where nothing
+    is known of links."""
     if problem is None:
         return CHUNK_ELEMENTS
     number_of, rates = _numbers(problem), problem.links.bytes_per_s
@@ -139,7 +142,8 @@ def _numbers(problem: PlanningProblem) -> dict[str, int]:
 def _weights(
     segments: Sequence[Segment], lengths: Sequence[int], problem: PlanningProblem | None
 ) -> list[tuple[int, ...]]:
-    """The parts by which `costs` predicts how long the reduction takes; equal without a problem."""
+    """The holders' weights, as `costs` takes them to predict the reduction; equal ones without a
+    problem."""
     if problem is None:
         return [(1,) * len(segment.holders) for segment in segments]
     numbers = _numbers(problem)
@@ -174,7 +178,7 @@ def _boundary_codecs(
     tensors = [1 if peer_id in ends else 2 for peer_id in edge]
 
     def rate(a: int, b: int, sent: int, received: int) -> int:
-        """Of one tensor where a stage in the middle sends, and receives, two at a time."""
+        """The rate of one tensor, where a middle stage sends, and receives, two at a time."""
         up, down = problem.links.uplink_bytes_per_s[a], problem.links.downlink_bytes_per_s[b]
         return min(problem.links.bytes_per_s[a][b], up // sent, down // received)
 
@@ -188,8 +192,8 @@ def _boundary_codecs(
 
 
 def _codec(allowed: tuple[str, ...], bytes_per_s: int, limit_ns: int, size_bytes: int) -> str:
-    """The first that travels in the time that the busiest stage computes a microbatch, so that the
-    link holds up nobody; if none does, the one with the fewest bytes."""
+    """The first codec in which a tensor travels while the busiest stage computes a microbatch, so
+    that the link holds up nobody. If there is none, the codec with the fewest bytes."""
     for codec in allowed:
         if duration_ns(size_bytes * CODEC_PERCENT[codec] // 100, max(1, bytes_per_s)) <= limit_ns:
             return codec

@@ -1,7 +1,7 @@
 """Canonical bytes: equal values give equal bytes on any machine, and only equal bytes are hashed.
 
 Maps are sorted, structs keep the order of their definition, and floats are refused: two machines
-may disagree about the last bit of one.
+may disagree about a float's last bit.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 Value = TypeVar("Value")
 
 NUMBERED_LIMIT = 4096
-"""Layers, segments, microbatches that anything names. Python puts a number into a dictionary by its
-lowest bits, so whoever chooses the numbers chooses how long that takes: with the square of how many
-they are. 86,507 of them in 467 KB took 7 s, before anybody had asked who says that."""
+"""Numbers of layers, segments or microbatches in one dictionary. Python places a number in a
+dictionary by its lowest bits. So a sender that chooses the numbers can make decoding take time in
+the square of their count: 86,507 of them in 467 KB took 7 s, before the sender was even checked."""
 Numbered = Annotated[dict[int, Value], msgspec.Meta(max_length=NUMBERED_LIMIT)]
-"""What is said of layers, segments or microbatches: the only dictionaries of numbers that are
-decoded. Names are put in by a hash that nobody foresees."""
+"""What is said of layers, segments or microbatches. No other dictionaries of numbers are decoded.
+Those of names are safe: Python hashes text in a way that nobody foresees."""
 
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 _WIRE_ENCODER = msgspec.msgpack.Encoder()
@@ -35,7 +35,7 @@ def encode(value: object) -> bytes:
 
 
 def encode_for_wire(value: object) -> bytes:
-    """Plain msgpack, for what is read but never compared or hashed by others' re-encoding."""
+    """Plain msgpack, for values that others read but never encode again to compare or hash."""
     return _WIRE_ENCODER.encode(value)
 
 
@@ -68,7 +68,7 @@ def digest(value: object) -> str:
 
 
 def _refuse_floats(value: object) -> None:
-    """Structs whose fields cannot hold a float need not be looked into."""
+    """Asserts that no float is in a value. Structs whose fields cannot hold one are skipped."""
     assert not isinstance(value, float), f"a float must not reach hashed bytes: {value!r}"
     if isinstance(value, msgspec.Struct):
         if not _has_no_floats(type(value)):
@@ -89,7 +89,7 @@ def _has_no_floats(struct: type[msgspec.Struct]) -> bool:
 
 
 def _may_hold_float(info: object, seen: set[int]) -> bool:
-    """Whether a value of the type that msgspec describes so can have a float in it."""
+    """Whether a value of the type that `info` describes can have a float in it."""
     if isinstance(info, msgspec.inspect.FloatType | msgspec.inspect.AnyType):
         return True
     if id(info) in seen:
@@ -104,7 +104,7 @@ def _may_hold_float(info: object, seen: set[int]) -> bool:
 
 
 def _has_many_numbers(info: object, seen: set[int]) -> bool:
-    """Whether a value of the type that msgspec describes so can have a dictionary or set in it of
+    """Whether a value of the type that `info` describes can have a dictionary or set in it with
     more numbers than `NUMBERED_LIMIT`."""
     if id(info) in seen:
         return False

@@ -1,14 +1,14 @@
 """Whose fault it is: the user's, another peer's, or ours.
 
-Our own mistakes are `AssertionError`s. We never catch our own by name; where one must not end a
-daemon, a last `except Exception` logs it as a bug. The other two are exceptions that carry their
-cause and, where somebody can act on it, the fix.
+Our own mistakes are `AssertionError`s. We never catch them by name; where one must not end a
+daemon, a last `except Exception` logs it as a bug. The user's and other peers' faults are
+exceptions that carry their cause and, where somebody can act on it, the fix.
 """
 
 from typing import Self
 
 UNREACHABLE = 6
-"""The exit code where nobody answers who should: the same line may work later, or elsewhere."""
+"""The exit code where nobody answers: the same command may work later, or elsewhere."""
 
 
 class UserError(Exception):
@@ -30,28 +30,29 @@ class UserError(Exception):
         return "\n".join(lines)
 
     def to_keep(self) -> Self:
-        """The same without where it was raised, which holds on to all that was at hand there."""
+        """The same error without its traceback, which keeps alive all objects of its frames."""
         kept = type(self).__new__(type(self), *self.args)
         vars(kept).update(vars(self))
         return kept
 
 
 class DeviceFault(UserError):
-    """What computes has failed, or has no memory left. In a while it may be as before."""
+    """The device has failed, or has no memory left. In a while it may work again."""
 
     def __init__(self, cause: str, fixes: tuple[str, ...]) -> None:
         super().__init__(cause, fixes, exit_code=1)
 
 
 class P2pdLost(UserError):
-    """What a daemon speaks to others through has ended by itself. Another one does as well."""
+    """The p2pd process, through which a daemon speaks to others, has ended by itself. A new one
+    does as well."""
 
     def __init__(self, cause: str, fixes: tuple[str, ...] | str) -> None:
         super().__init__(cause, fixes, exit_code=1)
 
 
 class PeerFault(Exception):
-    """Another peer sent what no correct peer sends. It costs that peer its connection."""
+    """Another peer sent what no correct peer sends. This costs that peer its connection."""
 
     def __init__(self, cause: str, peer_id: str = "") -> None:
         self.cause = cause

@@ -1,14 +1,14 @@
 """The lineage of a state: which steps made it, in which view each was committed, and to what.
 
-Named by its length, which is the version of the state, and a digest. Two states are the same
-exactly when both are equal: a step redone in another view after a failure is another lineage, even
-though it has the same result; and so is a step of which somebody was told another outcome.
+A lineage is named by its length, which is the version of the state, and by a digest. Two states are
+the same exactly when both are equal. A step redone in another view after a failure is another
+lineage, even though it has the same result. So is a step of which a peer was told another outcome.
 
 Where a run takes back what a convicted liar has done (`[audit] undo_steps`), it goes back to an
-earlier state and begins an *epoch*. Names then begin with how many epochs there were, and from
-which steps the last of them went on: `2:40,24:<digest>`. So whoever has a state of before knows, by
-the name alone, that it was taken back: if it is of an earlier epoch, and longer than what a later
-one began with. A run in which nothing was taken back has plain digests.
+earlier state and begins an *epoch*. Names then begin with the number of epochs, and the steps from
+which the last of them went on: `2:40,24:<digest>`. So the name alone shows whether a state was
+taken back: it is of an earlier epoch, and longer than the state that a later one began with. A run
+in which nothing was taken back has plain digests.
 """
 
 import re
@@ -19,13 +19,14 @@ from p2p_dtfm.core.protocol.canonical import digest
 from p2p_dtfm.core.protocol.snapshot import ViewId
 
 GENESIS_LINEAGE = ""
-"""Of the initial parameters, which anyone can compute from the run spec."""
+"""The lineage of the initial parameters, which anyone can compute from the run spec."""
 
 REMEMBERED_STEPS = 1024
 NAME_LIMIT = 256
-"""Characters: a digest, and before it what `STARTS_REMEMBERED` epochs take."""
+"""Characters of a name: a digest, and before it what `STARTS_REMEMBERED` epochs take."""
 STARTS_REMEMBERED = 8
-"""In a name: of states from before so many epochs only the initial parameters count."""
+"""Starts of epochs in a name. Of states older than so many epochs, only the initial parameters
+count."""
 _MARKED = re.compile(r"([1-9][0-9]{0,8}):((?:[0-9]{1,15},){0,7}[0-9]{1,15}):(.*)", re.DOTALL)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -38,12 +39,12 @@ class Epochs(NamedTuple):
     starts: tuple[int, ...] = ()
 
     def next_one(self, step: int) -> "Epochs":
-        """One more, from `step` on."""
+        """These epochs and one more, which goes on from `step`."""
         return Epochs(self.number + 1, (*self.starts, step)[-STARTS_REMEMBERED:])
 
 
 def epochs_of(lineage: str) -> Epochs:
-    """As a name says it; what is longer than any is none, and is not kept."""
+    """The epochs in a lineage's name. A text longer than any name has none, and is not cached."""
     return _epochs_of(lineage) if len(lineage) <= NAME_LIMIT else Epochs()
 
 
@@ -56,7 +57,7 @@ def _epochs_of(lineage: str) -> Epochs:
 
 
 def unmarked(lineage: str) -> str:
-    """The digest alone: of one state, in whatever epoch it is named."""
+    """The digest alone, which is the same in whatever epoch the state is named."""
     found = _MARKED.fullmatch(lineage)
     return lineage if found is None else found[3]
 
@@ -70,7 +71,7 @@ def marked(lineage: str, epochs: Epochs) -> str:
 
 
 def is_lineage(text: str) -> bool:
-    """Whether it is the name of one, and so no path to anywhere else."""
+    """Whether the text is a lineage's name, and so no path to anywhere else."""
     bare = unmarked(text)
     return bare == GENESIS_LINEAGE or _DIGEST.fullmatch(bare) is not None
 
@@ -81,7 +82,7 @@ def is_undone(version: int, lineage: str, epochs: Epochs) -> bool:
 
 
 def is_undone_of(version: int, number: int, epochs: Epochs) -> bool:
-    """The same of a state that was made in the epoch of this number."""
+    """Whether a state that was made in the epoch `number` was taken back."""
     behind = epochs.number - number
     if behind <= 0:
         return False
@@ -91,15 +92,16 @@ def is_undone_of(version: int, number: int, epochs: Epochs) -> bool:
 
 
 def named_in(version: int, lineage: str, epochs: Epochs) -> str:
-    """The name of a state that was not taken back: the one that the last epoch went on from has
-    that epoch's."""
+    """The name of a state that was not taken back. The state from which the last epoch went on is
+    named in that epoch; all others keep their name."""
     is_start = bool(epochs.starts) and version == epochs.starts[-1]
     is_older = epochs_of(lineage).number < epochs.number
     return marked(lineage, epochs) if is_start and is_older else lineage
 
 
 def extend(lineage: str, step: int, view: ViewId, outcome_digest: str = "") -> str:
-    """The lineage after `step` is committed in `view`; `StepOutcome.digest` says to what."""
+    """The lineage after `step` is committed in `view`, with the outcome of this digest
+    (`StepOutcome.digest`)."""
     return marked(digest((lineage, step, view, outcome_digest)), epochs_of(lineage))
 
 
@@ -119,14 +121,14 @@ class Lineage:
         return self._digests.get(length, GENESIS_LINEAGE if length == 0 else None)
 
     def committed(self, step: int, lineage: str) -> None:
-        """One step more."""
+        """Go on by one step, to `lineage`."""
         assert step == self.length, (step, self.length)
         self._digests[step + 1] = lineage
         self._digests.pop(step - REMEMBERED_STEPS, None)
         self.length = step + 1
 
     def move_to(self, length: int, lineage: str) -> None:
-        """Go on from here, which may be a longer, shorter or foreign lineage."""
+        """Go on from `lineage`, which may be longer, shorter or foreign."""
         if self._digests.get(length) == lineage:
             self._digests = {n: d for n, d in self._digests.items() if n <= length}
         else:

@@ -1,8 +1,7 @@
-"""What steps took under which plan, as the members have measured: a gain that does not come is
-taken back.
+"""How long steps took under which plan, as members measured: so a plan that gains nothing is left.
 
-Each record tells of the last plans under which its peer has seen some steps. Where several tell of
-one, the median counts, so that all plan alike and nobody's word alone decides.
+Each record tells of the last plans under which its peer has seen some steps. Where several records
+tell of one plan, the median counts, so that all plan alike and nobody's word alone decides.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,25 +12,25 @@ import msgspec
 from p2p_dtfm.core.protocol.plan import Plan
 
 STAGES_LIMIT = 16
-"""Of a plan that is told of: records stay small."""
+"""Stages of a plan that a record tells of: records stay small."""
 PLANS_LIMIT = 4
-"""Told of by a peer at a time."""
+"""Plans that a record tells of."""
 STEPS_ENOUGH = 10
-"""Fewer say nothing: steps waver."""
+"""Steps that must be measured: fewer say nothing, since steps vary."""
 
 PlanShape = tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]
-"""Of each pipeline its peers and its cuts; sorted."""
+"""The peers and the cuts of each pipeline; sorted."""
 
 
 class MeasuredPlan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A step under a plan of this shape takes so long."""
+    """How long a step takes under a plan of this shape."""
 
     shape: PlanShape
     step_ns: int
 
 
 def shape_of(plan: Plan) -> PlanShape:
-    """Who holds what in which pipeline; however many microbatches go there."""
+    """Who holds which layers in which pipeline, however many microbatches each pipeline gets."""
     return tuple(
         sorted(
             (
@@ -72,16 +71,17 @@ def _is_rising(cuts: Sequence[int]) -> bool:
 
 
 def names_in(shape: PlanShape) -> frozenset[str]:
-    """All who had a stage."""
+    """All peers that had a stage."""
     return frozenset(peer for peers, _ in shape for peer in peers)
 
 
 def agreed(
     told: Mapping[str, Sequence[MeasuredPlan]], *, by_most: bool = False
 ) -> dict[PlanShape, int]:
-    """The lower median of what members tell of each shape, if all who had a stage in it and are
-    here tell of it as well: whose speed is another one by now forgets it. `by_most`: if more than
-    half of those do."""
+    """The lower median of what members tell of each shape.
+
+    A shape counts only if all its stage-holders that are here tell of it, or more than half of them
+    with `by_most`. A peer whose speed has changed forgets its measurements."""
     found: dict[PlanShape, dict[str, int]] = {}
     for peer_id, measured in told.items():
         for plan in measured:

@@ -1,8 +1,8 @@
 """What model a run trains: its sizes, and the choices by which one GPT differs from another.
 
-Every choice defaults to GPT-2's, and those that are GPT-2's are not written into a run's bytes: a
-run keeps its name when this program learns another choice. `preset` in a run spec fills in those of
-a family; what is stated beside it counts.
+Every choice defaults to GPT-2's. Default choices are not written into a run's bytes, so that a run
+keeps its name when this program learns another choice. `preset` in a run spec fills in the choices
+of a family; what is stated beside it takes precedence.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,9 @@ Position = Literal["learned", "rope"]
 FeedForward = Literal["gelu", "swiglu"]
 Scaling = Literal["none", "linear", "dynamic", "llama3", "yarn"]
 CODE_CHANNELS_PER_BIT = 2
-"""Of a token's number, at the least, in the fixed code: rows of so many random signs are all unlike
-but for about one pair. Of half as many a fifth of the tokens has another one's."""
+"""Least channels of the fixed code for each bit of a token's number. Rows of so many random signs
+are all unlike, but for about one pair. With half as many, a fifth of the tokens would share a row.
+"""
 
 
 class Section(BaseModel):
@@ -27,7 +28,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _true_is_no_number(cls, said: Any) -> Any:
-        """Python takes it for 1."""
+        """Refuses true and false where a number is due: Python takes them for 1 and 0."""
         for name, value in said.items() if isinstance(said, Mapping) else ():
             known = cls.model_fields.get(name)
             if isinstance(value, bool) and known is not None and known.annotation in (int, float):
@@ -38,9 +39,9 @@ class Section(BaseModel):
 class RopeSpec(Section):
     """Rotary positions (Su et al. 2021), and how a checkpoint stretches them to longer texts.
 
-    `linear` divides all frequencies by `factor`. `dynamic` is as without scaling up to `positions`,
-    and no sequence here is longer. `llama3` divides the low ones, `yarn` (Peng et al. 2023) goes
-    over from the high ones to the low ones by a ramp, and scales attention.
+    `linear` divides all frequencies by `factor`. `dynamic` changes nothing up to `positions`, and
+    no sequence here is longer. `llama3` divides the low frequencies. `yarn` (Peng et al. 2023)
+    divides the low ones too, reached from the high ones by a ramp, and scales attention.
     """
 
     theta: float = Field(default=10000.0, gt=1, le=1e12, description="the longest wave / (2 pi)")
@@ -188,7 +189,7 @@ class ModelSpec(Section):
 
     @property
     def boundary_width(self) -> int:
-        """Channels of what one layer hands to the next: all, or those that blocks write."""
+        """Channels that one layer hands to the next: all, or those that blocks write."""
         return self.written_width or self.width
 
     @property
@@ -203,21 +204,21 @@ class ModelSpec(Section):
 
     @property
     def query_width(self) -> int:
-        """Of all heads together."""
+        """Channels of the queries of all heads together."""
         return self.heads * self.each_head
 
     @property
     def key_width(self) -> int:
-        """Keys of all groups together; the values are as many."""
+        """Channels of the keys of all groups together, and of their values."""
         return (self.kv_heads or self.heads) * self.each_head
 
     @property
     def hidden_width(self) -> int:
-        """What a feed-forward network widens to."""
+        """The width of a feed-forward network's hidden layer."""
         return self.feed_forward_width or 4 * self.width
 
     def stated(self) -> dict[str, Any]:
-        """All values, without choices that are the defaults: what a run's bytes hold."""
+        """What a run's bytes hold: all values but the choices that are the defaults."""
         values = self.model_dump(mode="python")
         for name, field in type(self).model_fields.items():
             if name in _ALWAYS_STATED:
@@ -245,14 +246,15 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "llama": _LLAMA,
     "qwen3": {**_LLAMA, "norm_epsilon": 1e-6, "query_key_norm": True, "rope": {"theta": 1e6}},
 }
-"""What each family chooses. Its gated networks are by default as large as GPT-2's of two matrices:
-two thirds of four times the width, in eights."""
+"""What each family chooses. By default its gated networks are as large as GPT-2's networks of two
+matrices: their hidden width is two thirds of four times the width, rounded up to a multiple of 8.
+"""
 
 
 def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of `[model]`, `preset` taken out and what it stands for put in, unless stated.
+    """The values of `[model]`, with what `preset` stands for in its place, unless stated.
 
-    Raises ValueError for a preset that there is not.
+    Raises ValueError for a preset that does not exist.
     """
     stated = dict(values)
     name = stated.pop("preset", None)

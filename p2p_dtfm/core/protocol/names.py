@@ -1,7 +1,7 @@
-"""What people call a peer: a name that its owner gave, or one that its identity makes.
+"""What people call a peer: a name that its owner gave, or one made from its identity.
 
-Text of strangers: who shows a name shows it as text. What is refused here is refused alike by every
-peer, whatever tables of Unicode it has: code points are compared with fixed ranges.
+Names are strangers' text, and are shown as text only. All peers refuse the same names, whatever
+Unicode tables they have: code points are compared with fixed ranges.
 """
 
 import hashlib
@@ -10,16 +10,16 @@ from collections.abc import Mapping
 
 GIVEN_NAME_LIMIT = 24
 OWN_MARK = "·"
-"""Stands before what tells two peers of one name apart, so no given name may hold it."""
+"""Stands before the suffix that tells two peers of one name apart. No given name may hold it."""
 SUFFIX_CHARACTERS = 6
 _HIDDEN = (
     (0x00, 0x1F), (0x7F, 0x9F), (0xAD, 0xAD), (0x61C, 0x61C), (0x115F, 0x1160), (0x180B, 0x180F),
     (0x200B, 0x200F), (0x2028, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xD800, 0xF8FF),
     (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFFB), (0xE0000, 0x10FFFF),
 )  # fmt: skip
-"""Control characters, those that turn the direction of text, that show nothing or mean nothing."""
+"""Control characters, and those that turn the direction of text, show nothing or mean nothing."""
 _ACCENTS = ((0x300, 0x36F), (0x483, 0x489), (0x1AB0, 0x1AFF), (0x1DC0, 0x1DFF), (0x20D0, 0x20FF))
-"""They stand over the letter before; heaped up they reach into other lines."""
+"""Accents, which stand over the letter before. Many on one letter reach into other lines."""
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -48,14 +48,14 @@ _ANIMALS = _words(
 
 
 def generated_name(peer_id: str) -> str:
-    """Two words: the same for one identity, wherever and whenever they are asked for."""
+    """Two words, always the same for one identity."""
     drawn = int.from_bytes(hashlib.blake2b(peer_id.encode(), digest_size=8).digest(), "big")
     rest, adjective = divmod(drawn, len(_ADJECTIVES))
     return f"{_ADJECTIVES[adjective]}-{_ANIMALS[rest % len(_ANIMALS)]}"
 
 
 def fault_of_name(name: str) -> str:
-    """Why a peer may not be called so, or nothing."""
+    """Why a peer may not have this name; empty if it may."""
     if not name or len(name) > GIVEN_NAME_LIMIT:
         return f"must be of 1 to {GIVEN_NAME_LIMIT} characters"
     if any(_is_in(letter, _HIDDEN) for letter in name):
@@ -71,8 +71,9 @@ def fault_of_name(name: str) -> str:
 
 
 def distinct(names: Mapping[str, str]) -> dict[str, str]:
-    """Of peers, by their ids, what to call each among the others: two alike get the end of their
-    id. Alike is what differs by capitals or by kinds of spaces and hyphens alone."""
+    """What to call each peer among the others, by id: peers of like names get the end of their id.
+    Names are alike if they differ only in capitals, or in characters that are no letters or digits.
+    """
     count = Counter(sounds(name) for name in names.values())
     return {
         peer_id: name if count[sounds(name)] == 1 else marked(name, peer_id)
@@ -81,12 +82,12 @@ def distinct(names: Mapping[str, str]) -> dict[str, str]:
 
 
 def sounds(name: str) -> str:
-    """What is alike in names that people would take for one another."""
+    """What is equal in names that people would confuse: lower-case letters and digits."""
     return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 
 def marked(name: str, peer_id: str) -> str:
-    """With what tells a peer from others of its name."""
+    """The name with the end of the peer's id, which tells it from others of its name."""
     return f"{name}{OWN_MARK}{peer_id[-SUFFIX_CHARACTERS:]}"
 
 

@@ -33,7 +33,7 @@ _BOUNDS = {
 
 
 def in_plain_words(item: Mapping[str, Any]) -> str:
-    """Of one of a `ValidationError`'s errors."""
+    """One of a `ValidationError`'s errors in words."""
     kind, context = item["type"], item.get("ctx") or {}
     if kind == "literal_error":
         return f"must be {context['expected']}"
@@ -85,7 +85,7 @@ def _known_keys(path: list[str], root: type[BaseModel]) -> list[str]:
 
 
 def looked_up(values: Any, path: list[str]) -> Any:
-    """What a file says there; None where it says nothing."""
+    """What a file says at `path`; None where it says nothing."""
     for part in path:
         if isinstance(values, list) and part.isdecimal() and int(part) < len(values):
             values = values[int(part)]

@@ -9,16 +9,16 @@ from p2p_dtfm.core.protocol.canonical import digest
 from p2p_dtfm.core.protocol.run_spec import Codec
 
 LONGEST_STEP_NS = (1 << 53) - 1
-"""A hundred days: more is not told apart. Members tell of plans in what they sign, where no number
-is higher (`messages.message_bounds.NUMBER_LIMIT`): with a plan of more they would all be refused,
-and no view could come after it."""
+"""A hundred days: longer steps are not told apart. Members tell plans in what they sign, where no
+number may be higher (`messages.message_bounds.NUMBER_LIMIT`). A plan with a longer step would get
+all of them refused, and no view could come after it."""
 
 LAYERS_LOST = "no member holds layers"
 LEFT_TO_SOME = "(`privacy.ends`)"
 ON_ONE_PEER = "on one peer; the largest of"
 PLANNER_FAILS = "a fault of this program"
-"""Words of the reasons why there is no plan: what helps is told by them. Members compare reasons,
-so other words are another protocol."""
+"""Words in the reasons why there is no plan, by which screens tell what helps. Members compare
+reasons, so other words are another protocol."""
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -28,10 +28,10 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     first_layer: int
     end_layer: int
     in_flight: int
-    """Microbatches between their forward and their backward here, at most."""
+    """At most so many microbatches are between their forward and their backward here."""
     stands_in: bool = False
-    """For a peer that is lost: this one's own place, with the same layers, is in another pipeline.
-    It has one state, one gradient buffer and one `in_flight` for all its places."""
+    """Whether the peer stands in for a lost one. Its own place, with the same layers, is in another
+    pipeline. It has one state, one gradient buffer and one `in_flight` for all its places."""
 
     @property
     def layers(self) -> range:
@@ -45,8 +45,8 @@ class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     first_microbatch: int
     microbatch_count: int
     codecs: tuple[tuple[Codec, Codec], ...] = ()
-    """Of each boundary in order: the activation's and its gradient's. None where the run leaves no
-    choice, or where stages stand in for others."""
+    """The codecs of each boundary in order: the activation's, and its gradient's. Empty where the
+    run leaves no choice, or where stages stand in for others."""
 
     @property
     def microbatches(self) -> range:
@@ -59,7 +59,7 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first_layer: int
     end_layer: int
     holders: tuple[str, ...]
-    """In pipeline order, which is the order of every sum."""
+    """The holders in pipeline order, which is the order of every sum."""
 
     @property
     def layers(self) -> range:
@@ -80,8 +80,8 @@ class Plan(
     spares: tuple[str, ...]
     predicted_step_ns: int
     provisional: bool = False
-    """All stood still, so it is the one with which they go on soonest. There is a better one, for
-    which states must move: once all members are active, they plan anew."""
+    """Whether members plan anew once all are active. All stood still, so this is the plan with
+    which they go on soonest; for a better one, states must move."""
 
     def digest(self) -> str:
         return digest(self)
@@ -95,13 +95,13 @@ class Plan(
         return _places(self).get(peer_id, ())
 
     def covers(self, layer_count: int, microbatch_count: int) -> bool:
-        """Whether it is one for so many layers, and so many microbatches in a step."""
+        """Whether this is a plan for so many layers, and so many microbatches in a step."""
         ends = {pipeline.stages[-1].end_layer for pipeline in self.pipelines}
         return self.microbatch_count == microbatch_count and ends == {layer_count}
 
     @property
     def microbatch_count(self) -> int:
-        """Of a step."""
+        """Microbatches of a step."""
         return sum(pipeline.microbatch_count for pipeline in self.pipelines)
 
     @property
@@ -133,8 +133,8 @@ class Plan(
         return tuple(sorted(stage.peer_id for stage in stages if not stage.stands_in))
 
     def microbatches_of(self, segment: Segment) -> tuple[int, ...]:
-        """How many each holder's part of the segment's gradient is the sum of, in their order; who
-        stands in has those of two pipelines."""
+        """How many microbatches each holder's part of the segment's gradient sums, in the order of
+        the holders. A stand-in has those of two pipelines."""
         return tuple(
             sum(
                 pipeline.microbatch_count
@@ -146,7 +146,7 @@ class Plan(
         )
 
     def holders(self, layer: int) -> tuple[str, ...]:
-        """The holders of a layer, in pipeline order; who stands in is one of them already."""
+        """The holders of a layer, in pipeline order. A stand-in counts once, for its own place."""
         return tuple(
             stage.peer_id
             for pipeline in self.pipelines
@@ -161,7 +161,7 @@ class Plan(
 
 @lru_cache(maxsize=64)
 def _places(plan: Plan) -> Mapping[str, tuple[tuple[int, int], ...]]:
-    """Of each peer. Asked for as often."""
+    """The places of each peer. They are asked for as often as segments."""
     found: dict[str, list[tuple[bool, int, int]]] = {}
     for number, pipeline in enumerate(plan.pipelines):
         for position, stage in enumerate(pipeline.stages):
@@ -174,7 +174,7 @@ def _places(plan: Plan) -> Mapping[str, tuple[tuple[int, int], ...]]:
 
 @lru_cache(maxsize=64)
 def _segments(plan: Plan) -> tuple[Segment, ...]:
-    """Asked for with each Prepared and each tensor, of few plans."""
+    """The segments, which are asked for with each Prepared and each tensor, of few plans."""
     layer_count = plan.pipelines[0].stages[-1].end_layer
     segments: list[Segment] = []
     for layer in range(layer_count):
@@ -209,8 +209,8 @@ def check_plan(plan: Plan, layer_count: int, microbatch_count: int, members: set
 
 
 def flaw_of(plan: Plan, layer_count: int, microbatch_count: int) -> str | None:
-    """What no plan for so many layers and microbatches may have; None: nothing. Takes no longer
-    than the plan has stages, whatever numbers are in it."""
+    """What is wrong with a plan for so many layers and microbatches; None where nothing is. The
+    time depends on the number of stages alone, whatever numbers are in the plan."""
     own = {s.peer_id: s.layers for p in plan.pipelines for s in p.stages if not s.stands_in}
     next_microbatch = 0
     for pipeline in plan.pipelines:

@@ -1,4 +1,4 @@
-"""A pseudo-random generator of our own: every peer must draw the same numbers for ever.
+"""A pseudo-random generator of our own, so that every peer draws the same numbers for ever.
 
 SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators"), in masked
 integers. The standard library's generator is not used because its derived methods (`shuffle`,
@@ -13,7 +13,7 @@ _MASK = (1 << 64) - 1
 
 
 class Prng:
-    """SplitMix64. `below` is biased by less than 2^-32 for each outcome: planning bears that."""
+    """SplitMix64. `below` is biased by less than 2^-32 for each outcome; planning tolerates it."""
 
     __slots__ = ("state",)
 

@@ -26,17 +26,17 @@ PROTOCOL_VERSION = 2
 RECORD_LIMIT_BYTES = 64 * 1024
 NAME_LIMIT = 64
 LIFE_LIMIT = 1 << 53
-"""Others name it in what they sign (`messages.message_bounds.NUMBER_LIMIT`)."""
+"""Others name a life in what they sign (`messages.message_bounds.NUMBER_LIMIT`)."""
 ADDRESSES_LIMIT = 16
 ADDRESS_LIMIT = 256
 DIGEST_BYTES = 32
 LINKS_LIMIT = 1024 + 64
-"""As many members as there may be, and some that were."""
+"""As many links as there may be members, and some to former ones."""
 LAYER_LIMIT_NS = 1 << 46
-"""A layer's forward, or its backward, of one microbatch takes no twenty hours. What others tell of
-a peer's pace (`facts.seen_paces`) is many of these, and must be a number that a record may say."""
+"""A layer's forward, or its backward, of one microbatch takes less than twenty hours. The pace that
+others tell of a peer (`facts.seen_paces`) sums many of these, and must fit into a record."""
 MOST_TIMES = 6 + 2 * MOST_LAYERS
-"""Of a device: three kinds of layers, and each distinct one that a run lists."""
+"""Times of a device: of three kinds of layers, and of each distinct layer that a run lists."""
 RECORD_KIND = "record"
 
 
@@ -57,7 +57,7 @@ class Reachability(StrEnum):
 
 
 INTENTS, REACHABILITIES = tuple(Intent), tuple(Reachability)
-"""In this order they are counted where a record is packed."""
+"""A packed record holds the index into these."""
 
 
 class LayerTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,26 +84,28 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block: LayerTiming
     head: LayerTiming
     facts: DeviceFacts | msgspec.UnsetType = msgspec.UNSET
-    """What it is; of emulated devices nothing."""
+    """What the device is; unset for emulated devices."""
     listed: tuple[LayerTiming, ...] | msgspec.UnsetType = msgspec.UNSET
-    """Where a run lists its layers: of each distinct one, in the order of the workload's costs."""
+    """Where a run lists its layers: the times of each distinct one, in the order of the workload's
+    costs."""
 
     @property
     def unlike(self) -> tuple[LayerTiming, ...]:
-        """As `listed`; none where a run's layers are a GPT's."""
+        """`listed`, or nothing where a run's layers are a GPT's."""
         return () if self.listed is msgspec.UNSET else self.listed
 
     @property
     def guarding_bytes(self) -> int:
-        """What may hold layers of others: an accelerator's peer has them beside it. One that says
-        nothing of its host's memory is taken to have as much of it."""
+        """Bytes that may hold layers of others. A peer with an accelerator keeps them in its host's
+        memory; if it says nothing of that, it counts as having as much as the device."""
         if self.kind != ACCELERATOR or self.facts is msgspec.UNSET:
             return self.memory_bytes
         return self.facts.host_free_bytes
 
 
 class PeerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Integers and strings only, so that its bytes are equal everywhere.
+    """What a peer says of itself, in integers and strings only, so that its bytes are equal
+    everywhere.
 
     `life` grows with each start of the process; `sequence` grows within a life. An uplink or
     downlink of 0 bytes/s means that no shared limit is known.
@@ -124,21 +126,21 @@ class PeerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measured: tuple[MeasuredPlan, ...] = ()
     """What steps took under the last plans."""
     name: str | msgspec.UnsetType = msgspec.UNSET
-    """As its owner calls it; who gives none is called as its identity makes it, and says nothing
-    of it."""
+    """The name that its owner gave. Without one the name follows from the peer's id, and is left
+    out here."""
     brief: BriefLinks | msgspec.UnsetType = msgspec.UNSET
-    """In a large swarm, in place of `links`."""
+    """Stands in place of `links` in a large swarm."""
     paces: dict[str, int] = {}
-    """How slow it has seen others compute that say they are faster (`facts.seen_paces`)."""
+    """How slowly it has seen others compute that say they are faster (`facts.seen_paces`)."""
 
     def link_to(self, peer_id: str) -> Link | None:
-        """As this peer has measured it, if it says so."""
+        """The link to a peer as this peer has measured it; None if the record does not say."""
         if self.brief is msgspec.UNSET:
             return self.links.get(peer_id)
         return measured_links(self.brief).get(short_name(peer_id))
 
     def links_among(self, peer_ids: Iterable[str]) -> dict[str, Link]:
-        """Those of its links that lead to these peers; all, where the record names all."""
+        """The links that lead to these peers; all links, where the record names all."""
         if self.brief is msgspec.UNSET:
             return self.links
         known = ((peer_id, self.link_to(peer_id)) for peer_id in peer_ids)
@@ -146,7 +148,7 @@ class PeerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def called(self) -> str:
-        """For people. Text of a stranger, unless it is made of the id."""
+        """The peer's name for people. It is a stranger's text, unless it is made from the id."""
         return generated_name(self.peer_id) if self.name is msgspec.UNSET else self.name
 
     @property
@@ -156,27 +158,27 @@ class PeerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PackedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A record as it is signed and sent: values alone, and not whose it is, which the signature
-    says. In a large swarm records are most of what founding it costs."""
+    """A record as it is signed and sent: values alone, without the peer's id, which stands beside
+    the signature. In a large swarm, records are most of what founding costs."""
 
     protocol_version: int
     run: bytes
-    """The digest itself; of what is named otherwise (in simulations) the name."""
+    """The run's digest in binary; in simulations, where runs have other names, the name."""
     life: int
     sequence: int
     device: tuple[str, str, int]
     """Kind, name and memory."""
     layers_ns: Annotated[tuple[int, ...], msgspec.Meta(min_length=6, max_length=MOST_TIMES)]
-    """Of embedding, block and head, forward and backward; then of each distinct layer, where a run
+    """Forward and backward of embedding, block and head; then of each distinct layer, where a run
     lists them."""
     facts: DeviceFacts | None
     rates_bytes_per_s: tuple[int, int]
-    """Up and down."""
+    """Uplink and downlink."""
     links: dict[str, tuple[int, int]]
     brief: BriefLinks | None
     addresses: tuple[str, ...]
     reachability: Annotated[int, msgspec.Meta(ge=0, lt=len(REACHABILITIES))]
-    """Which of these."""
+    """The index in `REACHABILITIES`."""
     intent: Annotated[int, msgspec.Meta(ge=0, lt=len(INTENTS))]
     measured: tuple[MeasuredPlan, ...]
     name: str | None
@@ -184,7 +186,7 @@ class PackedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arra
 
 
 def packed(record: PeerRecord) -> PackedRecord:
-    """All of it but the id."""
+    """The record in its packed form, without the peer's id."""
     device = record.device
     timings = (device.embedding, device.block, device.head, *device.unlike)
     forwards_and_backwards = [ns for each in timings for ns in (each.forward_ns, each.backward_ns)]
@@ -260,7 +262,7 @@ def _or_unset(value: Value | None) -> Value | msgspec.UnsetType:
 
 
 def payload_of(record: PeerRecord) -> bytes:
-    """What its signature covers, beside whose it is."""
+    """The bytes that a record's signature covers, besides the peer's id."""
     return encode(packed(record))
 
 
@@ -270,7 +272,7 @@ def sign_record(record: PeerRecord, signer: Sign) -> Signed:
 
 
 def run_of_record(signed: Signed) -> str:
-    """The digest of the run that a record which was not checked yet says it is about."""
+    """The digest of the run that a record names, before the record is checked."""
     return _text_of(decode(signed.payload, PackedRecord, RECORD_LIMIT_BYTES).run)
 
 
@@ -280,7 +282,7 @@ def open_record(signed: Signed, run_digest: str, verify: Verify) -> PeerRecord:
         raise PeerFault(f"record of {len(signed.payload)} bytes", signed.peer_id)
     try:
         told = open_signed(signed, RECORD_KIND, PackedRecord, verify)
-    except PeerFault as forged:  # in another run it may hold: that is what is wrong then
+    except PeerFault as forged:  # the signature may hold in another run: then that is the fault
         raise _why_elsewhere(signed, run_digest) or forged from forged
     record = unpacked(signed.peer_id, told)
     if (elsewhere := _fault_of_place(record, run_digest)) is not None:
@@ -303,7 +305,7 @@ def _why_elsewhere(signed: Signed, run_digest: str) -> PeerFault | None:
 
 
 def _fault_of_place(record: PeerRecord, run_digest: str) -> PeerFault | None:
-    """Of another protocol, or another run."""
+    """The fault of a record of another protocol or another run; None if it is neither."""
     if record.protocol_version != PROTOCOL_VERSION:
         return PeerFault(
             f"speaks protocol {record.protocol_version}, this peer {PROTOCOL_VERSION}: "
@@ -319,7 +321,7 @@ def _fault_of_place(record: PeerRecord, run_digest: str) -> PeerFault | None:
 
 
 def is_plausible_peer_id(text: str) -> bool:
-    """Whether it could name a peer."""
+    """Whether the text could name a peer."""
     return 0 < len(text) <= NAME_LIMIT and text.isascii() and text.isprintable()
 
 

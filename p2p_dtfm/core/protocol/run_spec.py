@@ -23,7 +23,7 @@ from p2p_dtfm.core.protocol.sections.privacy_spec import PrivacySpec
 Codec = Literal["fp32", "fp16", "bf16", "int8", "rotated4", "rotated6", "subspace"]
 ReductionCodec = Literal["fp32", "bf16", "int8", "sparse", "sign"]
 AUTO_CODECS: tuple[Codec, ...] = ("fp32", "bf16", "int8")
-"""Of equal sizes one: bf16 is encoded sooner than fp16."""
+"""What "auto" stands for. Of bf16 and fp16, which are equally large, bf16 is encoded sooner."""
 
 
 class BatchSpec(Section):
@@ -49,7 +49,7 @@ class EvaluationSpec(Section):
 
 
 class SparseSpec(Section):
-    """What the codec `sparse` sends: one element in `one_in`, the largest of these, in few bits."""
+    """What the codec `sparse` sends: of one element in `one_in` the largest ones, in few bits."""
 
     one_in: int = Field(default=8, ge=1, le=1024, description="one in so many, by chance")
     keep_percent: int = Field(default=25, ge=1, le=100, description="the largest of these")
@@ -59,9 +59,9 @@ class SparseSpec(Section):
 class CodecSpec(Section):
     """How tensors travel: activations and their gradients between stages, and the reduction.
 
-    A list is what a plan may choose from for each edge, the one it would rather have first; a
-    word is a list of one, and "auto" one of fp32, bf16 and int8. State, and the gradients that
-    followers replay, are always fp32.
+    A plan may choose from a list for each edge, and prefers the first. A word is a list of one, and
+    "auto" a list of fp32, bf16 and int8. State, and the gradients that followers replay, are always
+    fp32.
     """
 
     activations: tuple[Codec, ...] = Field(default=("fp32",), min_length=1)
@@ -294,7 +294,7 @@ class RunSpec(Section):
         return self
 
     def boundary_shape(self, layer: int) -> tuple[int, ...]:
-        """Of what a microbatch brings to this layer from the one before."""
+        """The shape of what a microbatch brings to this layer from the layer before."""
         if not self.layers:
             return self.batch.microbatch, self.model.context, self.model.boundary_width
         sizes = self.layers[layer - 1].sizes
@@ -324,7 +324,7 @@ class RunSpec(Section):
         return self.batch.global_batch * self.model.context
 
     def tokens_per_s(self, step_ns: int) -> float:
-        """At steps of this duration, above zero."""
+        """Tokens per second at steps of this duration, which is above zero."""
         return self.tokens_per_step * 1e9 / step_ns
 
     def canonical_bytes(self) -> bytes:
@@ -361,7 +361,7 @@ class RunSpec(Section):
 
     @property
     def unmarked(self) -> "RunSpec":
-        """The same spec, whichever founding of it this is."""
+        """The spec without what one founding of it filled in."""
         open_to = AdmissionSpec(mode=self.admission.mode)
         return self.model_copy(update={"founding": "", "admission": open_to})
 
@@ -374,7 +374,7 @@ class RunSpec(Section):
         return digest_bytes(self._canonical)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Pydantic's, which would copy what was worked out for the original, too."""
+        """Pydantic's copy, without the values cached for the original."""
         copied = super().model_copy(update=update, deep=deep)
         for name in ("_canonical", "_digest"):
             copied.__dict__.pop(name, None)

@@ -18,7 +18,7 @@ Verify = Callable[[str, bytes, bytes], bool]
 
 
 class Signed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """`payload` as stated by `peer_id`. `kind` keeps one sort of statement from being another."""
+    """`payload` as stated by `peer_id`. `kind` keeps the sorts of statements apart."""
 
     peer_id: str
     kind: str
@@ -27,25 +27,26 @@ class Signed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
 
 
 def covered(peer_id: str, kind: str, payload: bytes) -> bytes:
-    """What a signature of `payload` as a statement of this kind is made over."""
+    """The bytes that the signature of a statement of this kind is made over."""
     return b"p2p-dtfm/1\x00" + kind.encode() + b"\x00" + peer_id.encode() + b"\x00" + payload
 
 
 def signing_in(run_digest: str, signer: Sign) -> Sign:
-    """For all that is said within one run. A home has one key in all of its runs, and what it has
-    signed in one of them counts in no other."""
+    """A signer for all that is said within one run. A home has one key in all of its runs; what it
+    signs in one of them counts in no other."""
     return lambda payload: signer(_in_run(run_digest, payload))
 
 
 def verifying_in(run_digest: str, verify: Verify) -> Verify:
-    """Whether a peer has signed it in this run."""
+    """A check of whether a peer has signed a payload in this run."""
     return lambda peer_id, payload, signature: verify(
         peer_id, _in_run(run_digest, payload), signature
     )
 
 
 def _in_run(run_digest: str, payload: bytes) -> bytes:
-    """Hashed, so that no name of a run can be longer than another and begin what it covers."""
+    """The payload behind the run's name. The name is hashed to a fixed length: otherwise a longer
+    name could equal a shorter one followed by the beginning of a payload."""
     name = bytes.fromhex(digest_bytes(run_digest.encode()))
     return b"p2p-dtfm/1 in a run\x00" + name + payload
 

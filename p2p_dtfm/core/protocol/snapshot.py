@@ -18,7 +18,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True
 
 
 def names_of(members: Iterable[Member]) -> str:
-    """In words, sorted by peer id."""
+    """The members' peer ids in words, sorted."""
     return ", ".join(sorted(member.peer_id for member in members))
 
 
@@ -45,12 +45,14 @@ class HeldLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=T
 
 
 class Bar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, order=True):
-    """More than half of the stage-holders of `view` found that the work of this peer in `step` was
-    not what it claimed; `count` such verdicts. It has no place until the bar ends, which `step` and
-    `count` say (`core.membership.bars`), and no stage until `until_step`, or a little later.
+    """A peer's bar: more than half of the stage-holders of `view` found that its work in `step` was
+    not what it claimed.
 
-    Without a verdict (`count` 0, `view` `GENESIS`) it says that the key is known since `step`, and
-    has no stage until `until_step` (`core.audit.roles`).
+    `count` is the number of such verdicts. The peer has no place until the bar ends, which `step`
+    and `count` say (`core.membership.bars`), and no stage until `until_step`, or a little later.
+
+    Without a verdict (`count` 0, `view` `GENESIS`) the entry says that the key is known since
+    `step`, and has no stage until `until_step` (`core.audit.roles`).
     """
 
     view: ViewId
@@ -66,8 +68,8 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `records` holds the members of the new view, sorted by peer id. `step` is the step from which an
     unplanned view goes on; for a planned one, the highest that any contributor had reached.
-    `present` is the plan in force, or that was until a failure: planning starts from it. None if
-    there was none.
+    `present` is the plan from which planning starts: the one in force now or until a failure, or
+    None.
     """
 
     run_digest: str
@@ -81,16 +83,16 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: int
     present: Plan | None
     held: tuple[HeldLayer, ...] = ()
-    """What state contributors had when they entered Gather; for an unplanned view, what of it they
-    have at `step`, once they have rolled forward what they can. Sorted."""
+    """The states that contributors had when they entered Gather, sorted. For an unplanned view, the
+    ones that they have at `step`, once they have rolled forward what they can."""
     knowledge: str = ""
     """Digest of all that was gathered: two views of different knowledge never share an id."""
     lineage: str = ""
-    """Of the states that an unplanned view starts from, at `step`."""
+    """The lineage of the states that an unplanned view starts from, at `step`."""
     lost_layers: tuple[int, ...] = ()
-    """Nobody holds these: there is no plan before someone brings them."""
+    """Layers that nobody holds: there is no plan before someone brings them."""
     bars: tuple[Bar, ...] = ()
-    """Over and in force, and since when keys are known. Sorted."""
+    """Bars that are over or in force, and entries that say since when keys are known. Sorted."""
 
     def digest(self) -> str:
         return digest(self)
@@ -124,7 +126,7 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def founding_snapshot(
     run_digest: str, workload: Workload, records: Iterable[PeerRecord]
 ) -> Snapshot:
-    """As if training began with these peers."""
+    """The snapshot of a run in which training begins with these peers."""
     in_order = sorted_records(list(records))
     return Snapshot(
         run_digest=run_digest,

@@ -1,4 +1,4 @@
-"""What one step of a run costs in integers: the part of the run spec that planning needs.
+"""What one step of a run costs, in integers: the part of the run spec that planning needs.
 
 A model is a row of layers: layer 0 is the embedding, layers 1..B the transformer blocks, layer
 B+1 the final norm and the head. A stage is a contiguous range of them.
@@ -32,9 +32,9 @@ CODEC_BYTES_PER_KIBI |= {"rotated6": 776, "rotated4": 496, "subspace": 480}
 STATE_COPIES = 4
 """Parameters, gradient and two moments."""
 MUON_ITERATIONS = 5
-"""Of Newton and Schulz, for each matrix and update."""
+"""Newton-Schulz iterations for each matrix and update."""
 _SECOND_MOMENTS = 2
-"""As of the last commit and as of now: of inner steps, Muon keeps none."""
+"""Copies of second moments in inner steps: as of the last commit and as of now. Muon keeps none."""
 _MILLION = 1_000_000
 
 
@@ -48,25 +48,26 @@ class LayerCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """Bytes and operations of one layer at the run's microbatch shape."""
 
     parameter_count: int
-    """Of those that are trained."""
+    """Parameters that are trained."""
     state_bytes: int
-    """Resident for as long as the layer is held: parameters, gradient, two moments, and what a
-    replica keeps to itself; and parameters that are frozen."""
+    """Bytes resident for as long as the layer is held: parameters, gradient, two moments, what a
+    replica keeps to itself, and frozen parameters."""
     saved_bytes: int
-    """Kept for each microbatch in flight between its forward and its backward."""
+    """Bytes kept for each microbatch in flight between its forward and its backward."""
     forward_flops: int
     update_flops: int = 0
-    """Of an update, once in a step or in each inner step; 0: too little to be counted."""
+    """Operations of an update, once in a step or in each inner step; 0: too few to be counted."""
     unlike: "UnlikeLayers | None" = None
-    """Where this is the mean of layers between the ends that a run lists one by one: each."""
+    """The single layers, where this is the mean of layers that a run lists one by one."""
     shared_bytes: int = 0
-    """Of the reduced gradient of a matrix that is another layer's too: each gives it the other's
-    holder in a pipeline, behind the reduction, if that is another peer."""
+    """Bytes of the reduced gradient of a matrix that another layer has too. After the reduction,
+    each layer's holder gives it to the other's in its pipeline, if that is another peer."""
     backward_flops: int = 0
-    """Where matrices are frozen, so that no part of a backward can be left for later. 0: twice the
-    forward's, for the input's gradient and as many for the matrices' own."""
+    """Operations of a backward where matrices are frozen, so that no part of it can be left for
+    later. 0 stands for twice the forward's: half for the input's gradient, half for the matrices'.
+    """
     frozen_bytes: int = 0
-    """Of parameters that are frozen, which `state_bytes` has as well: who gets the layer fetches
+    """Bytes of frozen parameters, which `state_bytes` includes. A peer that gets the layer fetches
     them once."""
 
 
@@ -74,28 +75,28 @@ class UnlikeLayers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Layers that a run lists one by one."""
 
     costs: tuple[LayerCost, ...]
-    """Of each distinct one, in the order in which they first come."""
+    """The cost of each distinct layer, in the order in which they first come."""
     order: tuple[int, ...]
-    """Which of them each layer is, ends included."""
+    """For each layer, ends included, its index in `costs`."""
     boundary_bytes: tuple[int, ...]
-    """Of what each layer but the last gives on, for one microbatch."""
+    """Bytes that each layer but the last gives on, for one microbatch."""
 
 
 class AllowedCodecs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Among which a planner chooses for each boundary; the one the run would rather have first."""
+    """The codecs among which a planner chooses for each boundary; the run prefers the first."""
 
     activations: tuple[Codec, ...]
     gradients: tuple[Codec, ...]
 
 
 class Confined(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Whom a run leaves which layers to, if not to anybody."""
+    """Which peers a run leaves its layers to, if not to all."""
 
     one_stage: bool = False
-    """Whoever trains holds all layers: the head is the token embedding, and what its holders give
-    each other cannot be audited."""
+    """Whether each stage has all layers: the head is the token embedding, and what the holders of
+    the two ends give each other cannot be audited."""
     ends: tuple[str, ...] = ()
-    """Sorted peer ids: the only ones that may have the first and the last layer; none: all may."""
+    """Sorted ids of the only peers that may have the first and the last layer; empty: all may."""
 
 
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -105,29 +106,29 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     microbatch_count: int
     evaluation_microbatch_count: int
     boundary_bytes: int
-    """An activation (or its gradient) of one microbatch between two layers; of unlike layers the
-    largest."""
+    """Bytes of an activation (or its gradient) of one microbatch between two layers; the largest
+    where layers are unlike."""
     embedding: LayerCost
     block: LayerCost
     head: LayerCost
     min_members: int
     boundary_bytes_per_kibi: int | AllowedCodecs = 4096
-    """1024 values of an activation or its gradient, as they travel; or in what they may."""
+    """Bytes of 1024 values of an activation or its gradient on the wire; or the allowed codecs."""
     gradient_bytes_per_kibi: int = 4096
-    """1024 values of a parameter gradient, as they are reduced."""
+    """Bytes of 1024 values of a parameter gradient as they are reduced."""
     guarded_bytes_per_kibi: int = 4096
-    """1024 values of a reduced gradient, as a guardian gets them: never encoded."""
+    """Bytes of 1024 values of a reduced gradient as a guardian gets them: never encoded."""
     recompute: str = "included"
-    """As the run spec says it; "included" where all stages do it, or nothing is known of it: then
-    the layers' costs count, and no backward is taken to be split."""
+    """As the run spec says it. "included": all stages recompute, or nothing is known of it. Then
+    the layers' costs count as they are, and no backward is taken to be split."""
     inner_steps: int = 0
-    """Of each pipeline in a step, where replicas step alone: the pipeline drains behind each, and
-    what is reduced sets out behind the last. 0: gradients are reduced as they become final."""
+    """Inner steps of each pipeline in a step, where replicas step alone. The pipeline drains after
+    each, and the reduction begins after the last. 0: gradients are reduced as they become final."""
     least_gain_ppm: int = 0
-    """By how many millionths a peer must make the swarm faster, not to be left spare."""
+    """By how many millionths a peer must make the swarm faster, or it is left spare."""
 
     confined: Confined | None = None
-    """None: any peer may hold any layers."""
+    """None where any peer may hold any layers."""
 
     @property
     def one_stage(self) -> bool:
@@ -140,7 +141,7 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     @property
     def block_update_ppm(self) -> int:
-        """What a block's update takes, in millionths of its forward of a microbatch."""
+        """Time of a block's update, in millionths of its forward of a microbatch."""
         return _MILLION * self.block.update_flops // self.block.forward_flops
 
     @property
@@ -157,28 +158,28 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     @property
     def boundary_wire_bytes(self) -> int:
-        """In the fewest bytes that the run allows both ways."""
+        """`boundary_bytes` in the fewest bytes that the run allows both ways."""
         return self.on_the_wire(self.boundary_bytes)
 
     @property
     def unlike_wire_bytes(self) -> tuple[int, ...]:
-        """Behind each layer but the last, where layers are unlike; else nothing."""
+        """Wire bytes behind each layer but the last, where layers are unlike; else nothing."""
         unlike = self.unlike
         return () if unlike is None else tuple(map(self.on_the_wire, unlike.boundary_bytes))
 
     def on_the_wire(self, boundary_bytes: int) -> int:
-        """In the fewest bytes that the run allows both ways."""
+        """So many bytes of fp32 in the fewest bytes that the run allows both ways."""
         per_kibi = self.boundary_bytes_per_kibi
         if isinstance(per_kibi, AllowedCodecs):
             per_kibi = _fewest_both_ways(per_kibi)
         return -(-boundary_bytes * per_kibi // (FLOAT_BYTES * KIBI))
 
     def gradient_wire_bytes(self, cost: "LayerCost") -> int:
-        """A layer's gradient, in one direction, when a replica contributes it."""
+        """Bytes of a layer's gradient, in one direction, when a replica contributes it."""
         return -(-cost.parameter_count * self.gradient_bytes_per_kibi // KIBI)
 
     def guarded_bytes(self, cost: "LayerCost") -> int:
-        """A layer's reduced gradient on its way to the guardian."""
+        """Bytes of a layer's reduced gradient on its way to the guardian."""
         return -(-cost.parameter_count * self.guarded_bytes_per_kibi // KIBI)
 
     @property
@@ -206,8 +207,8 @@ def workload_of(spec: RunSpec) -> Workload:
     matrix and token, plus attention scores and their use, 4 * context for each token and channel of
     the queries. Where a run lists its layers, these state their sizes.
 
-    Raises `UserError` where they do not: whoever reads a file has them stated first
-    (`train.model.kinds`).
+    Raises `UserError` where listed layers do not: `train.model.kinds` states the sizes after a file
+    is read.
     """
     if spec.layers:
         return _of_listed(spec)
@@ -262,8 +263,8 @@ def workload_of(spec: RunSpec) -> Workload:
 
 
 def _of_listed(spec: RunSpec) -> Workload:
-    """What is between the ends is a layer of each kind's own; `block` is their mean, by which
-    whatever needs no more than an idea of the work goes."""
+    """The workload of a run that lists its layers. `block` is the mean of the layers between the
+    ends, for callers that need only an idea of the work."""
     stated = [layer.sizes for layer in spec.layers]
     sizes = [each for each in stated if each is not None]
     if len(sizes) < len(stated):
@@ -315,11 +316,11 @@ def _paired(spec: RunSpec, costs: list[LayerCost]) -> "zip[tuple[ListedLayer, La
 
 
 def _of_adapters(spec: RunSpec, whole: Workload, copies: int, tokens: int) -> Workload:
-    """The same model frozen, with adapters beside some matrices of its blocks.
+    """The workload of the same model frozen, with adapters beside some matrices of its blocks.
 
-    Embedding and head train nothing; that they have a state at all, as every layer does, costs one
-    element (`train.model.lora.adapted`). A tied head is frozen like the embedding, so both can lie
-    with different peers.
+    Embedding and head train nothing. Since every layer must have a state, they have one element
+    (`train.model.lora.adapted`). A tied head is frozen like the embedding, so the two can lie with
+    different peers.
     """
     model, rank = spec.model, spec.lora.rank
     adapters = adapted_matrices(model, spec.lora)
@@ -347,7 +348,8 @@ def _of_adapters(spec: RunSpec, whole: Workload, copies: int, tokens: int) -> Wo
 
 
 def _with_update(spec: RunSpec, block: LayerCost) -> LayerCost:
-    """With what Muon's updates take, and without what its inner steps do not keep."""
+    """The block's cost with the operations of Muon's updates, and without the second moments that
+    its inner steps do not keep."""
     unneeded = 0
     if spec.optimizer.kind == "muon" and spec.sync.mode == "local":
         unneeded = _SECOND_MOMENTS * FLOAT_BYTES * block_matrices(spec.model)
@@ -357,9 +359,9 @@ def _with_update(spec: RunSpec, block: LayerCost) -> LayerCost:
 
 
 def _update_flops(spec: RunSpec) -> int:
-    """Of a block, where Muon makes its matrices orthogonal: three products of matrices in each
-    iteration; else not counted. To be exact on any device they are in float64, in which a
-    processor's are half as fast; inner steps need not be."""
+    """Operations of a block's update, where Muon makes its matrices orthogonal; otherwise they are
+    not counted. Each iteration has three products of matrices. To be exact on any device they are
+    in float64, half as fast on a processor, and count twice; inner steps need not be exact."""
     if spec.optimizer.kind != "muon":
         return 0
     model = spec.model
@@ -372,8 +374,8 @@ def _update_flops(spec: RunSpec) -> int:
 
 
 def reduced_bytes_per_kibi(codecs: CodecSpec, reduction: str) -> int:
-    """Of 1024 values in the reduction. `sparse`: one in `one_in` is offered, with a mark of a bit
-    if not all of these are kept, and those kept take `bits` each."""
+    """Bytes of 1024 values in the reduction. `sparse` offers one value in `one_in`. Each offered
+    one has a mark of one bit, unless all are kept, and each kept one takes `bits`."""
     if reduction != "sparse":
         return CODEC_BYTES_PER_KIBI[reduction]
     sparse = codecs.sparse
@@ -384,7 +386,7 @@ def reduced_bytes_per_kibi(codecs: CodecSpec, reduction: str) -> int:
 
 
 def _boundary_codecs(codecs: CodecSpec) -> int | AllowedCodecs:
-    """A run that names one for each way leaves no choice: its bytes are all there is to know."""
+    """A boundary's bytes where the run names one codec each way; else the allowed codecs."""
     allowed = AllowedCodecs(codecs.activations, codecs.gradients)
     one_each = len(allowed.activations) == len(allowed.gradients) == 1
     return _fewest_both_ways(allowed) if one_each else allowed
@@ -399,9 +401,9 @@ def _fewest_bytes(codecs: Iterable[str]) -> int:
 
 
 def _private_copies(spec: RunSpec) -> int:
-    """Of each parameter: local steps need their own parameters, and their moments as of the last
-    commit and as of now; a lossy reduction needs what is owed, as of the last commit and as of now.
-    """
+    """Copies of each parameter that a replica keeps to itself. Local steps need their own
+    parameters, and their moments as of the last commit and as of now. A lossy reduction needs what
+    is still owed, as of the last commit and as of now."""
     local = 5 if spec.sync.mode == "local" else 0
     return local + (0 if spec.codecs.reduction == "fp32" else 2)
 

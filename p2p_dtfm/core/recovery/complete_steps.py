@@ -1,8 +1,7 @@
-"""Steps that can be made again with the reduced gradients alone, by what contributions show of
-them.
+"""Steps that can be made again from the reduced gradients alone, by what contributions show.
 
-What follows from the Prepared of all stage-holders needs nobody's word. What is only told counts
-where nobody could show it.
+An outcome that follows from the Prepared of all stage-holders needs nobody's word. One that is only
+told counts if most members tell it, or where nobody could show it.
 """
 
 from collections import Counter
@@ -23,9 +22,9 @@ from p2p_dtfm.core.recovery.believed_claims import said_in
 from p2p_dtfm.core.recovery.contradictions import stated
 
 ROUNDING = 1e-6
-"""Of a sum of norms, for a comparison that decides nothing where all is in order."""
+"""Relative error allowed in a sum of norms. The comparison decides nothing if nobody lies."""
 OUTCOMES_KEPT = 32
-"""Who may go is tried out one after the other: what is left comes to the same mostly."""
+"""Callers try out one after another which peer may go; the outcome is mostly the same."""
 StepKey = tuple[ViewId, int, str]
 """A step by its view, its number, and the lineage digest that it starts from."""
 
@@ -40,7 +39,8 @@ class Target:
 
 @dataclass(frozen=True)
 class CompleteStep:
-    """Its outcome is known. `prepared`: of all stage-holders; none where it is only told."""
+    """A step whose outcome is known. `prepared` holds those of all stage-holders; it is empty where
+    the outcome is only told."""
 
     key: StepKey
     outcome: StepOutcome
@@ -48,15 +48,17 @@ class CompleteStep:
 
 
 Complete = dict[Target, CompleteStep]
-"""By where they lead."""
+"""Complete steps by the lineage to which they lead."""
 
 
 def complete_steps(
     parts: list[Contribution], terms: StepTerms | None, needs_proof: bool = True
 ) -> Complete:
-    """A step's Prepared count from wherever they come; else its outcome counts as most tell it, if
-    more than half of the members do, or nobody could have shown it. `needs_proof`: who could have
-    shown it must."""
+    """The steps whose outcome is shown or told. A step's Prepared count whoever passes them on.
+
+    Without them the outcome that is told most often counts, if more than half of the members tell
+    it or nobody could have shown it. `needs_proof`: where members could have shown it, they must.
+    """
     plans = {p.present.view: p.present.plan for p in parts if p.present and p.present.plan}
     members = sum(1 for part in parts if part.present is not None)
     told, counts, said = _told(parts), _counts(parts), _said(parts)
@@ -111,8 +113,8 @@ def _said(parts: Iterable[Contribution]) -> dict[StepKey, dict[Signed, None]]:
 
 
 def _shown_by_one(parts: Iterable[Contribution], key: StepKey) -> list[tuple[Signed, ...]]:
-    """By which Prepared members have committed it. Of one that has said two, that one counts which
-    somebody has committed."""
+    """The sets of Prepared by which members have committed the step. If a peer has said two, the
+    one counts by which some member has committed."""
     retained = (part.retained for part in parts)
     return [it.prepared for it in retained if it and (it.view, it.step, it.base) == key]
 
@@ -124,7 +126,7 @@ def _shown(
     terms: StepTerms | None,
     counts: dict[str, int],
 ) -> CompleteStep | None:
-    """What most of the whole sets come to; the last one is of all Prepared that there are."""
+    """The outcome to which most complete sets come. The last set holds all Prepared known."""
     weights: Counter[str] = Counter()
     found: dict[str, CompleteStep] = {}
     for prepared, count in Counter(sets).items():
@@ -136,7 +138,7 @@ def _shown(
 
 
 def _fits(outcome: StepOutcome, said: Iterable[Signed]) -> bool:
-    """Whether an outcome that is only told can be that of a step of which these Prepared are."""
+    """Whether an outcome that is only told fits the Prepared that are known of its step."""
     known = [stated(signed) for signed in said]
     norms = {number: norm for item in known for number, norm in item.squared_norms.items()}
     tokens = {item.peer_id: item.token_count for item in known}
@@ -149,7 +151,7 @@ def _fits(outcome: StepOutcome, said: Iterable[Signed]) -> bool:
 
 
 def _most(counts: list[dict[str, int]]) -> dict[str, int]:
-    """The first of those that are told most often; of as many the greatest."""
+    """The counts that are told most often; among equally frequent ones the greatest."""
     items = [tuple(sorted(it.items())) for it in counts]
     often = Counter(items)
     return counts[items.index(max(often, key=lambda it: (often[it], it)))]
@@ -168,8 +170,9 @@ def _outcome(
     terms: StepTerms | None,
     told_counts: tuple[tuple[str, int], ...],
 ) -> CompleteStep | None:
-    """None while a stage-holder's Prepared is missing, where one has said two, and where what they
-    say cannot be true together. What is refused by itself, as evidence, counts for nothing."""
+    """The step with its outcome. None while a stage-holder's Prepared is missing, where a peer has
+    said two, and where the Prepared cannot be true together. A Prepared that cannot be true by
+    itself is ignored."""
     (view, step, base), counts = key, dict(told_counts) or None
     possible: dict[str, Statement] = {}
     for signed in said:

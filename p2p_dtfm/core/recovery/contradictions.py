@@ -1,8 +1,9 @@
-"""Who is not to be believed, by what the contributions to a view say and were told.
+"""Which peers are not to be believed, by what the contributions to a view say and pass on.
 
 A pure function of the gathered contributions, so that every member leaves out the same peers. What
 stage-holders said is signed: two different Prepared of one peer for one step, or one that cannot be
-true, prove that it lies. Where two contradict each other and no third one knows, they are in doubt.
+true, prove that this peer lies. Where two peers contradict each other and no third peer knows, both
+are in doubt.
 """
 
 from collections import Counter
@@ -25,67 +26,68 @@ _Step = tuple[ViewId, int]
 
 
 OPENED_BYTES = 16 << 20
-"""Of an attempt's Prepared: 256 of the longest."""
+"""Payload bytes of Prepared that are kept opened: 256 of the longest."""
 _opened = OpenedOnce[Prepared](OPENED_BYTES)
 
 
 def stated(signed: Signed) -> Prepared:
-    """A Prepared in a contribution, whose signature held when that came."""
+    """The contents of a Prepared in a contribution. Its signature was checked when that came."""
     found = _opened.find(signed)
     return found if found is not None else _opened.keep(signed, decode(signed.payload, Prepared))
 
 
 def agreed_states(committed: Iterable[Signed]) -> dict[int, bytes]:
-    """The digests of the layers' states that a committed step has started from, where it tells
-    them: its holders agree."""
+    """The digests of the layers' states that a committed step started from, by layer; empty for a
+    step that does not state them. All holders of a layer state the same one."""
     return {layer: said for signed in committed for layer, said in stated(signed).states.items()}
 
 
 @dataclass
 class _SaidOfStep:
-    """Of one step."""
+    """What contributors say of one step of one view."""
 
     plans: list[Plan] = field(default_factory=list)
     counts: list[dict[str, int]] = field(default_factory=list)
     tellers: int = 0
-    """In its view those that tell any counts, of whichever step."""
+    """How many contributors in this view tell loss counts, of whichever step."""
     told_by: set[Member] = field(default_factory=set)
-    """Who passes on any Prepared of it."""
+    """Contributors that pass on any Prepared of the step."""
     stages: frozenset[str] = frozenset()
-    """Who has a stage in that view; where no contributor tells its plan, in the newest one."""
+    """The view's stage-holders; by the newest plan told where no contributor tells the view's."""
     holders: set[str] = field(default_factory=set)
-    """Those of them that contribute, wherever they say that they are now."""
+    """The `stages` that contribute, in whichever view they say they are now."""
     there: set[str] = field(default_factory=set)
-    """Those of them that say they are in that view, in this step or just behind it, or that it is
-    the last one that they have committed."""
+    """The `holders` that say they are in that view, in this step or the next one. Those also count
+    that say this step is the last one they have committed."""
     barred: dict[str, set[str]] = field(default_factory=dict)
-    """By peer, which of them say that it was barred there: those that have gone on to the view that
-    this led to."""
+    """By barred peer, the `holders` that say that this step barred it. They have gone on to the
+    view to which the bar led."""
     near: int = 0
-    """Those that are in it, and pass on what was said there."""
+    """How many `holders` are in the step or the next one, and pass on Prepared of the step."""
     signed: dict[Signed, None] = field(default_factory=dict)
     shown_by: set[str] = field(default_factory=set)
-    """Who tells by which Prepared it came to the step: then two of one peer would show."""
+    """Contributors that show the Prepared by which they came to the step. Two different ones of
+    one peer would be seen among these."""
     untold_by: set[str] = field(default_factory=set)
-    """Who does not."""
+    """Contributors in the step that do not show them."""
     begun_by: set[str] = field(default_factory=set)
-    """Who says that it has committed no step in that view."""
+    """Contributors in the step that say they have committed no step in that view."""
 
     @property
     def is_over(self) -> bool:
-        """Most are elsewhere: what a few pass on of it is not what all have said there. Colluders
-        would be most of those of whom anything is heard, beside whomever they choose."""
+        """Whether most holders are elsewhere. What a few pass on of the step is not all that was
+        said there: colluders could be most of the peers that are heard, and choose the others."""
         return 2 * self.near <= len(self.holders)
 
     def counts_against(self, peer: str) -> bool:
-        """Whether it may be barred by what was said: most others that have a stage are there, or
-        have just been. What a few say of some other step nobody can look at any more, or ever
-        could, and whoever is to be barred would choose the step, and so from when on."""
+        """Whether `peer` may be barred by what was said: most other stage-holders are in the step,
+        or have just been. What a few say of another step nobody can check any more, or ever could.
+        The peer that is to be barred would choose that step, and so when its bar begins."""
         there = self.there | self.barred.get(peer, set())
         return 2 * len(there - {peer}) > len(self.holders - {peer})
 
     def agreed_counts(self) -> dict[str, int] | None:
-        """One that tells of a step alone has no say in it."""
+        """The loss counts that most tell of the step. A lone teller has no say."""
         if self.is_over or 2 * len(self.counts) <= self.tellers:
             return None
         return _most(self.counts, lambda item: tuple(sorted(item.items())))
@@ -93,12 +95,13 @@ class _SaidOfStep:
     def may_blame_for_its_base(
         self, peer: str, of_most: Collection[str], view: ViewId, holders: int
     ) -> bool:
-        """Whether who starts the step from another state than most does so of its own will, where
-        nobody is seen to have said two things: else it was told something else.
+        """Whether `peer` starts the step from another state than most by its own will.
 
-        One that shows nothing of that keeps nobody from finding it out, as long as most do. Of many
-        somebody shows nothing that has not seen the fork when it is asked; but where a view begins
-        after a failure all start from what they have agreed on, and have been told nothing since.
+        Otherwise a liar has told it another Prepared of the step before. Then two Prepared of that
+        liar would be seen, and the caller has seen none. Peers that show no Prepared of that step
+        cannot hide it, as long as most show theirs. Among many stage-holders an honest peer that
+        had not seen the fork when it was asked shows none. Where a view begins after a failure, all
+        start from the agreed state and have been told nothing since.
         """
         if not self.untold_by:
             return True
@@ -116,7 +119,7 @@ class _SaidOfStep:
 
 
 def evidence(parts: Iterable[Contribution], terms: StepTerms | None) -> Conflict:
-    """Why each liar is to be left out, and which pairs are in doubt."""
+    """Which liars are to be left out and why, and which pairs are in doubt."""
     found, heard = Conflict(), sorted(parts, key=lambda part: part.member)
     contributors = {part.member.peer_id for part in heard}
     even: dict[tuple[str, str], str] = {}
@@ -124,7 +127,7 @@ def evidence(parts: Iterable[Contribution], terms: StepTerms | None) -> Conflict
         versions = said.by_peer()
         for peer, items in versions.items():
             if len(items) == 1 or peer not in contributors | said.stages:
-                continue  # anybody can make keys, which then say anything of any step
+                continue  # anybody can make new keys and let them say anything of any step
             found.blame(peer, f"said two different Prepared for step {key[1]}")
             audits = terms is not None and terms.audits
             if audits and peer in said.stages and said.counts_against(peer):
@@ -140,8 +143,8 @@ def evidence(parts: Iterable[Contribution], terms: StepTerms | None) -> Conflict
 
 
 def shows_contradiction(part: Contribution, plan: Plan, terms: StepTerms | None) -> bool:
-    """Whether it has good reason to have all agree anew: by all Prepared of the step under way, in
-    the view of this plan, somebody else has to go."""
+    """Whether the contributor has good reason to have all agree anew: it shows all Prepared of the
+    step under way, in the view of this plan, and by them another peer has to go."""
     if part.pending is None or part.present is None:
         return False
     me, here = part.member.peer_id, (part.present.view, part.pending.step)
@@ -163,8 +166,10 @@ def shows_contradiction(part: Contribution, plan: Plan, terms: StepTerms | None)
 def _of_those_in(
     view: ViewId, heard: Iterable[Contribution], found: Conflict
 ) -> dict[tuple[str, str], str]:
-    """Takes what is even there. Who is silent, or has come back since, pays for no vote of then:
-    what was said in a view can be passed on for as long as anybody stays in it."""
+    """Takes from `found` the even pairs of which both peers are still in `view`.
+
+    A peer that is silent, or has come back since, pays for no old vote: what was said in a view can
+    be passed on for as long as any peer stays in it."""
     there = {
         it.member.peer_id for it in heard if it.present is not None and it.present.view == view
     }
@@ -209,7 +214,7 @@ def _judge_step(
         conflict = conflict.of_convicted()
     for peer, reason in conflict.liars.items():
         found.blame(peer, reason)
-    convicted = conflict.convicted.items()  # among them may be who was there and is gone
+    convicted = conflict.convicted.items()  # some of them may have left since
     found.convicted |= {it: where for it, where in convicted if facts.counts_against(it)}
     for (one, other), reason in conflict.doubts.items():
         found.doubt(one, other, reason)
@@ -218,11 +223,11 @@ def _judge_step(
 
 
 def _from_one_state(true: Mapping[str, Prepared], holders: int) -> dict[str, Prepared]:
-    """What those say that start from the same state as more than half of all; nothing where there
-    is no such state.
+    """The Prepared, by peer, that start from the state from which more than half of all holders
+    start; empty where there is no such state.
 
-    From different states come different sums, and nobody need have lied. But whoever is convicted
-    without its own Prepared is no better off for having said one of another state.
+    Different states give different sums, and nobody need have lied. But a peer that is convicted
+    without its own Prepared gains nothing by a Prepared that starts from another state.
     """
     base, count = Counter(item.base for item in true.values()).most_common(1)[0]
     if 2 * count <= holders:
@@ -231,7 +236,7 @@ def _from_one_state(true: Mapping[str, Prepared], holders: int) -> dict[str, Pre
 
 
 def _tellers(parts: Iterable[Contribution]) -> Counter[ViewId]:
-    """By view, how many tell any counts of a step in it."""
+    """By view, how many contributors tell loss counts of a step in it."""
     there = ((part.present, part.pending) for part in parts)
     return Counter(here.view for here, pending in there if here and pending and pending.counts)
 
@@ -258,7 +263,7 @@ def _steps(parts: Sequence[Contribution]) -> dict[_Step, _SaidOfStep]:
 def _note_what_is_shown(
     said: _SaidOfStep, peer: str, view: ViewId, retained: RetainedStep | None
 ) -> None:
-    """By one that is in the step."""
+    """Notes what a contributor that is in the step shows of the step before."""
     is_shown = retained is None or bool(retained.prepared)
     (said.shown_by if is_shown else said.untold_by).add(peer)
     if retained is None or retained.view != view:
@@ -266,7 +271,7 @@ def _note_what_is_shown(
 
 
 def _add_plans(steps: Mapping[_Step, _SaidOfStep], parts: Sequence[Contribution]) -> None:
-    """And who of those that have a stage by them is there."""
+    """Adds to each step the plans told of its view, and which of its stage-holders are there."""
     told: dict[ViewId, list[Plan]] = {}
     for part in parts:
         if part.present is not None and part.present.plan is not None:
@@ -281,8 +286,9 @@ def _add_plans(steps: Mapping[_Step, _SaidOfStep], parts: Sequence[Contribution]
 
 
 def _passed_on(part: Contribution, any_view: bool) -> tuple[Signed, ...]:
-    """Prepared that count. Where anybody is in a view newcomers have no word of steps: who brought
-    what others signed is not at fault for it, and could be one of many keys."""
+    """The Prepared in a contribution that count. Where any contributor is in a view, newcomers have
+    no word of steps. A peer that brings what others signed is not at fault for it, and could be one
+    of many keys."""
     pending, retained = part.pending, part.retained
     if any_view and part.present is None:
         return ()
@@ -309,7 +315,7 @@ def _count_those_near(
 
 
 def _most(items: list[Item], key: Callable[[Item], Hashable]) -> Item | None:
-    """What more than half of those that say anything say; None if there is no such."""
+    """The item that more than half of `items` equal by `key`; None if there is none."""
     counted = Counter(map(key, items))
     for item in items:
         if 2 * counted[key(item)] > len(items):

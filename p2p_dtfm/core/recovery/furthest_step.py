@@ -1,8 +1,8 @@
-"""How far contributions get at most without one of them, as `recover` may find: told at once, where
-it is to be known of each of many.
+"""An upper bound on the step that `recover` finds without one of the contributions. It is computed
+at once, since it is needed for each of many contributions.
 
-Never less than what `recover` finds, nor than what it finds without several of them. It counts what
-is told; whether that is so, and fits together, is for `recover`.
+It is never less than what `recover` finds, nor than what `recover` finds without several
+contributions. It counts what is told; `recover` judges whether that is true and fits together.
 """
 
 from collections import Counter, defaultdict
@@ -17,13 +17,13 @@ from p2p_dtfm.core.recovery.believed_claims import said_in
 from p2p_dtfm.core.recovery.contradictions import stated
 
 NOWHERE = -1
-"""Layers are lost."""
+"""The result where layers are lost."""
 _Copy = tuple[int, int]
-"""A version of a layer."""
+"""A version, and a layer of which there is a copy at that version."""
 
 
 class FurthestStep:
-    """Of those that are left of the contributions."""
+    """The bound for the contributions that are left: `leaves` takes one out for good."""
 
     def __init__(
         self, parts: Collection[Contribution], layer_count: int, terms: StepTerms | None
@@ -41,12 +41,12 @@ class FurthestStep:
         self._may_begin_anew = 0 in kept or any(_may_begin_anew(part, terms) for part in parts)
 
     def leaves(self, part: Contribution) -> None:
-        """It is left of them no more."""
+        """Take this contribution out."""
         self._copies.subtract(_copies_of(part, self._complete))
         self._members -= part.present is not None
 
     def without(self, part: Contribution) -> int:
-        """Where those that are left get at most if that one is not there, or `NOWHERE`."""
+        """The step that the others get to at most if `part` is left out as well, or `NOWHERE`."""
         own = _copies_of(part, self._complete)
         for version in self._versions:
             copies = ((version, layer) for layer in self._layers)
@@ -58,7 +58,8 @@ class FurthestStep:
 
 
 def _possibly_complete_steps(parts: Collection[Contribution], terms: StepTerms | None) -> set[int]:
-    """Where steps lead whose outcome is told, or of which all stage-holders' Prepared are there."""
+    """The versions to which steps lead whose outcome is told, or of which the Prepared of all
+    stage-holders are there."""
     retained = (part.retained for part in parts)
     found = {it.step + 1 for it in retained if it is not None and it.outcome is not None}
     presents = {id(it.present): it.present for it in parts if it.present is not None}
@@ -75,7 +76,8 @@ def _possibly_complete_steps(parts: Collection[Contribution], terms: StepTerms |
 
 
 def _may_be_true(prepared: Prepared, plan: Plan, terms: StepTerms | None) -> bool:
-    """By some counts: which ones count follows from who is left."""
+    """Whether a Prepared may be true by some loss counts. Which counts hold depends on who is
+    left."""
     if not fault_of(prepared, plan, terms):
         return True
     fitting = prepared.token_count // terms.microbatch_tokens if terms is not None else 0
@@ -83,7 +85,7 @@ def _may_be_true(prepared: Prepared, plan: Plan, terms: StepTerms | None) -> boo
 
 
 def _copies_of(part: Contribution, complete: Collection[int]) -> set[_Copy]:
-    """What it has, or comes to with the gradients of a step."""
+    """The copies that a contributor has, or may come to with the gradients of a step."""
     found = {(version, layer) for layer, version in part.held.items()}
     found |= {(version + 1, layer) for version, layer in found if version + 1 in complete}
     for it in (*part.cuts, *part.saved):
@@ -92,8 +94,8 @@ def _copies_of(part: Contribution, complete: Collection[int]) -> set[_Copy]:
 
 
 def _may_begin_anew(part: Contribution, terms: StepTerms | None) -> bool:
-    """Whether by its word the initial parameters may count: it accepts any loss, or members have
-    hardly begun, or say what cannot be."""
+    """Whether the initial parameters may count by this contribution: its maker accepts any loss, or
+    is a member that has hardly begun or tells a step that cannot be."""
     is_past_the_end = terms is not None and part.step > terms.total_steps + 1
     has_no_steps = part.present is not None and (part.step <= 1 or is_past_the_end)
     return part.accepts_loss or has_no_steps

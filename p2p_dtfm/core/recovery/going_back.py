@@ -1,9 +1,9 @@
-"""To which state a run goes back when it takes back what a barred peer has done; and what of an
-epoch that is over still counts.
+"""The state to which a run goes back to undo what a barred peer has done; and what of an epoch that
+is over still counts.
 
-Kept for that are checkpoints, as each member has them on its disk: whole ones, fetched from one
-another and compared with what all holders have said of their states. A pure function of the
-contributions. Decision 74 says why, `docs/decisions/0074-undo.md`.
+Members keep checkpoints for it on their disks: whole ones, fetched from one another and compared
+with what all holders have said of their states. The result is a pure function of the contributions.
+Decision 74 says why, `docs/decisions/0074-undo.md`.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -31,8 +31,8 @@ def restart_of(
     epochs: Epochs,
     undo: Undo | None,
 ) -> Recovery:
-    """Where an unplanned view starts, named in the epoch in which its members are, or in the one
-    that it begins."""
+    """Where an unplanned view starts. The target is named in the epoch of the view's members, or in
+    the new epoch that the view begins."""
     parts = list(without_undone(parts, epochs))
     if undo is not None:
         found = _kept_state(parts, layer_count, undo)
@@ -50,8 +50,8 @@ def _named(found: Recovery, epochs: Epochs) -> Recovery:
 
 
 def without_undone(parts: Iterable[Contribution], epochs: Epochs) -> Iterator[Contribution]:
-    """What contributors bring, without what was taken back while they were away. Of who is still in
-    an epoch that is over the step under way does not count either."""
+    """What contributors bring, without what was taken back while they were away. If a contributor
+    is still in an epoch that is over, its step under way does not count either."""
     for part in parts:
         yield _without_undone(part, epochs) if epochs.number else part
 
@@ -88,9 +88,12 @@ def _that_stay(saved: Iterable[SavedState], epochs: Epochs) -> tuple[SavedState,
 
 
 def _kept_state(parts: list[Contribution], layer_count: int, undo: Undo) -> Recovery | None:
-    """The newest whole one that is old enough and was kept for it; the initial parameters are where
-    they are due; else the oldest that there is, and what lies before it stays. None: nothing is
-    kept. What most members tell of counts before what fewer do: one of them may invent it."""
+    """The state to go back to; None where nothing is kept.
+
+    First choice is the newest whole state that is old enough and not older than the undo needs.
+    Next come the initial parameters, if the undo reaches back to them. Last comes the oldest newer
+    state, and the steps before it stay. States that most members tell of come first, since a single
+    member may invent one."""
     oldest = undo.newest - undo.every
     targets = {Target(it.version, it.lineage) for part in parts for it in (*part.saved, *part.cuts)}
     by_most = [target for target in targets if _is_told_by_most(target, parts)]

@@ -1,4 +1,4 @@
-"""Of how many microbatches each peer counts the loss in a step, as its Prepared must say."""
+"""For how many microbatches of a step each peer counts the loss, as its Prepared must say."""
 
 from p2p_dtfm.core.commit.step_terms import has_head
 from p2p_dtfm.core.protocol.plan import Plan
@@ -6,7 +6,7 @@ from p2p_dtfm.core.recovery.partial_replay import PartialReplay, whole_step
 
 
 def loss_counts(plan: Plan, replay: PartialReplay | None = None) -> dict[str, int]:
-    """By peer with the head; `replay` is what is left of a step that has failed before."""
+    """Microbatches by peer with the head. `replay` is the rest of a step that failed before."""
     counts = {}
     for peer_id in plan.stage_holders():
         if has_head(plan, peer_id):

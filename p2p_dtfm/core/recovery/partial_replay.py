@@ -1,7 +1,7 @@
 """What of a failed step is kept in the view that repeats it, and who computes the rest.
 
 A pure function of the plan of that view and of what its contributors say they have computed, so
-every member knows of each stage what it keeps. `docs/decisions/0013-partial-redo.md` says why it is
+every member knows what each stage keeps. `docs/decisions/0013-partial-redo.md` says why it is
 right.
 """
 
@@ -21,29 +21,29 @@ from p2p_dtfm.core.schedule.one_order import merged
 class StageReplay(NamedTuple):
     """One stage's part in a step: all of it, or what is left of a step that failed.
 
-    A boundary tensor is sent exactly where the other side has not kept what came of it. What this
-    stage has kept it sends again.
+    A stage sends a boundary tensor exactly where the neighbour has not kept what it made of it. If
+    this stage has kept the tensor, it sends it again.
     """
 
     microbatches: tuple[int, ...]
     """In the order in which this stage computes them."""
     forwards: int = 0
-    """So many, from the first on, are kept at this stage with what their forward made."""
+    """For so many, from the first on, this stage keeps what their forward made."""
     backwards: int = 0
-    """So many of those with their backward: their gradients are in this stage's buffers."""
+    """For so many of those, the backward is done: their gradients are in this stage's buffers."""
     next_has: frozenset[int] = frozenset()
-    """Those whose forward is kept at the next stage."""
+    """The microbatches whose forward the next stage keeps."""
     previous_has: frozenset[int] = frozenset()
-    """Those whose backward is kept at the stage before."""
+    """The microbatches whose backward the stage before keeps."""
     stood_in: tuple[frozenset[int], ...] = ()
     """The microbatches of each place in which this peer stands in (`Plan.places_of`); all others
     are of its own pipeline."""
 
     @property
     def next_may_have(self) -> frozenset[int]:
-        """`next_has`, and in each place the microbatch after those: the stage behind may have done
-        one more forward than it could tell of, and sends its gradient before anything of it has
-        come from here again."""
+        """`next_has`, and in each place the microbatch after those. The next stage may have done
+        one forward more than it could tell. It then sends that one's gradient before this stage has
+        sent the activation again."""
         missing = [number for number in self.microbatches if number not in self.next_has]
         return self.next_has.union({self.place(n): n for n in reversed(missing)}.values())
 
@@ -54,7 +54,8 @@ class StageReplay(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Of a stage in one pipeline: the first `forwards` and `backwards` of its microbatches."""
+    """What a stage keeps in one pipeline: its first `forwards` forwards and `backwards` backwards,
+    in the order of the pipeline's microbatches."""
 
     forwards: int
     backwards: int
@@ -67,22 +68,22 @@ NOTHING = Kept(0, 0)
 class PipelineReplay:
     microbatches: tuple[int, ...]
     kept: tuple[Kept, ...]
-    """By stage."""
+    """What each stage keeps, in pipeline order."""
 
 
 @dataclass(frozen=True)
 class PartialReplay:
-    """How `step` goes on. Counts are of forwards of one microbatch through one stage."""
+    """How `step` goes on. Each count is in forwards of one microbatch through one stage."""
 
     step: int
     pipelines: tuple[PipelineReplay, ...]
     kept_forwards: int
     redone_forwards: int
-    """At least so many are computed a second time: a stage that is gone has told nobody what it
-    had done, but its neighbours had it from there."""
+    """At least so many are computed a second time. A stage that is gone has told nobody what it
+    had done, but its neighbours had received it."""
     order: tuple[int, ...] = ()
-    """Where peers stand in for others, one order of all microbatches: each stage computes its own
-    in it."""
+    """One order of all microbatches, where peers stand in for others. Each peer computes its own
+    microbatches in this order."""
 
     def stage(self, plan: Plan, peer_id: str) -> StageReplay | None:
         """None for a peer without a stage."""
@@ -90,7 +91,7 @@ class PartialReplay:
         return _stage(places, self.pipelines, self.order) if places else None
 
     def progress(self, plan: Plan, peer_id: str) -> StageProgress | None:
-        """What a peer may say from now on that it has computed."""
+        """What a peer may say it has computed, at the beginning of the replay."""
         replay, layers = self.stage(plan, peer_id), plan.layers_of(peer_id)
         if replay is None or not replay.forwards:
             return None
@@ -99,7 +100,7 @@ class PartialReplay:
 
 
 def whole_step(plan: Plan, peer_id: str) -> StageReplay:
-    """The part of a stage-holder in a step of which nothing is done."""
+    """A stage-holder's part in a step of which nothing is done yet."""
     pipelines = [
         PipelineReplay(tuple(each.microbatches), (NOTHING,) * len(each.stages))
         for each in plan.pipelines
@@ -173,8 +174,8 @@ def replay_of(
 def begun_by(
     contributions: Iterable[Contribution], terms: StepTerms | None
 ) -> tuple[Contribution, ...]:
-    """Whose work of the step under way may count: with audits nobody's, since what is claimed is
-    the work of a whole step."""
+    """The contributions whose work of the step under way may count. With audits that is none, since
+    a claim is about the work of a whole step."""
     return () if terms is not None and terms.audits else tuple(contributions)
 
 
@@ -183,7 +184,7 @@ def _own(plan: Plan) -> Iterator[Stage]:
 
 
 class _KeptNumbers(NamedTuple):
-    """The microbatches that a peer keeps, for all its places."""
+    """The microbatches that a peer keeps, in all its places."""
 
     forwarded: tuple[int, ...]
     backwards: int
@@ -206,8 +207,8 @@ def _kept_of(
 
 
 def _part(kept: _KeptNumbers, numbers: set[int]) -> Kept:
-    """What a peer keeps of one pipeline's microbatches: the first of them, since it computes them
-    in the pipeline's order."""
+    """What a peer keeps of one pipeline's microbatches. These are the pipeline's first ones, since
+    the peer computes them in the pipeline's order."""
     return Kept(
         sum(1 for microbatch in kept.forwarded if microbatch in numbers),
         sum(1 for microbatch in kept.forwarded[: kept.backwards] if microbatch in numbers),
@@ -215,7 +216,7 @@ def _part(kept: _KeptNumbers, numbers: set[int]) -> Kept:
 
 
 def _done(part: Contribution, target: Target, total: int) -> _Done | None:
-    """What a contributor has done of this very step; None if nothing, or nothing that can be."""
+    """What a contributor has done of this very step; None if that is nothing or cannot be true."""
     pending = part.pending
     if pending is None or pending.progress is None:
         return None
@@ -232,10 +233,10 @@ def _done(part: Contribution, target: Target, total: int) -> _Done | None:
 
 
 def _all_begun(plan: Plan, known: Mapping[str, _Done]) -> list[tuple[int, ...]]:
-    """By pipeline, with which microbatches it goes on.
+    """For each pipeline, the microbatches that it goes on with.
 
-    A peer with several places may have begun any of its pipelines': what nobody else has begun it
-    goes on with in its own.
+    A peer with several places may have begun microbatches of any of its pipelines. Those that
+    nobody else has begun it continues in its own pipeline.
     """
     alone = {peer_id: item for peer_id, item in known.items() if peer_id not in plan.stand_ins}
     begun: list[tuple[int, ...]] = []
@@ -254,9 +255,9 @@ def _all_begun(plan: Plan, known: Mapping[str, _Done]) -> list[tuple[int, ...]]:
 
 
 def _begun(pipeline: Pipeline, done: Mapping[str, _Done], taken: set[int]) -> tuple[int, ...]:
-    """The microbatches, in order, with which the stages of a pipeline keep most of their work.
+    """The ordered microbatches with which the stages of a pipeline keep most of their work.
 
-    None of them may be another pipeline's: each counts once.
+    None of them may be in `taken`, which other pipelines go on with: each counts once.
     """
     found = (
         done[stage.peer_id].forwarded
@@ -276,10 +277,10 @@ def _begun(pipeline: Pipeline, done: Mapping[str, _Done], taken: set[int]) -> tu
 
 
 def _kept(begun: tuple[int, ...], stage: Stage, done: Mapping[str, _Done]) -> Kept:
-    """What a stage keeps in a pipeline that goes on with `begun`: all, or its gradients would hold
-    a microbatch that others compute too.
+    """What a stage keeps in a pipeline that goes on with `begun`.
 
-    The backward that it may have done unsaid is counted in.
+    The stage keeps nothing if its summed gradients may hold a microbatch outside of `begun`, which
+    others would compute too. It may have done one backward more than it said; that one counts here.
     """
     mine = done.get(stage.peer_id)
     if mine is None or mine.layers != stage.layers:
@@ -292,8 +293,8 @@ def _kept(begun: tuple[int, ...], stage: Stage, done: Mapping[str, _Done]) -> Ke
 
 
 def _lost(kept: Sequence[Kept]) -> int:
-    """Forwards that stages without them must have done: later stages had their outputs, earlier
-    ones the gradients that came back."""
+    """Forwards that stages must have done and no longer have: later stages had their outputs, or
+    earlier stages had the gradients that came back."""
     lost = 0
     for position, stage in enumerate(kept):
         later = max(item.forwards for item in kept[position:])
@@ -303,7 +304,7 @@ def _lost(kept: Sequence[Kept]) -> int:
 
 
 def _deal(plan: Plan, begun: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The microbatches that nobody goes on with, to each pipeline: up to its planned count."""
+    """Deals the microbatches that nobody goes on with, to each pipeline up to its planned count."""
     taken = {number for numbers in begun for number in numbers}
     total = sum(pipeline.microbatch_count for pipeline in plan.pipelines)
     free = [number for number in range(total) if number not in taken]

@@ -6,15 +6,16 @@ from collections.abc import Iterable, Mapping
 from p2p_dtfm.core.protocol.snapshot import ViewId
 
 GIVEN_UP_LIMIT = 3
-"""So many times in a view is a guardian given up that begins again; then nobody waits for it."""
+"""How often in a view a guardian is given up. After that its receipts no longer count."""
 
 
 class Receipts:
-    """Prepared for a step is said when the guardians in place have its reduced gradients.
+    """A holder says Prepared for a step once the guardians in place have its reduced gradients.
 
-    In place is who has given a receipt in this view, and from the first step on who was to have the
-    states by then (`guardians.guarded_at_once`). For any other nobody waits until its first
-    receipt, so that a view after a failure is not held up by the transfer of states.
+    A guardian is in place from its first receipt in this view on. Those that had to have the states
+    by the first step are in place from that step on (`guardians.guarded_at_once`). Nobody waits for
+    any other guardian before its first receipt, so that the transfer of states does not hold up a
+    view after a failure.
     """
 
     def __init__(self, view: ViewId, guards: Mapping[int, str], at_once: Iterable[int]) -> None:
@@ -25,7 +26,7 @@ class Receipts:
         """By layer whose guardian is in place, the last step received; -1 for none."""
         self._given_up: Counter[str] = Counter()
         self._unsure = set(self._received)
-        """Of those, the ones whose guardian has not said that it has the state as it is now."""
+        """Layers in `_received` whose guardian has not said that it has the present state."""
 
     def receipt(self, sender: str, view: ViewId, step: int, layers: tuple[int, ...]) -> None:
         """`sender` has the states of `layers` at `step` and the reduced gradients of `step`."""
@@ -35,7 +36,7 @@ class Receipts:
                 self._unsure.discard(layer)
 
     def begins_again(self, guardian: str) -> None:
-        """It asks for states anew."""
+        """The guardian asks for states anew."""
         self._unsure |= {n for n in self._received if self._guards[n] == guardian}
 
     def received_all_of(self, guardian: str) -> bool:
@@ -54,20 +55,20 @@ class Receipts:
         return tuple(sorted(layer for layer, last in self._received.items() if last < step))
 
     def are_of_all(self, step: int | None) -> bool:
-        """Whether the guardian of each layer has given its receipt for `step`; None: is in place at
-        all, where a step has no gradients of which there could be any."""
+        """Whether the guardian of each layer is in place and has given its receipt for `step`. With
+        None, being in place is enough: a step without gradients gets no receipts."""
         if self._guards.keys() != self._received.keys():
             return False
         return step is None or not self.waits_for(step)
 
     def owed(self, step: int) -> tuple[str, ...]:
-        """Guardians that owe a receipt for `step`, also those that begin again: who waits for one
-        and does not say so would itself be taken for who stands still."""
+        """Guardians that owe a receipt for `step`, also those that begin again. A holder that waits
+        for one and does not say so would itself seem to stand still."""
         return tuple(sorted({self._guards[layer] for layer in self.waits_for(step)}))
 
     def give_up(self, step: int) -> tuple[str, ...]:
-        """Wait no more, until their next receipt, for guardians that have not got the states of
-        `step` for long. Returns who they are."""
+        """Wait no more for guardians that do not yet have the states of `step`, until their next
+        receipt. Returns their ids."""
         late = {layer for layer in self.waits_for(step) if layer in self._unsure}
         for layer in late:
             del self._received[layer]

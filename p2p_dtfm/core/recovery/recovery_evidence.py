@@ -22,21 +22,21 @@ from p2p_dtfm.core.recovery.restart_point import Recovery
 
 PENDING_LIMIT_BYTES = 288 * 1024
 RETAINED_LIMIT_BYTES = 96 * 1024
-"""Of Prepared in a contribution, with which goes a record of 64 KiB at most
-(`message_bounds.CONTRIBUTION_LIMIT_BYTES`); in a swarm of many of those that an outline names, as
-they travel beside it in one message. Where there are more each member passes on others."""
+"""Prepared of the retained step in a contribution. A contribution also holds a record of at most
+64 KiB (`message_bounds.CONTRIBUTION_LIMIT_BYTES`). In a swarm of many, the Prepared that an outline
+names travel beside it in one message. Where they do not fit, each member passes on others."""
 
 
 @dataclass(frozen=True)
 class Restart:
-    """What the states of this peer have to do with where an unplanned view starts.
+    """What this peer does with its states so that an unplanned view can start.
 
-    `outcome` of the step before may be news here, and `prepared` is what it follows from, if that
-    was shown; `roll_forward`: apply it to these layers, with the reduced gradients retained from
-    `rolled_view`. `load`: take these from the cut or checkpoint
-    of the view's first step. `discard`: states that do not lie on the view's lineage. Whatever else
-    the peer's place in the view needs is to be fetched from a member that has it at the first step
-    (`snapshot.held`).
+    `outcome` is that of the step before, which may be news here. It follows from `prepared`, if
+    those were shown. `roll_forward` are layers to which this peer applies the outcome, with the
+    reduced gradients retained from `rolled_view`. `load` are layers to take from the cut or
+    checkpoint of the view's first step. `discard` are layers whose states do not lie on the view's
+    lineage. All else that the peer's place needs it fetches from a member that has it at the first
+    step (`snapshot.held`).
     """
 
     roll_forward: tuple[int, ...] = ()
@@ -48,7 +48,8 @@ class Restart:
 
 
 class RecoveryEvidence:
-    """Of `me`. `held` is kept up to date by the caller, and here when a step commits."""
+    """What the peer `me` can bring. The caller keeps `held` up to date; when a step commits, this
+    class does."""
 
     def __init__(self, me: str = "") -> None:
         self._me = me
@@ -59,7 +60,7 @@ class RecoveryEvidence:
         self.lineage = Lineage()
         self.retained: RetainedStep | None = None
         self.progress: StageProgress | None = None
-        """With the microbatches of the step under way; a view that repeats the step may keep it."""
+        """How far the step's microbatches are; a view that repeats the step may keep that."""
         self._reduced: set[int] = set()
         self._reduced_key: tuple[ViewId, int] | None = None
         self._frozen: tuple[Signed, ...] = ()
@@ -75,7 +76,7 @@ class RecoveryEvidence:
         return {version: digest for version, digest in digests.items() if digest is not None}
 
     def reduced(self, view: ViewId, step: int, layers: set[int]) -> None:
-        """The reduced gradients of `step` for `layers` are here."""
+        """Notes that the reduced gradients of `step` for `layers` are here."""
         if self._reduced_key != (view, step):
             self._reduced_key = (view, step)
             self._reduced = set()
@@ -83,13 +84,13 @@ class RecoveryEvidence:
 
     @property
     def rollable_steps(self) -> frozenset[tuple[ViewId, int]]:
-        """Of these steps, each in its view, a restart may still name the gradients here."""
+        """Steps, each in its view, whose gradients here a restart may still name."""
         retained = self.retained
         last = (retained.view, retained.step) if retained is not None else None
         return frozenset(filter(None, (last, self._reduced_key)))
 
     def freeze(self, ledger: Ledger | None) -> None:
-        """From now on the step under way is decided by what peers bring to the next view."""
+        """From now on, what peers bring to the next view decides about the step under way."""
         passed_on = ledger.freeze() if ledger is not None else ()
         self._frozen = with_room(passed_on, PENDING_LIMIT_BYTES, self._me)
         self._counts = dict(ledger.counts_of(ledger.step)) if ledger is not None else {}
@@ -101,8 +102,9 @@ class RecoveryEvidence:
         )
 
     def told_of_last_step(self, planned: bool, sees_fork: bool) -> RetainedStep | None:
-        """The last step as the next view hears of it. Its Prepared go along after a failure; where
-        many have a stage, when members are seen to have different states: they are many bytes."""
+        """The last step as the next view hears of it. Its Prepared go along only after a failure.
+        Where many peers have a stage they are many bytes: they go along only if `sees_fork`,
+        when members are seen to have different states."""
         retained = self.retained
         needed = (retained is not None and len(retained.prepared) <= RETAINED_LIMIT) or sees_fork
         if retained is None:
@@ -122,8 +124,8 @@ class RecoveryEvidence:
         stage_layers: range,
         prepared: tuple[Signed, ...] = (),
     ) -> None:
-        """The step under way is committed, by these Prepared; states of `stage_layers` count as
-        advanced by it, before they are: `applied`."""
+        """The step under way is committed, by these Prepared. The states of `stage_layers` count as
+        advanced by it from now on; `applied` says when they are."""
         layers = self._reduced_now(view)
         base = self.lineage.digest
         self.retained = RetainedStep(view, outcome.step, base, outcome, layers, prepared)
@@ -134,8 +136,8 @@ class RecoveryEvidence:
                 self.held[layer] = outcome.step + 1
 
     def applied(self, step: int, layers: Collection[int]) -> None:
-        """The states of these layers have taken a committed step, whose gradients are not kept for
-        them any more: guarded layers alone may wait for them."""
+        """The states of these layers have taken a committed step. Its gradients are no longer kept
+        for these layers; only guarded layers may still wait for them."""
         if self._reduced_key is not None and self._reduced_key[1] == step:
             self._reduced -= set(layers)
         retained = self.retained
@@ -144,16 +146,16 @@ class RecoveryEvidence:
             self.retained = msgspec.structs.replace(retained, reduced_layers=others)
 
     def committed_unseen(self, view: ViewId, lineage: str) -> None:
-        """The step under way is committed, and its outcome is not known here, only the lineage.
+        """The step under way is committed. Its outcome is not known here, only the lineage.
 
-        What is here of its gradients moves guarded layers on, once somebody tells the outcome.
+        Once somebody tells the outcome, the step's gradients that are here move guarded layers on.
         """
         step, base = self.step, self.lineage.digest
         self.retained = RetainedStep(view, step, base, None, self._reduced_now(view))
         self.lineage.committed(step, lineage)
 
     def skip_to(self, view: ViewId, step: int, lineage: str, ledger: Ledger) -> None:
-        """`step` of `view` starts from this lineage, wherever this peer was."""
+        """Go on to `step` of `view`, which starts from `lineage`, wherever this peer was."""
         while self.step < step:
             known = lineage if self.step + 1 == step else ledger.base_of(self.step + 1)
             if known is None:
@@ -190,7 +192,8 @@ class RecoveryEvidence:
         return Restart(tuple(roll), outcome, shown, rolled_view, tuple(load), tuple(discard))
 
     def _is_at(self, version: int, lineage: str) -> bool:
-        """Whether this peer's own lineage comes by there, in whatever epoch it was named."""
+        """Whether this peer's own lineage at `version` is this one, in whatever epoch it was
+        named."""
         mine = self.lineage.at(version)
         return mine is not None and unmarked(mine) == unmarked(lineage)
 

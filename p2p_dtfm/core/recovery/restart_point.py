@@ -20,8 +20,8 @@ _GENESIS = Target(0, GENESIS_LINEAGE)
 
 @dataclass(frozen=True)
 class Undo:
-    """What is to be taken back: all that is longer than `newest`, because `peers` are barred. A
-    state no more than `every` steps older than that is kept, if disks have done their part."""
+    """What is to be taken back: all steps after `newest`, because `peers` are barred. Disks keep a
+    state less than `every` steps older than `newest`, unless one has failed."""
 
     peers: tuple[str, ...]
     newest: int
@@ -34,32 +34,32 @@ class Recovery:
 
     target: Target | None
     rolled: StepKey | None = None
-    """The step that members roll forward to get from one step before the target to it."""
+    """The step that members roll forward, which leads to the target."""
     outcome: StepOutcome | None = None
     prepared: tuple[Signed, ...] = ()
-    """From which the outcome follows; none where it was only told."""
+    """The Prepared from which the outcome follows; none where it was only told."""
     held: Mapping[Member, tuple[int, ...]] = field(default_factory=dict)
     """Layers that a member has at the target, or reaches by rolling forward."""
     lost_layers: tuple[int, ...] = ()
     undo: Undo | None = None
-    """What is taken back by going there (`going_back`)."""
+    """What is taken back by going to the target (`going_back`)."""
 
 
 def recover(
     contributions: Iterable[Contribution], layer_count: int, terms: StepTerms | None = None
 ) -> Recovery:
-    """The longest lineage that for every layer some contributor holds or can reach, in memory or on
-    its disk.
+    """The longest lineage of which, for every layer, some contributor has or can reach the state,
+    in memory or on its disk.
 
-    One that ends more than one step before what members had committed is taken at once where a cut
-    would be: the view before has said how much it may repeat, and what is newer than its cut
-    repeats less. So is what lies on disks, where it repeats no more than that. Else it is taken
-    only where most members accept the loss; the initial parameters count only then. Steps past the
-    end of the run are nobody's, nor are those that others' words refute (`believed_claims`).
+    A lineage may end more than one step before what members had committed. It is taken at once if
+    it is at least as new as a whole cut, since the view before has said how much it may repeat. So
+    is a checkpoint on disks that repeats no more than that. Any other one is taken only where most
+    members accept the loss; the initial parameters count only then. Steps past the end of the run
+    do not count, nor do those that others' words refute (`believed_claims`).
 
-    One that alone has committed a step may not be able to show that any more: all Prepared may be
-    more than there is room for. Where layers would be lost otherwise its word is taken for what the
-    step came to: the others make it of their own states.
+    A peer that alone has committed a step may be unable to show it: there may be no room for all
+    Prepared. Where layers would be lost otherwise, its word for the step's outcome is taken; the
+    others apply that to their own states.
     """
     parts = sorted(contributions, key=lambda part: part.member)
     claims = BelievedClaims(parts)
@@ -79,7 +79,7 @@ def _recover(
     layer_count: int,
     terms: StepTerms | None,
 ) -> tuple[Recovery, int]:
-    """And how far back it may go at once."""
+    """The recovery, and the earliest step to which members may go back at once."""
     limit = terms.total_steps + 1 if terms is not None else None
     members, furthest = claims.members or parts, claims.furthest(limit)
     floor = 0 if _accept_loss(members) else furthest - 1
@@ -110,7 +110,8 @@ def _saved_since(parts: list[Contribution], step: int) -> set[Target]:
 
 
 def _repeatable_steps(parts: list[Contribution]) -> int:
-    """As many steps or more most of them were told that a failure may cost."""
+    """The highest number such that most members were told that a failure may cost as many steps or
+    more."""
     said = sorted((part.may_repeat for part in parts), reverse=True)
     return said[len(said) // 2] if said else 0
 
@@ -118,14 +119,14 @@ def _repeatable_steps(parts: list[Contribution]) -> int:
 def what_it_comes_to(
     target: Target, parts: list[Contribution], complete: Complete, layer_count: int
 ) -> Recovery:
-    """Going to a target; with the layers that nobody has there."""
+    """The recovery that goes to `target`, with the layers of which nobody has the state there."""
     held = {part.member: _reach(part, target, complete) for part in parts}
     told = complete.get(target)
     if told is not None and not told.prepared:
         held = _without_denied(held, parts, told.key)
     there = {layer for layers in held.values() for layer in layers}
     missing = tuple(layer for layer in range(layer_count) if layer not in there)
-    lost = () if target.step == 0 else missing  # in whatever epoch, they are made again
+    lost = () if target.step == 0 else missing  # in any epoch, initial states are made again
     if told is None:
         return Recovery(target, held=held, lost_layers=lost)
     return Recovery(target, told.key, told.outcome, told.prepared, held, lost)
@@ -134,9 +135,11 @@ def what_it_comes_to(
 def _without_denied(
     held: dict[Member, tuple[int, ...]], parts: list[Contribution], key: StepKey
 ) -> dict[Member, tuple[int, ...]]:
-    """Of a step that is only told. Who has a place in its view, is there, and cannot take the step
-    for layers of its own has not said Prepared of it: that others without a place there have these
-    layers after it counts for nothing. Who has gone further is no such, unless elsewhere."""
+    """`held` without the layers that a stage-holder denies, for a step that is only told.
+
+    A stage-holder that is in the step's view and cannot take the step for its own layers has not
+    said Prepared of it. So it does not count if peers without a place there have these layers after
+    the step. A stage-holder that has gone further denies nothing, unless on another lineage."""
     here = [part for part in parts if part.present is not None and part.present.view == key[0]]
     plan = next((it.present.plan for it in here if it.present and it.present.plan), None)
     if plan is None:
@@ -165,7 +168,7 @@ def _targets(
     limit: int | None,
     floor: int,
 ) -> list[Target]:
-    """Where the next view may start, the best first."""
+    """The states from which the next view may start, the best first."""
     told = {Target(version, at) for part in parts for version, at in part.lineages.items()}
     kept = {Target(it.version, it.lineage) for p in parts for it in (*p.cuts, *p.saved)}
     candidates = {t for t in {*complete, *told, *kept} if _is_backed(t, complete, claims)}
@@ -181,7 +184,8 @@ def _targets(
 
 
 def _accept_loss(parts: list[Contribution]) -> bool:
-    """One that is in haste, or lies, does not cost the others what they still wait for."""
+    """Whether most accept the loss. So one that is in haste, or lies, does not cost the others what
+    they still wait for."""
     return 2 * sum(1 for part in parts if part.accepts_loss) > len(parts)
 
 
@@ -224,8 +228,8 @@ def _reach(
 
 
 def _is_backed(target: Target, complete: Complete, claims: BelievedClaims) -> bool:
-    """Whether it is what all Prepared of a step lead to; or the word of somebody against whom the
-    others' speaks not. Where steps happen a newcomer has only states by which members came."""
+    """Whether all Prepared of a step lead to the target, or some member tells of it whom the others
+    do not refute. Where steps happen, newcomers' states count only on a member's lineage."""
     step = complete.get(target)
     if step is not None and step.prepared:
         return True
@@ -244,13 +248,13 @@ def _tells_of(part: Contribution, target: Target, complete: Complete) -> bool:
 
 
 def is_told(part: Contribution, target: Target) -> bool:
-    """Whether a contributor has a copy of that state, of some layers, or says so."""
+    """Whether a contributor says that it has a saved copy of some layers in that state."""
     others = (*part.cuts, *part.saved)
     return any((it.version, it.lineage) == (target.step, target.lineage) for it in others)
 
 
 def _stands_on(part: Contribution, target: Target, complete: Complete) -> bool:
-    """Whether a member's own lineage comes to the target, or can."""
+    """Whether a member's own lineage comes to the target, or can by one more step."""
     if part.lineages.get(target.step) == target.lineage:
         return True
     step = complete.get(target)

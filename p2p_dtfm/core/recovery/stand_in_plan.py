@@ -1,9 +1,9 @@
-"""After a failure in the middle of a step: whether replicas stand in for who is lost, until planned
-anew.
+"""Whether replicas stand in for lost peers after a failure in the middle of a step, until the next
+plan.
 
-The plan that failed goes on as it was. In a lost place stands another member with the same layers,
+The plan that failed goes on as it was. Another member with the same layers takes a lost place,
 beside its own place in another pipeline. No state moves, and what the survivors of the broken
-pipeline have computed still counts. `docs/decisions/0018-stand-ins.md` says why it is right, and
+pipeline have computed still counts. `docs/decisions/0018-stand-ins.md` says why this is right, and
 when it pays.
 """
 
@@ -21,7 +21,7 @@ from p2p_dtfm.core.recovery.complete_steps import Target
 from p2p_dtfm.core.recovery.partial_replay import PartialReplay, replay_of
 
 PLACES_LIMIT = 2
-"""Of a peer: it computes the microbatches of all of them."""
+"""Places that one peer may have. It computes the microbatches of all of them."""
 
 Stages = tuple[Stage, ...]
 
@@ -29,8 +29,10 @@ Stages = tuple[Stage, ...]
 def with_stand_ins(
     snapshot: Snapshot, planned: Plan, target: Target, contributions: Iterable[Contribution]
 ) -> Plan:
-    """`planned`, or the plan that failed with stand-ins, if that keeps more of the step that starts
-    from `target`, and ends it no later or spares it waiting for states."""
+    """The plan to use: `planned`, or the plan that failed, with stand-ins.
+
+    The one with stand-ins must keep more of the step that starts from `target`. It must also end
+    that step no later, or spare it the wait for states."""
     parts = tuple(contributions)
     replay = replay_of(planned, target, parts)
     if replay is None or snapshot.present is None:
@@ -47,8 +49,8 @@ def with_stand_ins(
 
 
 class _Swarm:
-    """Who is left, with which states, and how fast. Links do not matter here, and the tables of
-    all links among a thousand peers would take each of them seconds."""
+    """Which peers are left, with which states, and how fast they are. Links do not matter here, and
+    tables of all links among a thousand peers would cost each peer seconds."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.workload = snapshot.workload
@@ -60,10 +62,10 @@ class _Swarm:
     # the plan -----------------------------------------------------------------------------------
 
     def mended(self, plan: Plan) -> Plan | None:
-        """The plan with stand-ins; None where there are none to be.
+        """The plan with stand-ins; None where nobody can or need stand in.
 
-        Whole pipelines stay, and in plan order each broken one that can be filled; of the others
-        nobody has a place.
+        Whole pipelines stay. Broken ones that can be filled stay too, tried in plan order. In all
+        other pipelines nobody has a place.
         """
         if not plan.covers(self.workload.layer_count, self.workload.microbatch_count):
             return None
@@ -90,7 +92,8 @@ class _Swarm:
         return self.held.get(peer_id, set()).issuperset(layers)
 
     def _filled(self, pipeline: Pipeline, others: Sequence[Stage]) -> Stages | None:
-        """None where a place stays empty, or nobody is left who could go on with anything."""
+        """The pipeline's stages with stand-ins in lost places. None where a place stays empty, or
+        where only stand-ins would be left, who have nothing to go on with."""
         filled: list[Stage] = []
         for stage in pipeline.stages:
             if self._stays(stage) and not stage.stands_in:
@@ -103,7 +106,7 @@ class _Swarm:
         return tuple(filled) if not all(stage.stands_in for stage in filled) else None
 
     def _replica(self, stage: Stage, others: Sequence[Stage]) -> str | None:
-        """Who stands in: the fastest, the one that does already if it can."""
+        """The peer that stands in: the one that already does if it still can, else the fastest."""
         places = [other.peer_id for other in others]
         able = [
             other.peer_id
@@ -119,7 +122,8 @@ class _Swarm:
         )
 
     def _dealt(self, pipelines: Sequence[Stages], before: Plan) -> Plan | None:
-        """Microbatches one by one to where the busiest peer is then least busy."""
+        """The plan with microbatches dealt one by one, each to the pipeline whose busiest peer is
+        then least busy."""
         counts = [0] * len(pipelines)
         busy_ns: dict[str, int] = {}
         each_ns = [
@@ -162,7 +166,7 @@ class _Swarm:
         return not self.is_genesis and any(missing)
 
     def remaining_ns(self, plan: Plan, replay: PartialReplay) -> int:
-        """Until the busiest peer has computed its part of the step."""
+        """Nanoseconds until the busiest peer has computed its part of the step."""
         return max(self._busy_ns(plan, replay, peer_id) for peer_id in plan.stage_holders())
 
     def _busy_ns(self, plan: Plan, replay: PartialReplay, peer_id: str) -> int:
@@ -176,7 +180,7 @@ class _Swarm:
         return sum(self._times_ns(peer_id, layers))
 
     def _times_ns(self, peer_id: str, layers: range) -> tuple[int, int]:
-        """Of one microbatch's forward, and its backward."""
+        """Nanoseconds of one microbatch's forward, and of its backward."""
         times = layer_ns_of(self.able[peer_id], self.workload)
         kinds = kinds_in(layers.start, layers.stop, self.workload.layer_count)
         return times.forward_ns(kinds), times.backward_ns(kinds)

@@ -21,7 +21,7 @@ class View:
     snapshot: Snapshot
     plan: Plan | NoPlan
     certificate: Certificate | None = field(default=None, compare=False)
-    """The Ready of all that made it."""
+    """The signed Ready of all contributors that agreed on the view."""
 
     @cached_property
     def id(self) -> ViewId:
@@ -50,14 +50,15 @@ class View:
 
     @cached_property
     def guarded_at_once(self) -> frozenset[int]:
-        """Layers for whose guardian the first step waits already."""
+        """Layers whose guardian the first step already waits for."""
         if self.cut_pace is not None:
             return frozenset()
         return guarded_at_once(self.snapshot, self.guards)
 
     @cached_property
     def starts_with_two_copies(self) -> bool:
-        """Of each layer: after a failure who holds one from now on may still have to fetch it."""
+        """Whether members already have two copies of each layer's state. After a failure, a new
+        holder of a layer may still have to fetch it."""
         if self.snapshot.planned or self.snapshot.step == 0:
             return True
         states = self.snapshot.states()
@@ -65,10 +66,11 @@ class View:
         return all(here[layer] >= 2 for layer in range(self.snapshot.workload.layer_count))
 
     def guarded_before_takeover(self, before: "View | None") -> frozenset[int]:
-        """Layers whose guardian fetches the state beside the last steps of the view before. Where
-        it may lag that costs a takeover its time; so only where nobody but their holder would be
-        left with a copy of some, who left being their guardian: a crash of the holder before the
-        first cut is whole took all since the last checkpoint."""
+        """Layers whose guardian fetches the state during the last steps of the view before.
+
+        Where guardians may lag, this delays the takeover. So it is done there only if some layer
+        would have no copy but its holder's, since the layer's guardian has left. Otherwise a crash
+        of the holder before the first whole cut would lose all since the last checkpoint."""
         if self.cut_pace is None:
             return self.guarded_at_once
         if before is None or not self.snapshot.planned or not isinstance(before.plan, Plan):
@@ -77,23 +79,23 @@ class View:
         return frozenset() if is_covered else frozenset(self.guards)
 
     def _copy_holders(self, layer: int) -> set[str]:
-        """Who holds or guards it."""
+        """The peers that hold or guard the layer."""
         holders = {peer_id for peer_id, layers in self._layers.items() if layer in layers}
         return holders | ({self.guards[layer]} if layer in self.guards else set())
 
     def _others(self, layer: int) -> set[str]:
-        """Members that do not hold it."""
+        """Members that do not hold the layer."""
         return {peer_id for peer_id in self.member_ids if layer not in self.layers_of(peer_id)}
 
     @cached_property
     def cut_pace(self) -> CutPace | None:
-        """How often copies of all layers are taken for guardians that lag; None where those that
-        there are keep up with each step."""
+        """How often copies of all layers are taken for guardians that lag; None where all guardians
+        keep up with each step."""
         return _pace(self._named)
 
     def goes_on_with_cuts_of(self, before: "View") -> bool:
-        """Whether a cut that is under way in the view before is not begun anew in this one: all
-        layers stay where they are, and so do their guardians."""
+        """Whether this view goes on with a cut that is under way in the view before. It does if all
+        layers and their guardians stay where they are."""
         if not self.snapshot.planned or self.snapshot.previous != before.id:
             return False
         if self.cut_pace is None or before.cut_pace is None or self.guards != before.guards:
@@ -107,13 +109,13 @@ class View:
         return {layer: peer for layer, peer in self.guards.items() if layer in layers}
 
     def state_bytes_of(self, peer_id: str) -> int:
-        """Of all layers that a peer holds or guards in this view."""
+        """Bytes of the states of all layers that a peer holds or guards in this view."""
         layers = set(self.layers_of(peer_id)) | self.guarded_by(peer_id)
         return sum(self.snapshot.workload.cost(layer).state_bytes for layer in layers)
 
     @cached_property
     def unguarded(self) -> tuple[int, ...]:
-        """Layers that a single member holds, and for which no other one has room."""
+        """Layers that a single member holds and no other member has room for."""
         return unguarded_layers(self.snapshot, self.plan)
 
     @cached_property
@@ -129,8 +131,8 @@ class View:
 
 @dataclass(frozen=True)
 class _Named:
-    """Equal names are equal snapshots and plans: what follows from these is computed once in a
-    process, however many peers are in it."""
+    """Names a snapshot and a plan: equal names mean equal ones. So what follows from these is
+    computed once in a process, however many peers run in it."""
 
     id: ViewId
     plan_digest: str

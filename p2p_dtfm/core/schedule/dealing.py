@@ -1,7 +1,7 @@
-"""How many microbatches each of several pipelines gets, so that the last to end ends soonest.
+"""How many microbatches each of several pipelines gets, so that the last pipeline ends soonest.
 
-A pipeline ends its first after `fill_ns`, and each further one a `period_ns` later. A search asks
-this for every placement it looks at, so it is asked first whether a bound can be met at all.
+A pipeline ends its first microbatch after `fill_ns`, and each further one a `period_ns` later. A
+search asks this for every placement, so most are dealt at once and only the rest one by one.
 """
 
 import heapq
@@ -10,19 +10,19 @@ from typing import NamedTuple
 
 _SCALE_BITS = 80
 _FEW = 32
-"""Among so few the next one to end is found sooner by looking at all."""
+"""Among so few pipelines it is faster to look at all for the next one to end."""
 
 
 class Dealt(NamedTuple):
     counts: tuple[int, ...]
-    """Of each pipeline; some may get none."""
+    """The count of each pipeline; some may get none."""
     is_tied: bool
-    """Another pipeline would have ended its next one just then: which of the two got it was left
-    to their order."""
+    """Whether another pipeline would have ended its next microbatch at the same time as the last
+    one dealt. Then the order of the two decided which got it."""
 
 
 def deal(fills_ns: Sequence[int], periods_ns: Sequence[int], count: int) -> Dealt:
-    """`count` microbatches among one or more pipelines."""
+    """Deals `count` microbatches among one or more pipelines."""
     if len(fills_ns) == 1:
         return Dealt((count,), False)
     counts = _at_once(fills_ns, periods_ns, count)
@@ -55,7 +55,7 @@ def _one_by_one(ends: list[int], periods_ns: Sequence[int], counts: list[int], l
 
 
 def _at_once(fills_ns: Sequence[int], periods_ns: Sequence[int], count: int) -> list[int]:
-    """A little fewer than each gets in the end: the solution in fractions, rounded down."""
+    """At most as many as each gets in the end: the solution in fractions, rounded down."""
     rates = [(1 << _SCALE_BITS) // period for period in periods_ns]
     lost = 0
     for fill, period, rate in zip(fills_ns, periods_ns, rates, strict=True):
@@ -74,7 +74,7 @@ def _among_the_soonest(
     count: int,
     end_ns: int,
 ) -> list[int]:
-    """Without those that would not end their first one by then."""
+    """The same without the pipelines that would not end their first microbatch by `end_ns`."""
     active = list(range(len(fills_ns)))
     while True:
         remaining = [index for index in active if fills_ns[index] <= end_ns]

@@ -1,5 +1,5 @@
-"""How a pipeline's microbatches are shared out among its inner steps, where replicas step alone:
-engine, planner and simulator agree on it."""
+"""How a pipeline's microbatches are shared out among its inner steps, where replicas step alone.
+Engine, planner and simulator share this."""
 
 from itertools import pairwise
 
@@ -12,8 +12,8 @@ def even_ranges(length: int, count: int) -> list[tuple[int, int]]:
 
 
 def group_sizes(microbatches: int, inner_steps: int) -> list[int]:
-    """Microbatches of each inner step that has any: the pipeline drains behind each. All of them
-    where replicas do not step alone (`inner_steps` is 0)."""
+    """Microbatches of each inner step that has any; the pipeline drains after each. There is one
+    group where replicas do not step alone (`inner_steps` is 0)."""
     if inner_steps <= 1:
         return [microbatches] if microbatches else []
     ranges = even_ranges(microbatches, inner_steps)

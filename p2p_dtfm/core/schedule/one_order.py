@@ -1,6 +1,6 @@
-"""One order of all microbatches of a step, where peers compute those of more than one pipeline.
+"""One order of all microbatches of a step, where some peers compute for more than one pipeline.
 
-Each stage computes its own in this order, so none waits for another that waits for it.
+Each stage computes its microbatches in this order, so no two stages wait for each other.
 """
 
 from collections import deque
@@ -15,10 +15,11 @@ _ONE = 1 << 20
 def merged(
     plan: Plan, lists: Sequence[Sequence[int]], forwarded: Mapping[str, Sequence[int]]
 ) -> tuple[int, ...]:
-    """One order of all microbatches, in which each pipeline's come in theirs.
+    """One order of all microbatches, which keeps the order within each pipeline.
 
-    What a peer with several places has `forwarded` comes first at it, so that it keeps it; where
-    two contradict each other the later one gives way. Otherwise all pipelines advance alike.
+    A peer with several places computes first what it has `forwarded`, so that it keeps that work.
+    Where two such peers contradict each other, the later one gives way. Otherwise all pipelines
+    advance alike.
     """
     pipeline_of = {number: n for n, numbers in enumerate(lists) for number in numbers}
     serves = {peer: {n for n, _ in plan.places_of(peer)} for peer in sorted(plan.stand_ins)}
@@ -50,7 +51,7 @@ def _go_on(first: Iterable[deque[int]], number: int) -> None:
 def _held_back(
     first: Sequence[int], waiting: Sequence[Sequence[int]], pipelines: set[int]
 ) -> set[int]:
-    """Of a peer's `pipelines` those that do not go on with what it is to compute first."""
+    """Those of a peer's `pipelines` whose next microbatch is not the one it must compute first."""
     if not first:
         return set()
     return {n for n in pipelines if waiting[n] and waiting[n][0] != first[0]}

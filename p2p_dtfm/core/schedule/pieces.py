@@ -1,5 +1,5 @@
-"""In which pieces a segment is reduced, and how each is shared out: engine, planner and simulator
-agree on it."""
+"""The pieces in which a segment is reduced, and how each is shared out. Engine, planner and
+simulator share this."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -7,14 +7,14 @@ from itertools import pairwise
 CHUNK_ELEMENTS = 1 << 20
 """4 MiB of fp32: large enough for a fast link, small enough to overlap sending with summing."""
 PIECE_ELEMENTS_EACH = 1 << 17
-"""Of a piece of a segment, for each holder: less is not worth a message of its own."""
+"""Least elements of a piece for each holder: fewer are not worth a message of their own."""
 
 
 def pieces_of(lengths: Sequence[int], holder_count: int) -> list[range]:
     """A segment's layers (numbered from 0), in the groups in which they are reduced.
 
-    Last layers first, as a backward ends them first: then a piece travels while the layers below it
-    are computed. `lengths` are the layers' elements.
+    The last layers come first, as a backward ends them first: so a piece travels while the layers
+    below it are computed. `lengths` are the layers' elements.
     """
     pieces: list[range] = []
     end, length = len(lengths), 0

@@ -1,9 +1,11 @@
-"""Which tasklet a stage computes next: one forward, one backward, with a planned number in flight.
+"""Which tasklet a stage computes next: forwards and backwards in turn, with a planned number in
+flight.
 
 A stage holds at most `in_flight` microbatches between forward and backward, and takes turns between
 the two (`tasklets`). Backwards run in the order of their microbatches, so that gradient sums are
-the same in every run. With every limit at least one this order cannot deadlock: the last stage
-always turns its oldest forward around. What a stage that splits its backwards owes counts as held.
+the same in every run. If every limit is at least one, this order cannot deadlock: the last stage
+always turns its oldest forward around. Where a stage splits its backwards, a microbatch counts as
+held until its WEIGHT is done.
 """
 
 from collections.abc import Container
@@ -21,8 +23,8 @@ from p2p_dtfm.core.schedule.tasklets import (
 
 
 class Done(NamedTuple):
-    """What is done already of a step that goes on: of the first microbatches so many forwards,
-    backwards and weights; and at the next stage, it may be, the forwards of `forwards_next`."""
+    """What is already done of a step that goes on: the forwards, backwards and weights of so many
+    first microbatches. The next stage may have done the forwards of `forwards_next`."""
 
     forwards: int = 0
     backwards: int = 0
@@ -34,7 +36,8 @@ NOTHING = Done()
 
 
 class StageOrder:
-    """Inputs arrive in any order; `next` says what to compute now, or None to wait."""
+    """The order of one stage. Inputs arrive in any order; `next` says what to compute now, or None
+    to wait."""
 
     def __init__(
         self,
@@ -46,7 +49,7 @@ class StageOrder:
         splits: bool = False,
         done: Done = NOTHING,
     ) -> None:
-        """With more `done` than `in_flight` allows more may be held, as after a change of plan."""
+        """`done` may hold more than `in_flight` allows, as after a change of plan."""
         assert in_flight >= 1
         assert 0 <= done.weights <= done.backwards <= done.forwards <= len(microbatches)
         self.splits = splits
@@ -80,9 +83,9 @@ class StageOrder:
         return self._take(self._choice(self._forward_can_run, self._backward_can_run))
 
     def next_for_sure(self, *, only_weight: bool = False) -> Tasklet | None:
-        """Take the tasklet that comes after those taken so far, if nothing that may still arrive
-        can change which one it is; so it can be begun without asking again. `only_weight`: if it is
-        a WEIGHT."""
+        """Take the next tasklet, if nothing that may still arrive can change which one it is. It
+        can then be begun without asking again. With `only_weight`, take it only if it is a WEIGHT.
+        """
         if self.only_weights_are_left:
             return None
         forward, backward = self._forward_can_run, self._backward_can_run
@@ -114,7 +117,7 @@ class StageOrder:
 
     @property
     def _no_forward_comes(self) -> bool:
-        """None can run before another tasklet has, whatever arrives."""
+        """No forward can run before another tasklet has, whatever arrives."""
         return self._next_forward == self._microbatches.stop or not self._has_room
 
     @property
@@ -142,12 +145,12 @@ class StageOrder:
 
     @property
     def held(self) -> int:
-        """Microbatches of which anything is kept."""
+        """How many microbatches the stage keeps anything of."""
         return self._next_forward - self._first_held
 
     @property
     def only_weights_are_left(self) -> bool:
-        """All inputs' gradients are done, so the rest can be done in any order of layers."""
+        """All inputs' gradients are done, so the weights can be done in any order of layers."""
         return self._next_backward == self._microbatches.stop
 
     def take_weights(self) -> range:
@@ -162,8 +165,9 @@ class StageOrder:
 
     @property
     def lacks(self) -> Tasklet:
-        """The tasklet that this stage waits to begin: the backward of what it holds, if it holds
-        any, and so each wait for a gradient leads on to later stages, until one holds nothing and
+        """The tasklet that this stage waits to begin: a backward, if it holds any microbatch.
+
+        So each wait for a gradient leads on to a later stage. The last of them holds nothing and
         waits for an activation, which is then under way or being computed."""
         if self._next_forward > self._next_backward:
             return Tasklet(BACKWARD, self._next_backward)

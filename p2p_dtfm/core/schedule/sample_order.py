@@ -1,12 +1,12 @@
 """Which samples a microbatch holds: a seeded permutation of the samples for each pass over them.
 
-Any peer computes any microbatch of any step from the run spec alone, without state and without
+Any peer computes the samples of any microbatch from the run spec alone, without state and without
 asking. The permutation is a Feistel network over pairs of digits in base a, where a is the least
-integer with a * a >= sample_count, so at most 2 * sqrt(sample_count) values lie outside and are
+integer with a * a >= sample_count. So at most 2 * sqrt(sample_count) values lie outside, and are
 walked over (cycle walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA
-2002). Its keys come from BLAKE2b, its round function is the finalizer of splitmix64 (Steele, Lea
-and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014). Integers only: equal on
-every machine.
+2002). The keys come from BLAKE2b. The round function is the finalizer of splitmix64 (Steele, Lea
+and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014). It uses integers only,
+and so is equal on every machine.
 """
 
 import hashlib

@@ -1,18 +1,21 @@
 """How large a part of a segment each holder owns, so that all links between holders are busy.
 
 Holder a owns a fraction w_a of the segment. The link a -> b carries b's part of a's gradient and
-then a's part of the sum, w_a + w_b of the segment, whichever way it goes. With T the time per
-byte of the segment, every pair asks for w_a + w_b <= T * rate(a, b). Writing v = w / T: the more
-sum(v), the sooner all is done, subject to v_a + v_b <= rate(a, b).
+then a's part of the sum: w_a + w_b of the segment, in either direction. With T the time per byte of
+the segment, every pair asks for w_a + w_b <= T * rate(a, b). Writing v = w / T: the larger sum(v),
+the sooner all is done, subject to v_a + v_b <= rate(a, b).
 
-The v grow together until a pair (or a peer's own limit) binds and stops an end, then the others
-grow on: max-min fair filling (Bertsekas and Gallager 1992, section 6.5.2). Fairness alone is not
-best: beside one peer that is slow to everybody all stop at half of its rate, where the others could
-have all of it if the slow one owned nothing. So fillings in which those with the slowest links come
-last are tried too, and the best counts: over random groups of 3 to 32 holders within 3% of the
-optimum (by linear programming) on average, where the plain filling takes a quarter longer. Integers
-only, so that every holder computes the same parts. `_weights.c` is the same in C, `shard_weights`
-fifty (64 holders) to a hundred times (3) as fast; both give equal results for equal arguments.
+The v grow together until a pair (or a peer's own limit) binds and stops one peer; then the others
+grow on. This is max-min fair filling (Bertsekas and Gallager 1992, section 6.5.2). Fairness alone
+is not best: beside one peer that is slow to everybody, all stop at half of its rate. If the slow
+peer owned nothing, the others could have all of that rate. So fillings in which the peers with the
+slowest links come last are tried too, and the best counts. Over random groups of 3 to 32 holders it
+is within 3% of the optimum (by linear programming) on average, while the plain filling takes a
+quarter longer.
+
+Integers only, so that every holder computes the same parts. `_weights.c` is the same in C: its
+`shard_weights` is fifty (64 holders) to a hundred times (3) as fast. Both give equal results for
+equal arguments.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,17 +27,18 @@ try:
 except ImportError:  # no C compiler when this was installed
     _weights = None  # type: ignore[assignment]
 _compiled_fair = getattr(_weights, "fair_weights", None)
-"""One that was built from an older source has it not."""
+"""None where `_weights` is missing or was built from an older source."""
 
 EXACT_HOLDERS_LIMIT = 64
-"""Above so many holders fillings are rough."""
+"""With more holders, fillings are rough."""
 EVEN = 256
-"""Of fillings within this part of the best one the first is taken, which is the most even."""
+"""Fillings within one part in so many of the best one count as equal. The first of them is taken,
+which is the most even."""
 FILLINGS = 3
-"""Besides the plain one; chosen by a rough filling."""
+"""Fillings tried besides the plain one; a rough filling chooses them."""
 _UNLIMITED = 1 << 50
 _PERCENTS = (100, 85, 70)
-"""Of the highest rate that own limits allow: for these rates the limits are divided."""
+"""Percents of the highest rate that own limits allow, for each of which limits are divided."""
 
 Rows = Sequence[Sequence[int]]
 
@@ -42,8 +46,8 @@ Rows = Sequence[Sequence[int]]
 def fair_weights(pair: Rows, limit: Sequence[int], compiled: bool = True) -> tuple[int, ...]:
     """Positive weights by the plain filling, one for each of two or more holders.
 
-    `pair[a][b]` is the lower rate of the two directions in bytes/s, whatever where a = b;
-    `limit[a]` the lesser of a's uplink and downlink. Time: h^2 log h. `compiled`: as of
+    `pair[a][b]` is the lower rate of the two directions in bytes/s; where a = b it is ignored.
+    `limit[a]` is the lesser of a's uplink and downlink. Time: h^2 log h. `compiled` is as in
     `shard_weights`.
     """
     if compiled and _compiled_fair is not None:
@@ -57,8 +61,8 @@ def fair_weights(pair: Rows, limit: Sequence[int], compiled: bool = True) -> tup
 def shard_weights(pair: Rows, limit: Sequence[int], compiled: bool = True) -> tuple[int, ...]:
     """Positive weights by the filling that makes one segment alone go fastest.
 
-    Arguments as of `fair_weights`; takes a few times as long. `compiled`: by the compiled twin,
-    which leaves more than `EXACT_HOLDERS_LIMIT` holders to this one.
+    Arguments are as in `fair_weights`; it takes a few times as long. `compiled`: use the compiled
+    twin, which leaves groups of more than `EXACT_HOLDERS_LIMIT` holders to this code.
     """
     if compiled and _weights is not None:
         found: tuple[int, ...] | None = _weights.shard_weights(pair, limit)
@@ -84,7 +88,7 @@ def _without_diagonal(pair: Rows) -> list[list[int]]:
 
 
 def _own_rates(limit: Sequence[int]) -> Iterator[list[int]]:
-    """How much each may own at most, in bytes/s of the segment.
+    """How much each holder may own at most, in bytes/s of the segment; several such lists.
 
     With h holders a peer sends 1 + (h - 2) w of the segment: its gradient, and its sums to all but
     itself. So a segment that goes at the rate V leaves (limit - V) / (h - 2) to own.
@@ -99,7 +103,7 @@ def _own_rates(limit: Sequence[int]) -> Iterator[list[int]]:
 
 
 class _Filler:
-    """Fillings of one group, whose `order` begins with those that have the slowest links."""
+    """Fillings of one group. `order` begins with the peers that have the slowest links."""
 
     def __init__(self, rows: Rows, order: list[int]) -> None:
         self.rows = rows
@@ -110,7 +114,7 @@ class _Filler:
             self.shares = [sorted((rate // 2, b) for b, rate in enumerate(row)) for row in rows]
 
     def fillings(self, own: list[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """(how many come last, values): none, and the most promising numbers."""
+        """(how many peers come last, values), for none and for the most promising numbers."""
         sizes = [0]
         while sizes[-1] < self.count - 1:
             sizes.append(min(self.count - 1, sizes[-1] + 1 + sizes[-1] // 3))
@@ -123,13 +127,14 @@ class _Filler:
             yield size, self._filled(own, self.order[:size])
 
     def filling(self, own: list[int], last: int) -> tuple[int, ...]:
-        """With the first `last` of the order coming last."""
+        """The filling in which the first `last` peers of the order come last."""
         if self.count > EXACT_HOLDERS_LIMIT:
             return self._rough(own, [last])[last]
         return self._filled(own, self.order[:last])
 
     def _rough(self, own: list[int], sizes: list[int]) -> dict[int, tuple[int, ...]]:
-        """By how many come last: they own nothing, the others what their slowest pair allows."""
+        """Rough fillings by how many peers come last. These own nothing, the others what their
+        slowest pair allows."""
         pick = itemgetter(*self.order)
         values = {size: [1] * self.count for size in sizes}
         for place, peer in enumerate(self.order):
@@ -145,12 +150,12 @@ class _Filler:
         return {size: tuple(each) for size, each in values.items()}
 
     def _filled(self, own: list[int], last: list[int]) -> tuple[int, ...]:
-        """Max-min fair: all but `last` first, then those with what is left."""
+        """The max-min fair filling: all but `last` grow first, then `last` get what is left."""
         everyone = range(self.count)
         values = [0] * self.count
         for growing in ([a for a in everyone if a not in last], list(last)):
             still = [b for b in everyone if b not in growing]
-            beside = list(own)  # what those who do not grow leave
+            beside = list(own)  # what the peers that do not grow leave
             for a in growing:
                 row = self.rows[a]
                 beside[a] = min([own[a], *(row[b] - values[b] for b in still)])

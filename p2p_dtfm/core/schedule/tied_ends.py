@@ -1,10 +1,10 @@
 """A head that is the token embedding: which holders of the two ends give each other their sums.
 
-Both layers keep a copy of the one matrix. Each is reduced among its own holders first. Then, within
-each pipeline whose ends lie with two peers, the first gives the last the embedding's sum and the
-last gives the first the head's. All holders of an end have the same sum of it, and of two numbers
-either order adds up to the same bits: so every copy gets the same gradient, and one pipeline waits
-for no other.
+Both layers keep a copy of the one matrix. Each end is reduced among its own holders first. Then, in
+each pipeline whose ends lie with two peers, the first gives the last the embedding's sum, and the
+last gives the first the head's. All holders of an end have the same sum, and two numbers add up to
+the same bits in either order. So every copy gets the same gradient, and no pipeline waits for
+another.
 """
 
 from collections.abc import Collection
@@ -22,14 +22,14 @@ def tied_ends(spec: RunSpec) -> tuple[int, ...]:
 
 
 def tied_chunks(spec: RunSpec) -> tuple[tuple[int, int], ...]:
-    """How the matrix travels: first element and end of each part."""
+    """The parts in which the matrix travels: first element and end of each."""
     count = spec.model.vocabulary * spec.model.width
     return tuple(pairwise([*range(0, count, CHUNK_ELEMENTS), count]))
 
 
 def other_end(plan: Plan, me: str) -> tuple[int, str] | None:
-    """The end that a holder of the other one lacks, and who gives it: the peer at the far end of
-    its own pipeline. None for who holds both ends or neither."""
+    """The end whose sum `me` lacks, and the peer that gives it, at the far end of the pipeline.
+    None where `me` holds both ends or neither."""
     place = plan.place_of(me)
     if place is None:
         return None
@@ -43,8 +43,8 @@ def other_end(plan: Plan, me: str) -> tuple[int, str] | None:
 
 
 def states_ends(plan: Plan, peer_id: str, ends: Collection[int]) -> bool:
-    """Whether a peer says what both ends' sums of the matrix are: who has one of them, where
-    anybody is given the other's."""
+    """Whether a peer states both ends' sums of the matrix. It does if it holds an end, and some
+    peer is given the other end's sum."""
     if not ends:
         return False
     is_given = any(other_end(plan, it) is not None for it in plan.stage_holders())
@@ -52,6 +52,7 @@ def states_ends(plan: Plan, peer_id: str, ends: Collection[int]) -> bool:
 
 
 def receivers(plan: Plan, me: str) -> tuple[tuple[int, str], ...]:
-    """(end, peer) of all that wait for an end's sum from this peer: several where it stands in."""
+    """(end, peer) for each peer that waits for an end's sum from `me`; several where `me` stands
+    in."""
     lacking = ((peer, other_end(plan, peer)) for peer in plan.stage_holders())
     return tuple((lack[0], peer) for peer, lack in lacking if lack is not None and lack[1] == me)

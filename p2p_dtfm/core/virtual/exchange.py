@@ -12,15 +12,15 @@ Then = Callable[[int], None]
 
 
 def chunk_count(part_bytes: int) -> int:
-    """In how many chunks, each a message, a part travels."""
+    """The number of chunks, each a message, in which a part travels."""
     return max(1, min(MOST_CHUNKS, part_bytes // CHUNK_BYTES))
 
 
 class ShardedExchange:
     """Each holder owns a part, receives it from all others and sends them its sum.
 
-    Parts go in chunks, so that sums go back while later chunks still come in. `has_all(peer)` is
-    called when a holder has every part's sum.
+    Parts travel in chunks, so that sums go back while later chunks still come in. `has_all(peer)`
+    is called when a holder has every part's sum.
     """
 
     def __init__(

@@ -1,14 +1,14 @@
 """Directed links in virtual time: latency, rate, and uplinks and downlinks that links share.
 
 A link carries its messages one after the other (a stream keeps their order). Links that are busy
-at the same time share an uplink or downlink the way that long-lived TCP flows of like round trip
-do, max-min fairly: none gets more than its own rate, and what one cannot use the others divide
-(Bertsekas and Gallager 1992, section 6.5.2). Each uplink and downlink is divided for itself, and a
-link goes at the lower of its two shares; capacity that a share leaves unused because the other end
-is slower is not dealt out again, so the network is never faster here than real max-min sharing.
-FIFO at the uplink instead would let a gradient shard of 60 MB hold up an activation for seconds,
-which streams of their own do not. Urgent messages (activations and their gradients) share among
-themselves first; what they leave is for the rest.
+at the same time share an uplink or downlink max-min fairly, as long-lived TCP flows of like round
+trip do. None gets more than its own rate, and the others divide what one cannot use (Bertsekas and
+Gallager 1992, section 6.5.2). Each uplink and downlink is divided for itself, and a link goes at
+the lower of its two shares. Capacity that is left unused because the other end is slower is not
+dealt out again, so the network is never faster here than real max-min sharing. FIFO at the uplink
+instead would let a gradient shard of 60 MB hold up an activation for seconds, while separate
+streams do not. Urgent messages (activations and their gradients) share among themselves first; the
+rest share what they leave.
 """
 
 from collections import deque
@@ -22,10 +22,10 @@ Delivered = Callable[[Any], None]
 
 
 class NetworkLines(NamedTuple):
-    """What a network is made of; peers are numbers."""
+    """The lines of a network; peers are numbers."""
 
     link: Callable[[int, int], tuple[int, int]]
-    """(latency in ns, bytes/s) of the way from one peer to another; raises what it likes."""
+    """(latency in ns, bytes/s) of the way from one peer to another. It may raise any exception."""
     uplinks: Sequence[int]
     """Bytes/s that all links from a peer share; 0: not limited."""
     downlinks: Sequence[int]
@@ -97,8 +97,8 @@ class TransferNetwork:
     ) -> None:
         """Call `delivered(argument)` when the last byte has arrived.
 
-        A link carries urgent messages or others at one time, not both: peers that follow one
-        another in a pipeline hold no layer in common, and what goes to a guardian goes last.
+        At one time a link carries urgent messages or others, not both: neighbours in a pipeline
+        hold no layer in common, and what goes to a guardian goes last.
         """
         link = self._links.get((origin, to))
         if link is None:
@@ -136,7 +136,7 @@ class TransferNetwork:
         self._touch(link)
 
     def _touch(self, link: _Link) -> None:
-        """Links beside this one get more or less from the end of this instant on."""
+        """Sets the shares of this link and those beside it anew, at the end of the instant."""
         if self._uplink[link.origin]:
             self._changed.add((True, link.origin))
         if self._downlink[link.to]:
@@ -200,7 +200,7 @@ class TransferNetwork:
 def _fair_shares(capacity: int, links: dict[_Link, None]) -> dict[_Link, int]:
     """Max-min shares of one capacity among links, none above its own rate; at least 1 each.
 
-    The urgent ones are served first.
+    Urgent links are served first.
     """
     shares: dict[_Link, int] = {}
     left = capacity

@@ -9,18 +9,18 @@ NEVER_NS = 1 << 200
 
 
 class TooLate(Exception):
-    """What was waited for comes after the limit."""
+    """The awaited event comes after the limit."""
 
 
 class VirtualTime:
-    """Calls what is due, in order of time and, at one time, in the order of asking.
+    """Calls callbacks that are due, in order of time and, at one time, in the order of asking.
 
     `settle` callbacks run once each after all events of an instant, before the clock moves on.
     """
 
     def __init__(self, limit_ns: int = NEVER_NS) -> None:
-        """`limit_ns`: when what is worth waiting for must be there: who does it
-        raises `TooLate` where that is seen."""
+        """`limit_ns`: until when the result is worth waiting for. This class does not check it; a
+        callback that sees it exceeded raises `TooLate`."""
         self.now_ns = 0
         self.limit_ns = limit_ns
         self.event_count = 0
@@ -37,7 +37,7 @@ class VirtualTime:
         self._settling[callback] = None
 
     def run(self) -> int:
-        """Until nothing is due any more; the time of the last event."""
+        """Runs until nothing is due any more. Returns the time of the last event."""
         queue, settling, pop = self._queue, self._settling, heapq.heappop
         while queue or settling:
             if settling and (not queue or queue[0][0] > self.now_ns):

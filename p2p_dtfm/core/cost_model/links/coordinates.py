@@ -1,9 +1,9 @@
 """Where a peer is among the others, from round trips alone.
 
-Vivaldi (Dabek, Cox, Kaashoek, Morris, SIGCOMM 2004) with a height: peers are masses, and each round
-trip that was measured is a spring of that length between two of them. A peer moves a little along
-the spring; further if it is unsure of its place and the other is not. Some force draws all towards
-the origin, so that the swarm as a whole does not drift (Ledlie, Gardner, Seltzer 2007).
+Vivaldi (Dabek, Cox, Kaashoek, Morris, SIGCOMM 2004) with a height: peers are masses, and each
+measured round trip is a spring of that length between two of them. A peer moves a little along the
+spring, and further if it is unsure of its place and the other peer is not. A weak force draws all
+towards the origin, so that the swarm as a whole does not drift (Ledlie, Gardner, Seltzer 2007).
 """
 
 import math
@@ -25,17 +25,17 @@ RECENT, ENOUGH = 32, 8
 FAR_OFF = 4
 NOISE_US = 5_000.0
 MOST_OFF_US = 500_000.0
-"""The error of one round trip counts as this much at most, and as `FAR_OFF` times the usual one at
-most. So a peer that lies about its place, and answers late, moves nobody further than an honest one
-can. Among forty peers one such liar once had all others an hour apart."""
+"""The error of one round trip counts at most as this much, and at most as `FAR_OFF` times the usual
+one. So a peer that lies about its place, and answers late, moves nobody further than an honest one
+can. Among forty peers one such liar once moved all others an hour apart."""
 MILLION = 1_000_000
 
 ORIGIN = Coordinate((0,) * DIMENSIONS, int(HEIGHT_LEAST_US), int(ERROR_MOST * MILLION))
-"""Of who has measured nothing yet."""
+"""The place of a peer that has measured nothing yet."""
 
 
 def round_trip_us(one: Coordinate, other: Coordinate) -> int:
-    """As their places have it; whole numbers, so that all peers estimate alike."""
+    """The round trip between two places, in whole numbers, so that all peers estimate alike."""
     away = tuple(map(sub, one.position_us, other.position_us))
     return math.isqrt(sum(map(mul, away, away))) + one.height_us + other.height_us
 
@@ -48,12 +48,12 @@ class Vivaldi:
         self._height_us = float(begins_at.height_us)
         self._error = begins_at.error_ppm / MILLION
         self._recent_us: deque[float] = deque(maxlen=RECENT)
-        """By how much the last round trips were off."""
+        """How far the last round trips were off their estimates."""
         self._prng = prng_of_digest(digest_bytes(me.encode()))
 
     @property
     def coordinate(self) -> Coordinate:
-        """As it may be published."""
+        """The place in the form in which it is published."""
         most = COORDINATE_LIMIT_US - 1
         return Coordinate(
             tuple(max(-most, min(most, round(part))) for part in self._position),
@@ -62,7 +62,7 @@ class Vivaldi:
         )
 
     def observe(self, other: Coordinate, round_trip_ns: int) -> None:
-        """So long it takes to the peer that is there and back."""
+        """Learns from a round trip to the peer at `other`."""
         seen_us = max(1.0, round_trip_ns / 1000)
         away = [a - b for a, b in zip(self._position, other.position_us, strict=True)]
         flat_us = math.hypot(*away)
@@ -85,7 +85,7 @@ class Vivaldi:
         self._sink()
 
     def _believed_us(self, off_us: float) -> float:
-        """What of it counts."""
+        """The part of an error that counts."""
         most_us = MOST_OFF_US
         if len(self._recent_us) >= ENOUGH:
             most_us = min(most_us, FAR_OFF * median(self._recent_us) + NOISE_US)
@@ -93,7 +93,7 @@ class Vivaldi:
         return max(-most_us, min(most_us, off_us))
 
     def _anywhere(self) -> list[float]:
-        """A direction, for two that are at one place."""
+        """A random direction, for two peers at one place."""
         return [float(self._prng.below(2001) - 1000) or 1.0 for _ in range(DIMENSIONS)]
 
     def _sink(self) -> None:

@@ -1,4 +1,4 @@
-"""Links of records, by the ids of those to whom they lead, whichever way a record names these."""
+"""The links of records by the ids of the peers to which they lead, however a record names these."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,14 +9,14 @@ from p2p_dtfm.core.protocol.records import PeerRecord
 
 
 class MemberLinks:
-    """Among these peers. A short name that two of them share means neither."""
+    """The links among these peers. A short name that two of them share means neither."""
 
     def __init__(self, peer_ids: Iterable[str]) -> None:
         self._peer_ids = tuple(peer_ids)
         self._named: dict[bytes, str] | None = None
 
     def of(self, record: PeerRecord) -> Mapping[str, Link]:
-        """A brief record's only to these peers. Not to be written to."""
+        """A record's links, not to be changed; those of a brief record only to these peers."""
         if record.brief is msgspec.UNSET:
             return record.links
         if self._named is None:

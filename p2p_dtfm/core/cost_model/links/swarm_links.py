@@ -1,10 +1,10 @@
-"""What the way between any two members is worth: measured, estimated, or guessed.
+"""Round trip and rate of the way between any two members: measured, estimated, or guessed.
 
-What the sender has measured counts; else what the receiver has, for the other direction. Where
-neither has and both say where they are, the round trip follows from their places, and the rate from
-links that were measured between peers near to the one and near to the other: what the sender's
-links carry to the receiver's region, and what comes to the receiver from the sender's; the lower of
-these medians. Else it is a guess, so low that a measured link is preferred.
+What the sender has measured counts, or else what the receiver has, for the other direction. Where
+neither has, and both say where they are, the way is estimated. The round trip then follows from
+their places. The rate is the lower of two medians of measured links: of the sender's to peers near
+the receiver, and of the receiver's from peers near the sender. Otherwise the way is a guess, so low
+that a measured link is preferred.
 """
 
 from collections import Counter
@@ -19,13 +19,13 @@ from p2p_dtfm.core.protocol.facts.brief_links import Coordinate, Link
 from p2p_dtfm.core.protocol.records import PeerRecord, Reachability
 
 UNKNOWN_ROUND_TRIP_NS = 300_000_000
-"""Of a link that neither end has measured: halfway around the world."""
+"""The round trip of a link that neither end has measured: halfway around the world."""
 UNKNOWN_BYTES_PER_S = 250_000
-"""Of a link that neither end has measured: 2 Mbit/s, so that a measured link is preferred."""
+"""The rate of a link that neither end has measured: 2 Mbit/s, so a measured link is preferred."""
 UNLIMITED_BYTES_PER_S = 1 << 50
 REGIONS_LIMIT = 32
 REGION_US = 30_000
-"""Peers whose places are as far apart are in one region: half of Europe."""
+"""Peers whose places are at most so far apart are in one region: half of Europe."""
 
 
 class Source(StrEnum):
@@ -38,7 +38,7 @@ class Source(StrEnum):
 
 
 class SwarmLinks:
-    """Among the peers of these records. Equal records make equal links."""
+    """The links among the peers of these records. Equal records make equal links."""
 
     def __init__(self, records: Iterable[PeerRecord]) -> None:
         self._records = {record.peer_id: record for record in records}
@@ -69,12 +69,12 @@ class SwarmLinks:
             if estimate is not None:
                 round_trip_ns, rate = estimate
                 return round_trip_ns, max(1, rate // (4 if relayed else 1))
-        # two that nobody can dial meet only through a relay
+        # two peers that nobody can dial meet only through a relay
         rate = UNKNOWN_BYTES_PER_S // (4 if relayed else 1)
         return known.round_trip_ns if known is not None else UNKNOWN_ROUND_TRIP_NS, rate
 
     def ways(self, sender: PeerRecord, receivers: Sequence[PeerRecord]) -> list[tuple[int, int]]:
-        """`way` to each of them; a table of a thousand peers asks for a million."""
+        """`way` to each receiver, in one call: a table of a thousand peers asks for a million."""
         measured = self._measured[sender.peer_id]
         return [
             (link.round_trip_ns, link.bytes_per_s)
@@ -103,7 +103,7 @@ class SwarmLinks:
         return Source.ESTIMATED if knows else Source.GUESSED
 
     def counts(self) -> Counter[Source]:
-        """Of all directed pairs."""
+        """How many directed pairs have figures of each source."""
         return Counter(
             self.source(one, other)
             for one in self._records
@@ -113,7 +113,7 @@ class SwarmLinks:
 
 
 def limit(bytes_per_s: int) -> int:
-    """What is stated as 0 is not limited."""
+    """A limit as a record states it, where 0 stands for unlimited."""
     return bytes_per_s or UNLIMITED_BYTES_PER_S
 
 
@@ -139,8 +139,8 @@ class _Estimates:
         self._into = {peer: _medians(rows) for peer, rows in into.items()}
 
     def way(self, one: str, other: str) -> tuple[int, int] | None:
-        """(round trip, bytes per second), or None where nobody knows where they are, or nobody
-        has measured anything of the kind."""
+        """(round trip, bytes per second); None where a place is unknown, or where nobody has
+        measured a link of this kind."""
         here, there = self._places.get(one), self._places.get(other)
         if here is None or there is None:
             return None
@@ -168,7 +168,8 @@ def _rates(measured: Mapping[str, Mapping[str, Link]]) -> Iterator[tuple[str, st
 
 
 def _regions(places: Mapping[str, Coordinate]) -> dict[str, int]:
-    """By nearness to the first peer of each, in the order of ids; heights do not count."""
+    """The region of each peer, by nearness to the region's first peer in the order of ids. Heights
+    do not count."""
     first: list[Coordinate] = []
     found = {}
     for peer_id, place in places.items():
@@ -182,10 +183,10 @@ def _regions(places: Mapping[str, Coordinate]) -> dict[str, int]:
 
 
 def _medians(rows: Sequence[list[int]]) -> tuple[list[int], int]:
-    """Of each region, and of all; 0: nothing measured."""
+    """The median of each region, and of all; 0 where nothing is measured."""
     return [_median(rates) for rates in rows], _median([rate for rates in rows for rate in rates])
 
 
 def _median(rates: list[int]) -> int:
-    """The lower one."""
+    """The lower median."""
     return sorted(rates)[(len(rates) - 1) // 2] if rates else 0

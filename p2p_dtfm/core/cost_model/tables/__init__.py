@@ -1,4 +1,4 @@
-"""What a placement problem is made of: layers, by what they take; links, by what they carry.
+"""The tables of a placement problem: what layers take, and what links carry.
 
 Plain integers, indexed by layer and by peer; begin with `link_tables`.
 """

@@ -9,14 +9,15 @@ from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, LayerCost, Workload
 from p2p_dtfm.core.schedule.tasklets import weight_part_ns
 
 FETCHED_PARTS = 3
-"""Of a layer's state: parameters and two moments, each as large as its gradient."""
+"""Parts of a layer's state that are fetched: parameters and two moments, each as large as its
+gradient."""
 Kinds = tuple[int, int, int, int, int]
-"""How many embeddings, blocks and heads there are among some layers, and their first and end: where
-layers are unlike it counts which they are."""
+"""The numbers of embeddings, blocks and heads in a range of layers, and its first layer and end.
+Where layers are unlike, the range itself is needed."""
 
 
 def kinds_in(first: int, end: int, layer_count: int) -> Kinds:
-    """Of the layers `first .. end - 1`."""
+    """The kinds of the layers `first .. end - 1`."""
     if first >= end:
         return 0, 0, 0, first, first
     head = layer_count - 1
@@ -55,7 +56,7 @@ class LayerNs:
         )
 
     def backward_ns(self, kinds: Kinds) -> int:
-        """With what a split leaves for later."""
+        """Time of the whole backward, including what a split leaves for later."""
         embeddings, blocks, heads, _, _ = kinds
         return (
             embeddings * self.embedding_backward_ns
@@ -64,12 +65,12 @@ class LayerNs:
         )
 
     def update_ns(self, kinds: Kinds, block_update_ppm: int) -> int:
-        """Of an update of these layers."""
+        """Time of an update of these layers."""
         return kinds[1] * self.block_forward_ns * block_update_ppm // 1_000_000
 
     def last_part_ns(self, kinds: Kinds, splits: bool) -> int:
-        """The last part of a microbatch, in which the gradients become final: what a split leaves
-        of the backward, else all of it."""
+        """Time of the last part of a microbatch, in which the gradients become final: what a split
+        leaves of the backward, or else all of it."""
         if not splits:
             return self.backward_ns(kinds)
         embeddings, blocks, heads, _, _ = kinds
@@ -82,10 +83,10 @@ class LayerNs:
 
 @dataclass(frozen=True, slots=True)
 class UnlikeNs(LayerNs):
-    """Of layers that a run lists; a block is the mean of those between the ends."""
+    """Times of layers that a run lists; `block` is the mean of those between the ends."""
 
     forwards_ns: tuple[int, ...]
-    """Of each layer."""
+    """The forward of each layer."""
     backwards_ns: tuple[int, ...]
 
     def forward_ns(self, kinds: Kinds) -> int:
@@ -102,7 +103,7 @@ class UnlikeNs(LayerNs):
 
 
 def unlike_ns(forwards_ns: tuple[int, ...], backwards_ns: tuple[int, ...]) -> UnlikeNs:
-    """Of each layer, the first and the last among them."""
+    """The times of unlike layers, from those of each layer, the ends included."""
     count = len(forwards_ns) - 2
     return UnlikeNs(
         forwards_ns[0],
@@ -118,7 +119,7 @@ def unlike_ns(forwards_ns: tuple[int, ...], backwards_ns: tuple[int, ...]) -> Un
 
 @dataclass(frozen=True, slots=True)
 class LayerBytes:
-    """What one layer of a kind occupies or sends."""
+    """Bytes that one layer of a kind occupies or sends."""
 
     state_bytes: int
     saved_bytes: int
@@ -130,39 +131,40 @@ class LayerBytes:
     shared_bytes: int = 0
     """On the wire, when the ends of a pipeline give each other the sums of a tied matrix."""
     frozen_bytes: int = 0
-    """Of parameters that are frozen: in the state, and fetched once."""
+    """Bytes of frozen parameters, which are in the state and are fetched once."""
 
     @property
     def fetched_bytes(self) -> int:
-        """By who gets the layer: parameters and two moments, and what is frozen. What a replica
-        keeps to itself nobody sends."""
+        """Bytes that a peer fetches when it gets the layer: parameters, two moments, and what is
+        frozen. What a replica keeps to itself nobody sends."""
         return FETCHED_PARTS * self.followed_bytes + self.frozen_bytes
 
     @property
     def followed_bytes(self) -> int:
-        """Its gradient, which who fetches it gets with each step as well, uncoded."""
+        """Bytes of the layer's gradient, uncoded. A peer that fetches the layer gets it with each
+        step as well."""
         return FLOAT_BYTES * self.gradient_elements
 
     @property
     def needed_bytes(self) -> int:
-        """With one microbatch in flight."""
+        """Bytes of the layer with one microbatch in flight."""
         return self.state_bytes + self.saved_bytes
 
     def with_sums(self, sums: int) -> "LayerBytes":
-        """Where so many copies of its gradient lie beside its state."""
+        """The layer with so many copies of its gradient beside its state."""
         return replace(self, state_bytes=self.state_bytes + sums * self.followed_bytes)
 
 
 @dataclass(frozen=True)
 class LayerTable:
-    """Of all layers of the model."""
+    """What all layers of the model take."""
 
     block_count: int
     embedding: LayerBytes
     block: LayerBytes
     head: LayerBytes
     unlike: tuple[LayerBytes, ...] = ()
-    """Each layer, where a run lists them; `block` is then the mean of those between the ends."""
+    """Each layer, where a run lists them. Then `block` is the mean of those between the ends."""
 
     @property
     def count(self) -> int:
@@ -176,7 +178,7 @@ class LayerTable:
         return self.block if layer <= self.block_count else self.head
 
     def with_sums(self, sums: int) -> "LayerTable":
-        """Where so many copies of each layer's gradient lie beside its state."""
+        """The layers with so many copies of each gradient beside its state."""
         return replace(
             self,
             embedding=self.embedding.with_sums(sums),
@@ -186,11 +188,11 @@ class LayerTable:
         )
 
     def state_bytes(self, first: int, end: int) -> int:
-        """Of the layers `first .. end - 1`."""
+        """State bytes of the layers `first .. end - 1`."""
         return self._total(first, end, lambda layer: layer.state_bytes)
 
     def saved_bytes(self, first: int, end: int) -> int:
-        """Of the layers `first .. end - 1`, for each microbatch in flight."""
+        """Saved bytes of the layers `first .. end - 1`, for each microbatch in flight."""
         return self._total(first, end, lambda layer: layer.saved_bytes)
 
     def _total(self, first: int, end: int, bytes_of: Callable[[LayerBytes], int]) -> int:
@@ -205,7 +207,7 @@ class LayerTable:
 
 
 def layer_sizes(workload: Workload) -> LayerTable:
-    """Of a run."""
+    """The layers of a run."""
     return LayerTable(
         workload.block_count,
         _layer_bytes(workload, workload.embedding),
@@ -236,7 +238,7 @@ def _unlike_bytes(workload: Workload) -> tuple[LayerBytes, ...]:
 
 
 def layer_ns_of(device: Device, workload: Workload) -> LayerNs:
-    """A layer that took no measurable time counts one nanosecond."""
+    """The times of a device. A layer that took no measurable time counts one nanosecond."""
     if workload.unlike is not None:
         times = [timing_of(device, workload, layer) for layer in range(workload.layer_count)]
         forward = tuple(max(1, each.forward_ns) for each in times)

@@ -9,25 +9,26 @@ from p2p_dtfm.core.cost_model.links.swarm_links import SwarmLinks, limit
 from p2p_dtfm.core.protocol.records import PeerRecord
 
 MESSAGE_NS = 100_000
-"""Framing, checksum and hand-over of one message, for which its link is taken."""
+"""Time of framing, checksum and hand-over of one message, during which its link is taken."""
 
 Matrix = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class LinkTables:
-    """Matrices are indexed [from][to]."""
+    """Latencies and rates of links. Matrices are indexed [from][to]."""
 
     uplink_bytes_per_s: tuple[int, ...]
     downlink_bytes_per_s: tuple[int, ...]
     latency_ns: Matrix
-    """One way."""
+    """Latency one way."""
     bytes_per_s: Matrix
-    """Of one flow: the link's own rate, the sender's uplink and the receiver's downlink."""
+    """Rate of one flow: the least of the link's own rate, the sender's uplink and the receiver's
+    downlink."""
     transmit_ns: Matrix
-    """Of a boundary tensor, and the handling of one message."""
+    """Time to send a boundary tensor, with the handling of one message."""
     pair_bytes_per_s: Matrix
-    """Of the link itself, the slower direction; symmetric."""
+    """Rate of the link itself in the slower direction; symmetric."""
 
     @cached_property
     def reach_bytes_per_s(self) -> tuple[int, ...]:
@@ -38,12 +39,12 @@ class LinkTables:
 
     @cached_property
     def farthest_ns(self) -> tuple[int, ...]:
-        """One way from each peer to the one that is farthest from it."""
+        """Latency from each peer to the one that is farthest from it."""
         return tuple(map(max, self.latency_ns))
 
 
 def link_tables(records: Sequence[PeerRecord], swarm: SwarmLinks, size_bytes: int) -> LinkTables:
-    """Between peers with these records, over which boundary tensors of this size go."""
+    """The links between peers with these records, for boundary tensors of `size_bytes`."""
     latency, rate, pair = _measured(records, swarm)
     return LinkTables(
         uplink_bytes_per_s=tuple(limit(record.uplink_bytes_per_s) for record in records),

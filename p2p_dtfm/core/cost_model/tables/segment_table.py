@@ -1,5 +1,5 @@
-"""Which segments the cuts of several pipelines make, looked up: a few kinds of cuts come again and
-again in a search."""
+"""A cache of the segments that the cuts of several pipelines make: in a search, a few kinds of cuts
+come again and again."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,7 +13,7 @@ class CutSegment(NamedTuple):
     end: int
     """The layers `first .. end - 1`."""
     stages: tuple[int, ...]
-    """That hold them, of each pipeline."""
+    """The position of the stage that holds them, for each pipeline."""
 
 
 class SegmentTable:
@@ -21,7 +21,7 @@ class SegmentTable:
         self._known: dict[tuple[tuple[int, ...], ...], tuple[CutSegment, ...]] = {}
 
     def of(self, cuts: tuple[tuple[int, ...], ...]) -> tuple[CutSegment, ...]:
-        """In order; `cuts`: of each pipeline."""
+        """The segments in order; `cuts` has those of each pipeline."""
         found = self._known.get(cuts)
         if found is None:
             if len(self._known) >= KNOWN_LIMIT:

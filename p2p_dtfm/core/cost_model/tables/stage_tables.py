@@ -1,7 +1,7 @@
-"""What a stage takes, looked up: a search asks for the same few again and again.
+"""A cache of the times of stages: a search asks for the same few again and again.
 
-Which layers a peer may hold in a stage is told by their first and end, so there are few stages of a
-small model, and what is known of each is worked out once.
+A peer and the first and end of its layers name a stage. So a small model has few stages, and the
+times of each are worked out once.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,23 +12,23 @@ from p2p_dtfm.core.cost_model.tables.layer_tables import LayerNs, LayerTable, ki
 KNOWN_LIMIT = 1 << 16
 Cuts = tuple[int, ...]
 Fill = Callable[[int], Cuts | None]
-"""Give each stage in turn as many layers as so many nanoseconds and its memory allow. Each leaves
-at least one for each that follows, so for a fixed order a cut is found whenever one exists."""
+"""`fill(budget_ns)` gives each stage in turn as many layers as the budget and its memory allow.
+Each leaves at least one for each later stage, so a cut is found whenever this order has one."""
 
 
 class StageNs(NamedTuple):
-    """Of one microbatch at some layers of a peer."""
+    """Times of one microbatch at some layers of a peer."""
 
     forward: int
     backward: int
     last_part: int
-    """In which the gradients become final."""
+    """The part in which the gradients become final."""
     last_part_of_split: int
-    """Where the stage splits its backwards."""
+    """The same where the stage splits its backwards."""
 
 
 class StageTable:
-    """Of all peers of a problem."""
+    """The times of stages of all peers of a problem."""
 
     def __init__(self, layer_ns: Sequence[LayerNs], layer_count: int) -> None:
         self._layer_ns = layer_ns
@@ -36,7 +36,7 @@ class StageTable:
         self._known: dict[tuple[int, int, int], StageNs] = {}
 
     def of(self, peer: int, first: int, end: int) -> StageNs:
-        """The layers `first .. end - 1`."""
+        """The times of a peer for the layers `first .. end - 1`."""
         found = self._known.get((peer, first, end))
         if found is None:
             if len(self._known) >= KNOWN_LIMIT:
@@ -52,18 +52,18 @@ class StageTable:
 
 
 class StageNeeds(NamedTuple):
-    """Of a stage whose layers are not chosen yet."""
+    """Times and memory of a stage whose layers are not chosen yet."""
 
     times: LayerNs
     memory_bytes: int
     kept: int
-    """Microbatches for which it keeps what each layer saves."""
+    """Microbatches for which the stage keeps what each layer saves."""
     layers: LayerTable
-    """As its peer has them."""
+    """What layers take at its peer."""
 
 
 def fill_by(stages: Sequence[StageNeeds]) -> Fill:
-    """How these stages are filled within a time."""
+    """The function that fills these stages within a time."""
     return _fill_unlike(stages) if stages[0].layers.unlike else _fill_alike(stages)
 
 

@@ -1,1 +1,1 @@
-"""What a peer has measured of itself and of its links, as its record says it."""
+"""What a peer has measured of itself and of its links, in the form that its record has."""

@@ -1,10 +1,10 @@
-"""Links of a record that stays small in a large swarm: some that were measured, in a few bytes
-each, and where the peer is, from which the others are estimated.
+"""Brief links, by which a record stays small in a large swarm: some measured links, in a few bytes
+each, and the peer's coordinate, from which the other links are estimated.
 
-A link is eight bytes: six of a hash of the other's id, one for the round trip and one for the rate.
-Both are steps of a twelfth of an octave, so what is read differs from what was measured by at most
-2.9% (`STEP_ERROR`), but for what lies beyond the ends of the scale: 10 us and 25 s, 4 KiB/s and
-10 GB/s.
+A link is eight bytes: six of a hash of the other peer's id, one for the round trip, one for the
+rate. Both are steps of a twelfth of an octave, so a value that is read differs from the measured
+one by at most 2.9% (`STEP_ERROR`). Values beyond the ends of the scale become its ends: 10 us and
+25 s, 4 KiB/s and 10 GB/s.
 """
 
 import hashlib
@@ -16,11 +16,12 @@ from itertools import pairwise
 import msgspec
 
 BRIEF_FROM_MEMBERS = 65
-"""Up to 64 members a record names all of its links, exactly; beyond, the best and some others."""
+"""With up to 64 members a record names all of its links, exactly. With more it names the best and
+some others."""
 BEST_LINKS = 16
 OTHER_LINKS = 16
 BRIEF_LINKS_LIMIT = 64
-"""Of what anybody may say."""
+"""Links that a peer may say at most."""
 DIMENSIONS = 8
 STEPS_PER_OCTAVE = 12
 STEP_ERROR = 0.0294
@@ -29,7 +30,7 @@ COORDINATE_LIMIT_US = 1 << 32
 _NAME_BYTES = 6
 _LINK_BYTES = _NAME_BYTES + 2
 _SAMPLE_BYTES = 1 << 20
-"""The best links are those on which so much arrives soonest."""
+"""The best links are those on which so many bytes arrive soonest."""
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,26 +38,26 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     round_trip_ns: int
     bytes_per_s: int
-    """Outward."""
+    """The outward rate."""
 
 
 class Coordinate(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where a peer is among the others, so that the round trip between two of them is about the
-    distance of their positions and both heights (Dabek et al. 2004, "Vivaldi"). Microseconds."""
+    """Where a peer is among the others, in microseconds. The round trip between two peers is about
+    the distance of their positions plus both heights (Dabek et al. 2004, "Vivaldi")."""
 
     position_us: tuple[int, ...]
     height_us: int
-    """Of the way from this peer to wherever its lines begin to part."""
+    """The part of a round trip that all of the peer's lines share."""
     error_ppm: int
-    """How far off its estimates usually are."""
+    """How far off estimates by this coordinate usually are."""
 
 
 class BriefLinks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """In place of `PeerRecord.links`."""
+    """What a record holds in place of `PeerRecord.links`."""
 
     at: Coordinate
     measured: bytes
-    """See the module; sorted, each name once."""
+    """Links of eight bytes as the module describes them; sorted, each name once."""
 
 
 def _scale(smallest: int) -> tuple[int, ...]:
@@ -78,7 +79,7 @@ RATES_BYTES_PER_S = _scale(4_096)
 
 
 def step_of(value: int, scale: tuple[int, ...]) -> int:
-    """The nearest one, by ratio."""
+    """The index of the scale's value that is nearest to `value`, by ratio."""
     above = bisect_right(scale, value)
     if above in (0, len(scale)):
         return min(above, len(scale) - 1)
@@ -88,13 +89,13 @@ def step_of(value: int, scale: tuple[int, ...]) -> int:
 
 @lru_cache(maxsize=8192)
 def short_name(peer_id: str) -> bytes:
-    """Which of some thousand peers; two that share one are taken for unmeasured."""
+    """A hash that tells some thousand peers apart; peers that share one count as unmeasured."""
     return hashlib.blake2b(peer_id.encode(), digest_size=_NAME_BYTES).digest()
 
 
 def brief(me: str, links: Mapping[str, Link], at: Coordinate) -> BriefLinks:
-    """What a record says of these links: the best ones, and as many others as chance has it, which
-    is drawn from the ids and so stays."""
+    """What a record says of these links: the best ones, and some others drawn by lot. The lot
+    follows from the ids, and so stays the same."""
     best = sorted(links, key=lambda other: (_sample_ns(links[other]), other))[:BEST_LINKS]
     others = sorted(links.keys() - {*best}, key=lambda other: _lot(me, other))
     chosen = {*best, *others[:OTHER_LINKS]}
@@ -120,7 +121,7 @@ def _steps(link: Link) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def measured_links(brief_links: BriefLinks) -> Mapping[bytes, Link]:
-    """By short name. Not to be written to."""
+    """The links by short name. The result is shared and must not be written to."""
     packed = brief_links.measured
     return {
         packed[at : at + _NAME_BYTES]: Link(
@@ -132,7 +133,7 @@ def measured_links(brief_links: BriefLinks) -> Mapping[bytes, Link]:
 
 
 def fault_of_brief(brief_links: BriefLinks) -> str | None:
-    """Why it cannot be, or None."""
+    """Why these links cannot be, or None."""
     packed, at = brief_links.measured, brief_links.at
     if len(packed) % _LINK_BYTES or len(packed) > BRIEF_LINKS_LIMIT * _LINK_BYTES:
         return f"links of {len(packed)} bytes"

@@ -1,4 +1,4 @@
-"""What a peer's device is, beside how long a layer takes on it: for people, and for guarding."""
+"""What a peer's device is, besides its layers' times: for people, and for guarding."""
 
 import msgspec
 
@@ -6,27 +6,28 @@ TEXT_LIMIT = 64
 
 
 class DeviceFacts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Measured or read on the machine; 0 or empty: not known, or there is no such thing."""
+    """Facts measured or read on the machine; 0 or empty where unknown, or where there is none."""
 
     memory_bytes: int
-    """Of the device, whoever uses it."""
+    """The device's memory, whoever uses it."""
     host_bytes: int
-    """Of the machine's memory."""
+    """The machine's memory."""
     host_free_bytes: int
-    """Of it, what layers of others may take beside the device's own work."""
+    """The part of the machine's memory that layers of others may take, beside the device's own
+    work."""
     fp32_mflops: int
-    """Million operations per second that a large product of matrices ran at."""
+    """Million operations per second at which a large product of matrices ran."""
     bf16_mflops: int
     capability: str
-    """As CUDA counts them ("8.6"), or the vector unit of a processor."""
+    """CUDA's compute capability ("8.6"), or the vector unit of a processor."""
     driver: str
     torch: str
     host_bytes_per_s: int
-    """Between this machine's memory and the device's, the slower direction."""
+    """The rate between the machine's memory and the device's, in the slower direction."""
 
 
 def fault_of_facts(facts: DeviceFacts) -> str | None:
-    """Why they cannot be, or None."""
+    """Why these facts cannot be, or None."""
     texts = (facts.capability, facts.driver, facts.torch)
     if any(len(text) > TEXT_LIMIT or not text.isprintable() for text in texts):
         return "a device's facts in words that are too long, or no words"

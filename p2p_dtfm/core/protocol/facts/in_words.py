@@ -1,7 +1,7 @@
-"""Amounts as people read them, alike on all screens: the page's `format.js` says the same.
+"""Amounts as people read them, alike on all screens: the page's `format.js` does the same.
 
-Bytes, in memory, on disk or on the way, are in binary units, as the options are (`--memory-gib`);
-links are in bits a second, as they are sold. Figures have three digits; times have two units.
+Bytes in memory, on disk or on the way are in binary units, as the options are (`--memory-gib`).
+Links are in bits a second, as they are sold. Figures have three digits; times have two units.
 """
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -9,7 +9,7 @@ _BIT_UNITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s")
 
 
 def bytes_text(size_bytes: int, *, rounded_up: bool = False) -> str:
-    """`24.1 GiB`. `rounded_up`: never too little, for what must be there."""
+    """`24.1 GiB`. `rounded_up` never says too little, for an amount that must be there."""
     return _scaled(size_bytes, 1024, _BYTE_UNITS, rounded_up)
 
 
@@ -43,13 +43,13 @@ def given_text(today: float, ever: float, repeated: float) -> str | None:
 
 
 def share_text(share: float) -> str:
-    """`37%`; all is said of nothing less than all."""
+    """`37%`; less than all never becomes `100%`."""
     return f"{share if share >= 1 else min(share, 0.99):.0%}"
 
 
 def duration(seconds: float | None) -> str:
-    """`11 days 22 h`, `2 h 5 min`, `5 min 1 s`, `12 s`: days from two of them on. Nothing lasts
-    less than no time, whatever becomes of the clock meanwhile."""
+    """`11 days 22 h`, `2 h 5 min`, `5 min 1 s`, `12 s`; days from two days on. A negative duration,
+    as of a clock that was set back, is `0 s`."""
     if seconds is None:
         return "unknown"
     minutes, rest = divmod(max(0, int(seconds)), 60)
@@ -76,5 +76,5 @@ def _scaled(value: int, step: int, units: tuple[str, ...], rounded_up: bool) -> 
 
 
 def _rounded(size: int, unit: int, scale: int, up: bool) -> int:
-    """`size` in parts of a unit, of which it has `scale`."""
+    """`size` in parts of a unit, which has `scale` parts."""
     return -(-size * scale // unit) if up else (2 * size * scale + unit) // (2 * unit)

@@ -1,1 +1,1 @@
-"""Being let into a run: chains of signatures, who has been let in, and the line that is pasted."""
+"""Admission by invitation: chains of signatures, who has been let in, and the pasted line."""

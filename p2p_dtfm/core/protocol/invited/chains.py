@@ -1,15 +1,15 @@
-"""What lets a peer into a run whose admission is by invitation: a chain of signatures.
+"""The chain of signatures that lets a peer into a run whose admission is by invitation.
 
     founder -> line -> peer -> line -> peer ...
 
-A *line* is what one pastes: a key made for it, whose private half it holds. Who has the line signs,
-with that key, that its own peer is meant. So what a peer shows names that peer, and is of no use to
-whoever it was shown to; the line itself is shown to nobody. A peer whose line lets it invite signs
-further lines with its own key, which live no longer than the one that it came by.
+A *line* is the text that a person pastes. It holds the private half of a key made for it. With that
+key, whoever has the line signs which peer comes by it. So what a peer shows names that peer, and is
+of no use to those who see it; the line itself is shown to nobody. A peer whose line lets it invite
+signs further lines with its own key. They live no longer than the line by which it came.
 
-All links of a chain but those of its peers are signed by keys of whoever gave it: who may invite
-could make one to any peer, and take back what that one never came by. So the peer itself has the
-last word: it signs that it comes by these links.
+The giver of a line has all keys that a chain to any peer needs. So it could make a chain to a peer
+that never came by it, and then take that chain back. Therefore the peer itself has the last word:
+it signs that it comes by these links.
 """
 
 import msgspec
@@ -22,7 +22,7 @@ LINK_KIND = "invitation"
 ACCEPTANCE_KIND = "came by"
 REVOCATION_KIND = "revocation"
 CHAIN_LIMIT = 8
-"""Links: the founder's guest, and three that were invited in turn."""
+"""Links in a chain: to the founder's guest, and to three peers that were invited in turn."""
 LINK_BYTES = 256
 PEER_ID_CHARACTERS = 64
 SKEW_S = 300
@@ -31,64 +31,64 @@ NOT_INVITED = "not invited"
 
 
 class ChainLink(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Its signer lets `holder` in: a line, or the peer that has come by one."""
+    """The signer lets `holder` in, which is a line, or the peer that has come by one."""
 
     run: bytes
     holder: str
     is_line: bool
     may_invite: bool
     expires_s: int
-    """Unix time after which nobody comes in by this; of a line only."""
+    """Unix time after which nobody comes in by this; it counts for a line only."""
 
 
 class Revocation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Its signer takes back what it, or whom it has invited, has given to `holder`: a peer, which
-    goes, or a line, by which those go that came by it."""
+    """The signer takes back what it, or a peer that it invited, has given to `holder`. A peer that
+    is named must go. If a line is named, those that came by it must go."""
 
     run: bytes
     holder: str
     stays_for_guests: bool
-    """Nobody new comes in by this line; who has come by it stays."""
+    """Nobody new comes in by this line, but peers that have come by it stay."""
     at_s: int
 
 
 class Chain(msgspec.Struct, frozen=True):
-    """Opened and checked, but for time and revocations."""
+    """A chain that was opened and checked, except for time and revocations."""
 
     holders: tuple[str, ...]
-    """From the founder's first line to whom it is about."""
+    """From the founder's first line to the peer or line that the chain is about."""
     expires_s: int
-    """The soonest of all of its lines."""
+    """When the first of its lines expires."""
     may_invite: bool
 
     @property
     def line(self) -> str:
-        """By which its peer came."""
+        """The line by which the chain's peer came."""
         return self.holders[-2]
 
 
 def sign_link(link: ChainLink, signer_id: str, signer: Sign) -> Signed:
-    """As its giver states it."""
+    """The link as its giver states it."""
     return sign(signer_id, LINK_KIND, encode(link), signer)
 
 
 def run_mark(run_digest: str) -> bytes:
-    """Which run a signature is about, in half of the bytes."""
+    """The first half of a run's digest, which names the run in a signature."""
     return bytes.fromhex(run_digest)[:16]
 
 
 def bound_to(
     chain: tuple[Signed, ...], run_digest: str, peer_id: str, line_signer: Sign, signer: Sign
 ) -> tuple[Signed, ...]:
-    """What the peer shows that has a line: `chain` ends in that, `line_signer` has its key, and
-    `signer` the peer's own. Raises `PeerFault` if it is none."""
+    """What a peer with a line shows. `chain` ends in the line, `line_signer` signs with the line's
+    key, and `signer` with the peer's own. Raises `PeerFault` if the last link cannot be read."""
     last = decode(chain[-1].payload, ChainLink, LINK_BYTES)
     link = ChainLink(run_mark(run_digest), peer_id, False, last.may_invite, last.expires_s)
     return accepted((*chain, sign_link(link, last.holder, line_signer)), peer_id, signer)
 
 
 def accepted(links: tuple[Signed, ...], peer_id: str, signer: Sign) -> tuple[Signed, ...]:
-    """What the peer shows that these links lead to."""
+    """What the peer to which these links lead shows: the links, and its own signature."""
     return (*links, sign(peer_id, ACCEPTANCE_KIND, _acceptance_of(links), signer))
 
 
@@ -97,18 +97,18 @@ def _acceptance_of(links: tuple[Signed, ...]) -> bytes:
 
 
 def is_accepted(shown: tuple[Signed, ...]) -> bool:
-    """Whether the last word is its peer's, as far as its kind says."""
+    """Whether the last statement is of the kind by which a peer accepts its links."""
     return bool(shown) and shown[-1].kind == ACCEPTANCE_KIND
 
 
 def links_of(shown: tuple[Signed, ...]) -> tuple[Signed, ...]:
-    """Without the peer's own word: what the chains of those begin with whom it invites."""
+    """The links without the peer's own word. The chains of the peers that it invites begin so."""
     return shown[:-1] if is_accepted(shown) else shown
 
 
 def holders_of(shown: tuple[Signed, ...]) -> tuple[str, ...]:
-    """Through whom it says that it leads, the last one being whom it is about. Raises `PeerFault`
-    if it is no chain; who has signed it is not looked at."""
+    """The holders that a chain names; the last one is the peer that the chain is about. Raises
+    `PeerFault` if it is no chain. Signatures are not checked."""
     links = links_of(shown)
     if not 0 < len(links) <= CHAIN_LIMIT or max(len(it.payload) for it in links) > LINK_BYTES:
         raise PeerFault(f"{NOT_INVITED}: the invitation cannot be")
@@ -116,19 +116,20 @@ def holders_of(shown: tuple[Signed, ...]) -> tuple[str, ...]:
 
 
 def holder_of(shown: tuple[Signed, ...]) -> str:
-    """Whom a chain is about, by its own word. Raises `PeerFault` if it is none."""
+    """The peer that a chain says it is about. Raises `PeerFault` if it is no chain."""
     return holders_of(shown)[-1]
 
 
 def size_of(signed: Signed) -> int:
-    """About so many bytes as it travels."""
+    """About how many bytes a statement takes as it travels."""
     return len(signed.payload) + len(signed.signature) + len(signed.peer_id) + len(signed.kind) + 16
 
 
 def open_chain(
     chain: tuple[Signed, ...], founder: str, run_digest: str, holder: str, verify: Verify
 ) -> Chain:
-    """What lets `holder` in, a peer or a line. Raises `PeerFault` with the reason in words."""
+    """Checks the chain that lets `holder` in, a peer or a line. Raises `PeerFault` with the reason
+    in words."""
     if not 0 < len(chain) <= CHAIN_LIMIT:
         raise PeerFault(f"{NOT_INVITED}: the invitation has {len(chain)} signatures", holder)
     giver, may_give, holders, ends_s = founder, True, [], []
@@ -152,7 +153,8 @@ def open_chain(
 def open_shown(
     shown: tuple[Signed, ...], founder: str, run_digest: str, peer_id: str, verify: Verify
 ) -> Chain:
-    """By what a peer has come, by its own word. Raises `PeerFault` with the reason in words."""
+    """Checks the chain by which a peer shows it has come, with its own signature. Raises
+    `PeerFault` with the reason in words."""
     links = links_of(shown)
     chain = open_chain(links, founder, run_digest, peer_id, verify)
     word = (shown[-1].peer_id, shown[-1].payload)
@@ -177,12 +179,13 @@ def _open_link(signed: Signed, giver: str, run_digest: str, verify: Verify) -> C
 
 
 def sign_revocation(revocation: Revocation, signer_id: str, signer: Sign) -> Signed:
-    """As its giver states it."""
+    """The revocation as its giver states it."""
     return sign(signer_id, REVOCATION_KIND, encode(revocation), signer)
 
 
 def open_revocation(signed: Signed, run_digest: str, verify: Verify) -> Revocation:
-    """Raises `PeerFault`. Whether its signer may is seen from the chain of whom it is about."""
+    """Opens a revocation. Raises `PeerFault`. Whether the signer may revoke is not checked here: it
+    follows from the chain of the revoked peer or line."""
     if len(signed.payload) > LINK_BYTES:
         raise PeerFault("a revocation that is too long", signed.peer_id)
     revocation = open_signed(signed, REVOCATION_KIND, Revocation, verify)

@@ -1,4 +1,4 @@
-"""Who is let into a run by invitation: whom the founder's word reaches, and nobody took back."""
+"""Who is let into a run by invitation: peers whose chain from the founder nobody took back."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -25,64 +25,65 @@ from p2p_dtfm.core.protocol.signed import Signed, Verify
 
 GUESTS_LIMIT = 4096
 TOLD_OF_LIMIT = GUESTS_LIMIT // 2
-"""Beyond so many guests nobody is remembered by the word of others."""
+"""With so many guests known, no further one is remembered by the word of others."""
 OTHERS_LIMIT = 256
-"""Of so many guests it is remembered by what else they have come."""
+"""Guests of which a second chain is remembered."""
 HANDED_ON_LIMIT = 256
 HANDED_ON_BYTES = 256 << 10
 REVOCATIONS_LIMIT = 1024
 UNKNOWN_LIMIT = 64
-"""Revocations of keys that may have nothing to take back, as far as is known: by what they come may
-be heard later."""
+"""Revocations kept of keys that, as far as is known, have nothing to take back. Their chains may be
+heard of later."""
 
 
 _UNKNOWN = ""
 
 
 class SavedGuests(msgspec.Struct, frozen=True):
-    """What outlives the daemon: who came in before its line expired may come back."""
+    """What outlives the daemon: a guest that came in before its line expired may come back."""
 
     guests: dict[str, tuple[Signed, ...]] = {}
     revocations: tuple[Signed, ...] = ()
     others: dict[str, tuple[Signed, ...]] = {}
-    """By what else some of them have come."""
+    """Second chains by which some guests have come."""
 
 
 class _GuestWay(NamedTuple):
-    """By which a peer has come: what it shows, and what that says."""
+    """A way by which a peer has come: what it shows, and the chain in that."""
 
     shown: tuple[Signed, ...]
     chain: Chain
 
 
 class GuestList:
-    """Of one run, as one member knows it. Times are Unix seconds, and arguments."""
+    """The guests of one run, as one member knows them. Times are arguments, in Unix seconds."""
 
     def __init__(self, founder: str, run_digest: str, verify: Verify) -> None:
         self.founder = founder
         self.members = frozenset[str]()
-        """Of the views of now: by what they have come is not forgotten, or a guest that lets in
-        thousands of keys could be in for good, whatever is taken back."""
+        """Members of the present views. Their chains are not forgotten: otherwise a guest that lets
+        in thousands of keys could stay for good, whatever is taken back."""
         self._run_digest = run_digest
         self._verify = verify
         self._ways: dict[str, _GuestWay] = {}
         self._others: dict[str, _GuestWay] = {}
-        """By what else a peer has come: what it came by first may be heard of here before it is
-        heard that this was taken back. Whom one of the two lets in is in."""
+        """A second way by which a peer has come. This member may hear of the first way before it
+        hears that this was taken back. A peer is in if one of its two ways lets it in."""
         self._unsigned: dict[str, _GuestWay] = {}
-        """Of an earlier version's home: it says that they have come before, and lets nobody in."""
+        """Ways from the home of an earlier version, which the peers have not signed. They say that
+        a peer has come before, and let nobody in."""
         self._revocations: dict[tuple[str, str], tuple[Revocation, Signed]] = {}
         self._speakers: dict[str, str] | None = None
-        """By `_lines_by_speaker`; None: chains have changed since."""
+        """The result of `_lines_by_speaker`; None where chains have changed since."""
         self._counts: Counter[str] | None = None
-        """Revocations by line; None: something has changed since."""
+        """Revocations by line; None where something has changed since."""
 
     def introduce(
         self, peer_id: str, shown: tuple[Signed, ...], now_s: int, came_before: bool = False
     ) -> None:
-        """A peer shows by what it comes. `came_before`: it is or was in a view, so others have let
-        it in while its line held; of who is refused now that says nothing of a line that is closed.
-        Raises `PeerFault` with the reason in words."""
+        """A peer shows the chain by which it comes. `came_before`: the peer is or was in a view, so
+        others have let it in while its line held. If the peer is refused now, that does not help it
+        in by a closed line. Raises `PeerFault` with the reason in words."""
         if peer_id == self.founder:
             return
         chain = open_shown(shown, self.founder, self._run_digest, peer_id, self._verify)
@@ -101,15 +102,15 @@ class GuestList:
         self._remember(peer_id, _GuestWay(shown, chain))
 
     def told_of(self, shown: tuple[Signed, ...]) -> bool:
-        """A member says by what another has come, perhaps long ago. Whether this is news; what was
-        taken back since is none, nor is a line that is closed. Raises `PeerFault`. One who was
-        let in anew may be told of by what it came by before as well, before or after that."""
+        """A member shows the chain by which another peer has come, perhaps long ago. Returns
+        whether this is news. A chain that was taken back since, or a closed line, is none. Of a
+        peer that was let in anew, the earlier chain may be told as well. Raises `PeerFault`."""
         holders = holders_of(shown)
         peer_id, is_in = holders[-1], self.admits(holders[-1])
         has_room = peer_id in self._ways or len(self._ways) < TOLD_OF_LIMIT
         if peer_id == self.founder or not has_room:
             return False
-        if is_in and not self._is_of_use(peer_id, holders):  # signatures cost more
+        if is_in and not self._is_of_use(peer_id, holders):  # checking signatures costs more
             return False
         chain = open_shown(shown, self.founder, self._run_digest, peer_id, self._verify)
         if self._taken_back(chain.holders, is_guest=False) is not None:
@@ -121,8 +122,9 @@ class GuestList:
         return True
 
     def handed_on(self) -> tuple[tuple[Signed, ...], ...]:
-        """By what guests have come, for whoever is new: first those who have taken something back,
-        without whose own chains their word is nobody's, then the last ones that came."""
+        """Chains of guests, for a peer that is new. First come guests that have taken something
+        back: without their chains their revocations count for nothing. Then come the newest ones.
+        """
         givers = {giver for giver, _ in self._revocations}
         newest = sorted(reversed(self._ways), key=lambda peer_id: peer_id not in givers)
         ways = [self._ways[peer_id] for peer_id in newest]
@@ -136,7 +138,7 @@ class GuestList:
         return tuple(found)
 
     def _remember(self, peer_id: str, way: _GuestWay) -> None:
-        """It is the one that counts first; what it came by before may count as well."""
+        """Makes `way` the peer's first way. An earlier one may be kept as its second."""
         before, self._ways[peer_id] = self._ways_of(peer_id), way
         for known in (self._others, self._unsigned):
             known.pop(peer_id, None)
@@ -156,9 +158,9 @@ class GuestList:
             del self._others[self._oldest(self._others)]
 
     def _is_of_use(self, peer_id: str, holders: tuple[str, ...]) -> bool:
-        """Whether these are better than those of the other way that is known, if any. Best is one
-        that hangs on nobody on whom the first does, then one that hangs on few: who invites others
-        takes back what it gave."""
+        """Whether a chain of these holders is a better second way than the known one, if any. Best
+        is one that shares no inviting peer with the first way, then a short one: each peer that
+        invites may take back what it gave."""
         first, held = self._ways[peer_id].chain.holders, self._others.get(peer_id)
 
         def how_bad(holders: tuple[str, ...]) -> tuple[bool, int]:
@@ -170,7 +172,7 @@ class GuestList:
         return held is None or not is_held or how_bad(holders) < how_bad(held.chain.holders)
 
     def _oldest(self, known: Iterable[str]) -> str:
-        """Whoever is no member goes first."""
+        """The peer to forget first: the oldest that is no member, or else the oldest."""
         in_order = list(known)
         return next((it for it in in_order if it not in self.members), in_order[0])
 
@@ -179,21 +181,21 @@ class GuestList:
         return [way for way in found if way is not None]
 
     def admits(self, peer_id: str) -> bool:
-        """Whether it has been let in, and that holds."""
+        """Whether the peer has been let in and that still holds."""
         if peer_id == self.founder:
             return True
         return peer_id in self._ways and self.refusal(peer_id) is None
 
     def refusal(self, peer_id: str) -> str | None:
-        """Why a peer is out that may have been in; None if nothing is known against it."""
+        """Why a peer, which may have been in, is out; None if nothing is known against it."""
         if chains := self.chains_of(peer_id):
             reasons = [self._taken_back(chain.holders, is_guest=True) for chain in chains]
             return None if None in reasons else reasons[0]
         return self._word_against(peer_id, {self.founder}, is_guest=True)
 
     def revoke(self, signed: Signed) -> bool:
-        """Whether this is news, and is kept. Raises `PeerFault` for what nobody relays in good
-        faith."""
+        """Takes a revocation, and returns whether it is news and is kept. Raises `PeerFault` for
+        one that nobody relays in good faith."""
         said = decode(signed.payload, Revocation, LINK_BYTES)
         key = (signed.peer_id, said.holder)
         held = self._revocations.get(key)
@@ -210,8 +212,8 @@ class GuestList:
         return key in self._revocations
 
     def _has_room_for(self, giver: str) -> bool:
-        """Whether one more of it would stay: asked before a signature is looked at, which costs
-        more. `_make_room` has the last word."""
+        """Whether one more revocation of this giver would stay. This is asked before its signature
+        is checked, which costs more. `_make_room` decides in the end."""
         by = self._lines_by_speaker()
         account = by.get(giver, _UNKNOWN)
         if self._counts is None:
@@ -226,8 +228,9 @@ class GuestList:
         return counts[_UNKNOWN] > 0 or counts[account] < max(others, default=0)
 
     def _make_room(self) -> None:
-        """Room is shared between the founder's lines, by which those that speak have come: the
-        last word of whoever has taken most goes first, the founder's last of all."""
+        """Drops a revocation where there are too many. Room is shared between the founder's lines,
+        by which the givers have come. The line with most revocations loses its newest; the
+        founder's own go last of all."""
         by = self._lines_by_speaker()
         accounts: dict[str, list[tuple[str, str]]] = {}
         for giver, holder in self._revocations:
@@ -242,8 +245,8 @@ class GuestList:
         del self._revocations[fullest[-1]]
 
     def _lines_by_speaker(self) -> dict[str, str]:
-        """The founder's line to each peer that may take something back: it has invited, or may. A
-        line's own key takes nothing back: all that were given the line have it."""
+        """The founder's line to each peer that has invited or may invite, and so may take something
+        back. A line's own key takes nothing back: all that were given the line have that key."""
         if self._speakers is None:
             found = {self.founder: self.founder}
             for chain in self._all_chains():
@@ -254,7 +257,7 @@ class GuestList:
         return self._speakers
 
     def chain_of(self, peer_id: str) -> Chain | None:
-        """What it has shown last, or others have told of it first."""
+        """The chain that a peer has shown last, or that others have told of it first."""
         way = self._ways.get(peer_id)
         return None if way is None else way.chain
 
@@ -266,7 +269,8 @@ class GuestList:
             yield way.chain
 
     def may_revoke(self, giver: str, holder: str) -> bool:
-        """By what is known here: the founder everybody, others those that they have invited."""
+        """Whether `giver` may revoke `holder`, by the chains known here. The founder may revoke
+        everybody, others those that they have invited."""
         above = (
             c.holders[1 : c.holders.index(holder) : 2]
             for c in self._all_chains()
@@ -276,7 +280,7 @@ class GuestList:
 
     @property
     def revocations(self) -> tuple[Signed, ...]:
-        """In the order in which they came."""
+        """All revocations, in the order in which they came."""
         return tuple(signed for _, signed in self._revocations.values())
 
     def saved(self) -> SavedGuests:
@@ -288,7 +292,7 @@ class GuestList:
         return SavedGuests(earlier | shown, self.revocations, others)
 
     def restore(self, saved: SavedGuests) -> None:
-        """What this home wrote down; what does not hold any more is left out."""
+        """Takes over what this home wrote down; what no longer holds is left out."""
         whose, verify = (self.founder, self._run_digest), self._verify
         newest = dict(list(saved.others.items())[-OTHERS_LIMIT:])
         for guests, known in ((saved.guests, self._ways), (newest, self._others)):
@@ -309,11 +313,13 @@ class GuestList:
                 continue
 
     def closed_to_new(self, chain: Chain) -> str | None:
-        """Why nobody new comes in below it, though who has it may stay."""
+        """Why nobody new comes in below this chain, though a peer that has it may stay; None if
+        that is open."""
         return self._taken_back(chain.holders, is_guest=False)
 
     def _taken_back(self, holders: tuple[str, ...], is_guest: bool) -> str | None:
-        """Whichever peer stands above a holder in its chain may take back what it was given."""
+        """Why a chain was taken back; None if it holds. Each peer above a holder in the chain may
+        take back what the holder was given."""
         above = {self.founder}
         for place, holder in enumerate(holders):
             if (reason := self._word_against(holder, above, is_guest)) is not None:

@@ -1,4 +1,4 @@
-"""The line that one pastes: all that a machine needs to find a run and to be let in."""
+"""The line that a person pastes: all that a machine needs to find a run and to be let in."""
 
 import base64
 import binascii
@@ -21,18 +21,18 @@ ASK_AGAIN = "ask whoever invited you for a new line: p2p-dtfm invite prints one"
 
 
 class InvitationLine(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Whoever has it is invited."""
+    """An invitation: whoever has the line is invited."""
 
     run: bytes
-    """Its digest."""
+    """The run's digest."""
     directory_key: bytes
-    """With which members find one another."""
+    """The key with which members find one another."""
     seed: bytes
-    """Of the line's own key, which signs for the peer that comes by it."""
+    """The seed of the line's own key, which signs for the peer that comes by the line."""
     chain: tuple[Signed, ...]
     """Empty in a run that asks for no invitation."""
     addresses: tuple[str, ...]
-    """Of several members: any one of them is enough."""
+    """Addresses of several members, of which any one is enough."""
 
     @property
     def run_digest(self) -> str:
@@ -45,7 +45,7 @@ class InvitationLine(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 
     @property
     def expires_s(self) -> int | None:
-        """None: never."""
+        """Unix time at which the line expires; None for never."""
         return self._link.expires_s if self.chain else None
 
     @property
@@ -58,14 +58,14 @@ class InvitationLine(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 
 
 def open_line(run_digest: str, addresses: Sequence[str]) -> InvitationLine:
-    """Of a run that asks for no invitation: it only says where the run is."""
+    """The line of a run that asks for no invitation: it only says where the run is."""
     nothing = bytes(KEY_BYTES)
     return InvitationLine(bytes.fromhex(run_digest), nothing, nothing, (), tuple(addresses))
 
 
 def read_line(text: str) -> InvitationLine:
-    """Raises `UserError` if it is damaged. What stands before it, as where it was copied together
-    with its command, is passed over."""
+    """Reads a line. What stands before it, as where it was copied together with its command, is
+    passed over. Raises `UserError` if the line is damaged."""
     word = "".join(text.split())
     word = word[max(word.find(PREFIX), 0) :]
     try:
@@ -88,7 +88,7 @@ def read_line(text: str) -> InvitationLine:
 
 
 def require_in_time(line: InvitationLine, now_s: int) -> None:
-    """Raises `UserError` where its time is over by this machine's clock, and by some minutes."""
+    """Raises `UserError` if the line has been expired for some minutes, by this machine's clock."""
     if line.expires_s is not None and now_s > line.expires_s + SKEW_S:
         raise UserError(
             "the invitation has expired, by this machine's clock",

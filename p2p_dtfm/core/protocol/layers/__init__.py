@@ -1,4 +1,4 @@
-"""Layers that a run lists one by one, because they are of unlike kinds.
+"""Layers that a run lists one by one, since they are of unlike kinds.
 
 Begin with `listed`; `timings` says how long a device takes for a layer.
 """

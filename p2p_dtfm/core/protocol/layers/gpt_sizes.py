@@ -9,7 +9,7 @@ def block_flops(model: ModelSpec, tokens: int, context: int) -> int:
 
 
 def block_parameters(model: ModelSpec) -> int:
-    """Of a block: matrices, biases and norms."""
+    """Parameters of a block: matrices, biases and norms."""
     count = block_matrices(model) + 2 * norm_parameters(model)
     if model.attention_bias:
         count += model.query_width + 2 * model.key_width + model.boundary_width
@@ -21,18 +21,19 @@ def block_parameters(model: ModelSpec) -> int:
 
 
 def norm_parameters(model: ModelSpec) -> int:
-    """Of one norm over the width: a scale, and LayerNorm's shift."""
+    """Parameters of one norm over the width: a scale, and LayerNorm's shift."""
     return model.width * (2 if model.norm == "layer" else 1)
 
 
 def saved_values(model: ModelSpec) -> int:
-    """What autograd keeps of a block for each token.
+    """How many values autograd keeps of a block for each token.
 
-    Input, two norms, queries, keys and values, attention output, two residuals and the hidden layer
-    before and after its non-linearity: 17 times the width of a GPT-2. A gated one keeps both
-    inputs, the gate after its non-linearity and the product; an RMS norm its quotient as well.
-    Where few channels are written the input is as narrow, and what each norm reads is put together.
-    Queries and keys that are turned are kept besides. Attention weights are not (fused attention).
+    A GPT-2 keeps 17 times its width: input, two norms, queries, keys and values, attention output,
+    two residuals, and the hidden layer before and after its non-linearity. A gated network keeps
+    both inputs, the gate after its non-linearity, and the product. An RMS norm keeps its quotient
+    as well. Where only some channels are written, the input has these alone, and the full input of
+    each norm is put together and kept. Rotated queries and keys are kept besides. Attention weights
+    are not kept (fused attention).
     """
     norms = 2 if model.norm == "layer" else 4
     hidden = 2 if model.feed_forward == "gelu" else 4
@@ -47,18 +48,19 @@ def saved_values(model: ModelSpec) -> int:
 
 
 def read_by_head(model: ModelSpec) -> int:
-    """For each token, besides the input: what leaves the norm, and what enters it where that is put
-    together of what was written and the code."""
+    """Values that the head keeps for each token, besides its input: the norm's output, and the
+    norm's input where that is put together of the written channels and the code."""
     return 2 * model.width if model.written_width else model.width
 
 
 def block_matrices(model: ModelSpec) -> int:
-    """Values; those that write into the stream have a row for each channel that is written."""
+    """Values of a block's matrices. Matrices that write into the residual stream have a row for
+    each written channel."""
     queries, hidden = model.query_width, model.hidden_width
     read = model.width * (queries + 2 * model.key_width + hidden_inputs(model) * hidden)
     return read + model.boundary_width * (queries + hidden)
 
 
 def hidden_inputs(model: ModelSpec) -> int:
-    """Matrices that lead into the hidden layer: SwiGLU has a gate besides."""
+    """Matrices that lead into the hidden layer: SwiGLU has a second one for its gate."""
     return 1 if model.feed_forward == "gelu" else 2

@@ -1,8 +1,8 @@
 """`[[layers]]` of a run spec: a table for each layer, its kind, the kind's options, its sizes.
 
-What a kind computes is known where torch is (`train.model.kinds`). Here a layer is its sizes alone:
-the founder's kind states them, they are part of the run's bytes, and whoever joins compares them
-with what its own kind of that name comes to before it allocates anything.
+What a kind computes is known where torch is (`train.model.kinds`). Here a layer is its sizes alone.
+The founder's kind states them, and they are part of the run's bytes. A peer that joins compares
+them with those of its own kind of that name before it allocates anything.
 """
 
 import math
@@ -17,15 +17,15 @@ Word = Annotated[str, Field(max_length=64)]
 Option = bool | Annotated[int, Field(ge=-(1 << 40), le=1 << 40)] | Word
 """No fractions: a run's bytes hold integers and words."""
 MOST_LAYERS = 256
-"""That can be listed: a run spec has at most 64 KiB."""
+"""Layers that can be listed: a run spec has at most 64 KiB."""
 _MOST_OPTIONS = 16
 _MOST_BOUNDARY_VALUES = 1 << 26
-"""Of one sequence."""
+"""Values at a boundary for one sequence."""
 _OWN_KEYS = ("kind", "options", "sizes")
 
 
 class LayerSizes(Section):
-    """What a layer comes to; all but the parameters for one sequence."""
+    """The sizes of a layer; all but the parameters are for one sequence."""
 
     boundary: tuple[Dimension, ...] = Field(
         min_length=1, max_length=4, description="shape of what it gives on; of the last, its answer"
@@ -42,12 +42,12 @@ class LayerSizes(Section):
 
     @property
     def boundary_values(self) -> int:
-        """Of what it gives on for one sequence."""
+        """Values that the layer gives on for one sequence."""
         return math.prod(self.boundary)
 
 
 class ListedLayer(Section):
-    """One table. Keys that are not its own are options of its kind."""
+    """One table of `[[layers]]`. Keys that are not its own are options of its kind."""
 
     kind: str = Field(pattern="^[a-z][a-z0-9-]{0,62}$")
     options: dict[Word, Option] = Field(default_factory=dict, max_length=_MOST_OPTIONS)
@@ -62,7 +62,7 @@ class ListedLayer(Section):
         return own | {"options": {k: v for k, v in told.items() if k not in _OWN_KEYS}}
 
     def __hash__(self) -> int:
-        """Equal layers have equal hashes: what is worked out for a layer is remembered."""
+        """Equal layers have equal hashes, so that results for a layer can be cached."""
         return hash((self.kind, tuple(sorted(self.options.items())), self.sizes))
 
 

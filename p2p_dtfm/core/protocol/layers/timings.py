@@ -5,8 +5,8 @@ from p2p_dtfm.core.protocol.workload import LayerRole, Workload
 
 
 def timing_of(device: Device, workload: Workload, layer: int) -> LayerTiming:
-    """Of one microbatch. A record that does not time unlike layers one by one, as it should, counts
-    by what it says of those between the ends together."""
+    """The layer's times for one microbatch. A record should time unlike layers one by one. If it
+    does not, its times for the kinds of a GPT's layers count."""
     unlike = workload.unlike
     if unlike is not None and len(device.unlike) == len(unlike.costs):
         return device.unlike[unlike.order[layer]]
@@ -15,7 +15,7 @@ def timing_of(device: Device, workload: Workload, layer: int) -> LayerTiming:
 
 
 def timings_of(device: Device, workload: Workload) -> tuple[LayerTiming, ...]:
-    """Of one layer of each kind that the run has, and of nothing else that a record may say."""
+    """The times of one layer of each kind that the run has, and of nothing else in the record."""
     unlike = workload.unlike
     if unlike is None:
         return device.embedding, device.block, device.head

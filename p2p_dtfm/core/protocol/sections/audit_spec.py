@@ -7,12 +7,12 @@ from pydantic import Field, model_validator
 from p2p_dtfm.core.protocol.model_spec import Section
 
 EDGE_BYTES = 140
-"""That a stage in the middle claims of each microbatch: four digests, and what is around them."""
+"""Bytes that a middle stage claims for each microbatch: four digests, and what is around them."""
 MICROBATCHES_LIMIT = 44 * 1024 // EDGE_BYTES
-"""In a step: where all go through one stage, its Prepared states that much of their edges, and is
-passed on as a whole after a failure (`message_bounds.ACCOUNT_LIMIT_BYTES`)."""
+"""Microbatches in a step. Where all go through one stage, its Prepared states so many bytes of
+edges. Others pass it on as a whole after a failure (`message_bounds.ACCOUNT_LIMIT_BYTES`)."""
 UNDO_COPIES = 4
-"""States that are kept to go back to: three reach back over `undo_steps`, while the newest is still
+"""States that are kept to go back to. Three reach back over `undo_steps`, while the newest is still
 being made whole."""
 
 
@@ -59,11 +59,12 @@ class AuditSpec(Section):
 
     @property
     def undo_every(self) -> int:
-        """So many steps lie between the states that are kept for it; 0: none are."""
+        """Steps between the states that are kept for an undo; 0 where none are kept."""
         return -(-self.undo_steps // 2)
 
     def without_later_defaults(self, values: dict[str, Any]) -> None:
-        """A run without audits, or that takes nothing back, keeps the name that it had."""
+        """Takes out of the dumped `values` what a run without audits or undo does not use. So such
+        a run keeps the name that it had before these choices came."""
         if not self.rate:
             del values["audit"]
         elif not self.undo_steps:

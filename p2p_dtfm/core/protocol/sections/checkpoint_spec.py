@@ -1,4 +1,4 @@
-"""What is written to the disk, and how often: `[checkpoint]` of a run spec."""
+"""How often states are written to the disk: `[checkpoint]` of a run spec."""
 
 from pydantic import Field
 
@@ -12,5 +12,6 @@ class CheckpointSpec(Section):
     keep: int = Field(default=2, ge=2, description="two, so that a torn one never is the last")
 
     def saves_at(self, step: int, undo_every: int) -> bool:
-        """Also where audits take back what a liar did, and keep states for that."""
+        """Whether the state at `step` is written to disk. In a run that takes back what a liar did,
+        states for that are written, too."""
         return step % self.every_steps == 0 or (undo_every > 0 and step % undo_every == 0)

@@ -1,4 +1,4 @@
-"""What a run reads, and how documents lie in its sequences."""
+"""Which data a run reads, and how documents lie in its sequences."""
 
 from typing import Literal
 
@@ -10,9 +10,9 @@ from p2p_dtfm.core.protocol.model_spec import Section
 class DataSpec(Section):
     """Where the tokens come from.
 
-    `source` is read by the founder only: "python-standard-library", "digits" (pictures that come
-    with scikit-learn), or the directory that `p2p-dtfm prepare` made. Founding puts the digest of
-    the manifest in `manifest`; from then on the digest is what counts.
+    Only the founder reads `source`: "python-standard-library", "digits" (pictures that come with
+    scikit-learn), or a directory that `p2p-dtfm prepare` made. Founding puts the digest of the
+    manifest in `manifest`; from then on only the digest counts.
     """
 
     source: str = "python-standard-library"

@@ -1,7 +1,7 @@
 """Adapters over a frozen model (LoRA: Hu et al. 2021): `[lora]` of a run spec.
 
 Beside a frozen matrix W [outputs, inputs] lie two narrow ones, A [rank, inputs] and B [outputs,
-rank]; the layer computes (W + alpha / rank * B A) x. They alone are trained, so they alone have
+rank]; the layer computes (W + alpha / rank * B A) x. Only A and B are trained, so only they have
 gradients, moments, reductions, guardians and checkpoints. B starts as zeros: the run begins with
 the model that was given.
 """
@@ -42,7 +42,7 @@ class LoraSpec(Section):
 
     @property
     def scale(self) -> float:
-        """By which an adapter's product counts."""
+        """The factor of an adapter's product."""
         return self.alpha / self.rank
 
 
@@ -61,7 +61,7 @@ class AdaptedMatrix(NamedTuple):
 
 
 def adapted_matrices(model: ModelSpec, lora: LoraSpec) -> list[AdaptedMatrix]:
-    """Of a block, in canonical order; none where all parameters are trained."""
+    """A block's adapted matrices, in canonical order; none where all parameters are trained."""
     queries, keys, hidden = model.query_width, model.key_width, model.hidden_width
     is_gated = model.feed_forward == "swiglu"
     entries: list[tuple[str, int, list[tuple[str, int]]]] = [

@@ -8,7 +8,7 @@ from p2p_dtfm.core.protocol.model_spec import Section
 
 
 class MuonSpec(Section):
-    """What Muon does with the matrices of blocks. Its rate follows the same schedule as AdamW's."""
+    """Muon's options for the matrices of blocks. Its rate follows the same schedule as AdamW's."""
 
     peak_learning_rate: float = Field(default=0.02, gt=0)
     momentum: float = Field(default=0.95, ge=0, lt=1)
@@ -18,7 +18,7 @@ class MuonSpec(Section):
 class OptimizerSpec(Section):
     """Linear warm-up, a decay by `schedule`, and clipping of the global norm.
 
-    `muon` is of the matrices of blocks alone (Jordan et al. 2024); AdamW, with what is said here,
+    `muon` (Jordan et al. 2024) updates the matrices of blocks alone. AdamW, with the options here,
     updates the rest.
     """
 
@@ -58,7 +58,7 @@ class OptimizerSpec(Section):
         return self
 
     def without_later_defaults(self, values: dict[str, Any]) -> None:
-        """Take out of its dumped values the choices that came later and are not made."""
+        """Takes out of the dumped `values` the later choices that are at their defaults."""
         if self.kind == "adamw":
             del values["kind"], values["muon"]
         for name in ("schedule", "decay_steps", "decay_embeddings", "z_loss"):

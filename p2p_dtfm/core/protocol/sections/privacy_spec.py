@@ -7,13 +7,13 @@ from pydantic import Field, StringConstraints
 from p2p_dtfm.core.protocol.model_spec import Section
 
 FOUNDER = "founder"
-"""In a file, for whoever founds the run; founding puts its peer id there."""
+"""The word in a file for the peer that founds the run. Founding puts its peer id in its place."""
 MOST_NAMED = 256
 PeerName = Annotated[str, StringConstraints(pattern="^(founder|[1-9A-HJ-NP-Za-km-z]{40,64})$")]
 
 
 class PrivacySpec(Section):
-    """Whom the first and the last stages are left to, and with them the data."""
+    """The peers to which the run leaves the first and the last stages, and with them the data."""
 
     ends: tuple[PeerName, ...] = Field(
         default=(),
@@ -23,11 +23,12 @@ class PrivacySpec(Section):
     )
 
     def withheld(self, peer_id: str, layer_count: int) -> frozenset[int]:
-        """Of so many layers those that the run does not leave to this peer."""
+        """The layers, of `layer_count`, that the run does not leave to this peer."""
         is_free = not self.ends or peer_id in self.ends
         return frozenset() if is_free else frozenset({0, layer_count - 1})
 
     def with_founder(self, peer_id: str) -> "PrivacySpec":
-        """As a run states it: peer ids alone, each once; in a scenario its names of peers."""
+        """The section as a run states it: peer ids alone, each once. In a scenario, names of peers
+        stand for ids."""
         named = (peer_id if name == FOUNDER else name for name in self.ends)
         return PrivacySpec.model_construct(ends=tuple(sorted(set(named))))

@@ -67,7 +67,7 @@ class OtherVersions:
             )
 
     def _would_wait_for(self, memory: Memory | None) -> OtherProtocol | None:
-        """A reason to wait: most of the last fellows speak otherwise, or all given peers that
+        """A reason to wait: half of the last fellows speak otherwise, or all given peers that
         answer do."""
         unlike, settings = self.known(), self._local.settings
         if not unlike or settings.new:  # a run that is founded afresh has no members

@@ -218,7 +218,7 @@ def test_who_could_go_on_is_told_of_the_option_that_it_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_service: bool, is_invited: bool
 ) -> None:
     """A user who had typed `--invite` was told to leave out `--initial-peers`. Where all members
-    ran a service, nobody was told where to find that service's unit."""
+    ran a service, nobody was told where the service's option stands."""
     monkeypatch.setattr("p2p_dtfm.daemon.node.other_versions.is_a_service", lambda: is_service)
     (there,) = peer_ids(tmp_path, 1)
     given: dict[str, object] = {"initial_peers": (f"/ip4/192.0.2.7/tcp/4001/p2p/{there}",)}

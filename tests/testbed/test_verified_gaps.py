@@ -348,8 +348,8 @@ def test_a_damaged_first_line_is_no_lie(honest: Run, tmp_path: Path) -> None:
 def test_nobody_answers_for_what_its_signature_does_not_cover(
     honest: Run, tmp_path: Path, line: int
 ) -> None:
-    """The program named a member for a view that lacked its signature, and for a step in which a
-    disk had lost a bit."""
+    """A view lacked a member's signature, and the program said that it stood under just that one.
+    It said the same of a step in which a disk had lost a bit."""
     lines = [line_of(entry) for entry in honest.entries]
     entry = honest.entries[line]
     if isinstance(entry, TookOver):

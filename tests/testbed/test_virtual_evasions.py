@@ -32,7 +32,7 @@ CONVICTED = (
     "works otherwise than those who computed it again",
     "has sent most of the others other gradients, sums or losses than it claims",
 )
-"""The second is the step where the liar says no Prepared any more."""
+"""The second text is for a liar that says no Prepared any more where it is drawn."""
 GONE = "was gone when its work was to be computed again"
 
 

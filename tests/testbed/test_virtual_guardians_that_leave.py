@@ -90,8 +90,8 @@ def two_hold_halves(snapshot: Snapshot) -> Any:
 def test_two_that_hold_halves_keep_what_they_fetched_to_guard_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each asked the others about its guarded states a step before these were as of the step that
-    the others had. The answers differed, and the states were thrown away."""
+    """Each asked the others about its copies one step before these were as of the others' step.
+    They did not match, and were thrown away."""
     monkeypatch.setattr(worlds, "compute_plan", two_hold_halves)
     run = make_run(tmp_path, STEPS, saves_every_steps=1000)
 

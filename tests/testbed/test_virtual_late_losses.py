@@ -73,8 +73,8 @@ def test_so_are_two_of_eight_of_which_one_knows_whether_its_colluder_is_drawn_fo
 
 
 def state_losses_among_themselves(lie: LieInTurn) -> None:
-    """The last of the two to claim knows whether it is drawn. The other one lies only in this: none
-    of its colluder's frames tells of a loss."""
+    """The last of the two to claim knows whether it is drawn. The other one lies only in this: it
+    says that no frame of its colluder told of a loss."""
     if lie._lying.ids[lie._name] == max(lie.colluders):
         INSTALLED["late-loss"](lie)  # type: ignore[arg-type]
     honest = audits.losses_told

@@ -27,7 +27,7 @@ from p2p_dtfm.sim.step_time.simulator import simulate_step
 MOVES, QUICK_MOVES = 12_000, 1_500
 SEEDS = 3
 HOT, COLD = 0.02, 0.0005
-"""By so much of a step it may get longer, in the beginning and in the end."""
+"""The share of a step by which a move may lengthen it, in the beginning and in the end."""
 NO_LIMIT = 1 << 20
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, NO_LIMIT)
 START_ATTEMPTS = 10_000

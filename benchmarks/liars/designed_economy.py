@@ -144,7 +144,7 @@ class Run:
     convictions: int = 0
     last_promotion_at: int = 0
     longest_wait: int = 0
-    """For which nobody new had a stage, where that is counted: of what is built."""
+    """The longest time in which no new liar had a stage; counted only by the built rules."""
     proofs: list[Proof] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -242,7 +242,7 @@ class Run:
         body.may_return_at = self.clock + waits
 
     def _safe_step(self, proven: int) -> int:
-        """Who lied in every step since would have been caught before, but for `CERTAINTY`."""
+        """A liar in every step since would have been caught before, but for `CERTAINTY`."""
         missed, step = 1.0, min(proven, len(self.shares))
         while step and missed > CERTAINTY:
             step -= 1

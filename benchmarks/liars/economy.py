@@ -48,7 +48,8 @@ from p2p_dtfm.core.protocol.sections.audit_spec import AuditSpec
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, ViewId
 
 RATE = 0.02
-"""As is advised, with the steps after which a liar in each one is found but for `CERTAINTY`."""
+"""The advised settings, with the steps within which a liar in every step is found, but for
+`CERTAINTY`."""
 SPEC = AuditSpec(rate=RATE, undo_steps=math.ceil(math.log(CERTAINTY) / math.log(1 - RATE)))
 TERMS = StepTerms(
     *(1, 1, 1, 1, 1, 1.0),
@@ -71,7 +72,7 @@ BUILT_STRATEGIES = (
     Strategy("new keys confess", wrong_share=0.0, confesses_after=0, confesses_new=True),
 )
 KEYS_AHEAD = Strategy("keys made known ahead", wrong_share=0.0, confesses_after=-1)
-"""Played where it is asked for: nothing that is built holds it off (decision 73)."""
+"""Played only on request: nothing that is built holds it off (decision 73)."""
 KNOWN_AT_STEP = 10
 BACK_AFTER_STEPS = 10
 """A member that leaves without a verdict is let in again after ten seconds."""

@@ -48,7 +48,7 @@ class Told:
     doubts: int = 0
     honest_out: int = 0
     liars_barred: int = 0
-    """By more than half of all: the others come back."""
+    """Barred by more than half of all: the others come back."""
     honest_barred: int = 0
     honest_pairs: int = 0
 

@@ -173,7 +173,7 @@ def test_who_names_peers_comes_back_to_a_run_in_which_it_met_one_of_them_or_to_n
 
 
 def test_who_comes_by_a_new_address_remembers_whom_it_met_in_that_run(tmp_path: Path) -> None:
-    """It follows the members that it met, whoever has told it of the run."""
+    """The newcomer follows the members that it met, whoever has told it of the run."""
     (there,) = peer_ids(tmp_path, 1)
     memory = memory_of(tmp_path)
     given = f"/ip4/192.0.2.7/tcp/4001/p2p/{there}"

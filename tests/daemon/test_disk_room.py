@@ -209,7 +209,7 @@ def test_a_disk_that_takes_no_checkpoint_is_cleared_of_old_ones(tmp_path: Path) 
 
 
 class _Filling(disk.MachineDisk):
-    """A disk with `room` bytes, less what these directories hold."""
+    """A disk of `all_bytes`, less what lies below `root`."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.all_bytes = root, 1 << 40

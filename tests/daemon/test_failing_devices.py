@@ -94,8 +94,8 @@ def fails(error: Exception) -> Callable[[Acting], Any]:
 
 @pytest.mark.parametrize("error", [SHORT, GONE])
 def test_it_makes_way_and_takes_part_again_later(tmp_path: Path, error: Exception) -> None:
-    """It makes way as for any program of its owner's. A service had started it again in half a
-    minute: the memory was still taken, and it ended for good."""
+    """A daemon makes way as for any program of its owner's. A service had started it again in half
+    a minute: the memory was still taken, and it ended for good."""
     resident = Told(tmp_path, (fails(error), fails(error), ends))
     assert asyncio.run(resident.run()) == 0
     assert all("the device has" in reason for reason in resident.away_for)
@@ -105,7 +105,7 @@ def test_it_makes_way_and_takes_part_again_later(tmp_path: Path, error: Exceptio
 
 
 def test_who_has_taken_part_for_long_tells_the_next_fault(tmp_path: Path) -> None:
-    """It may have told of an earlier fault weeks before these."""
+    """The daemon may have told of an earlier fault weeks before these."""
     faults = [fails(SHORT) for _ in range(2)]
 
     async def fails_after_long(daemon: Acting) -> int:

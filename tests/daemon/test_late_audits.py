@@ -78,7 +78,7 @@ def test_of_very_many_that_are_gone_some_are_told_of_the_next_time(
 
 
 def test_who_waits_for_what_one_peer_alone_can_give_names_that_one(tmp_path: Path) -> None:
-    """It does so for a frame as well as for a part; what any of several can give counts as fetched.
+    """This holds for a frame as well as for a part; what any of several can give counts as fetched.
     Others that take an auditor for one that fetches do not follow it to the peer that it names."""
     recomputing, said = audits_in(tmp_path)._recomputing, []
 

@@ -52,8 +52,8 @@ class Outside:
 
 @pytest.mark.parametrize("is_needed", [False, True])
 def test_who_is_told_to_leave_while_it_waits_to_come_back_leaves(is_needed: bool) -> None:
-    """It began another life, and asked to be let in. It has to come back only where the others want
-    what it has; then it leaves as anybody does."""
+    """The peer began another life, and asked to be let in. It has to come back only where the
+    others want what it has; then it leaves as anybody does."""
 
     async def scene() -> list[str]:
         peer = Outside()

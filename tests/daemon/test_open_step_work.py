@@ -117,7 +117,7 @@ def test_too_much_is_not_kept_but_first_unsaid() -> None:
 
 
 def test_what_is_sent_to_be_evaluated_is_shown_until_the_step_commits() -> None:
-    """They are shown beside the tensors that train, and are no progress of the step."""
+    """These tensors are shown beside the tensors that train, and are no progress of the step."""
     work = Stage().work
     work.edges = {}
     values = tensor(1)

@@ -141,7 +141,7 @@ def test_a_founder_that_comes_back_to_nobody_does_not_found_anew(tmp_path: Path)
 def test_a_founder_that_is_paused_again_before_it_took_part_does_not_found_anew(
     tmp_path: Path,
 ) -> None:
-    """It came back as it was started then: with `--new` to a run of its own, at step 0."""
+    """The founder came back as it was started: with `--new` to a run of its own, at step 0."""
     memory = memory_of(tmp_path)
     write_memory(place_of(tmp_path, memory), memory)
 

@@ -1,5 +1,5 @@
-"""Who says that it is faster than it is: the plan goes by what the others have seen, and gives the
-work back; who calls others slow moves nothing; and a load that passes is forgotten.
+"""A peer says that it is faster than it is: the plan goes by what the others have seen, and gives
+the work back. A peer that calls others slow moves nothing, and a load that passes is forgotten.
 
 Real daemons in virtual time, in which each stage takes the time of its machine, whatever it says.
 """

@@ -5,19 +5,19 @@
 
 Members and links are those of a scenario (default: the paper's case 5, eight regions); a message
 takes its link's latency and its own bytes at the link's rate. Planning takes no time here. A crash
-ends a process on a machine that lives: its streams end behind what was sent on them, and it is
+ends a process on a machine that lives. Its streams end behind what was sent on them, and it is
 suspected a while later (`noticed_s`, a setting). Time runs from the first peer that opens a view
-after the event, be it that this attempt fails, to the last one that has all Ready. The lower bound
+after the event, even if that attempt fails, to the last one that has all Ready. The lower bound
 beside it is for any protocol without a leader in which an agreement follows everyone's word on
 everyone's word: news of it, contributions, Ready, each to all. The target is three times the
-largest round trip, 1 MiB and 2,000 messages sent by each. As with daemons, of more than 16 peers
-each speaks with its neighbours of the overlay. Who leaves while it holds a stage gives that up in
-one view and goes in the next; `leave` is the first.
+largest round trip, 1 MiB and 2,000 messages sent by each. In a swarm of more than 16 peers each
+speaks with its neighbours of the overlay, as daemons do. A leaver with a stage gives the stage up
+in one view and goes in the next; `leave` is the first of the two.
 
 A scenario with fewer peers than asked for has each of its groups multiplied; beyond 64 peers their
 records are brief. A scenario's names are short and it has no addresses: with `--real-ids` each peer
-has an id as long as a daemon's, and two addresses. `kib_least` is what no protocol can do without
-where all must plan the same: each record that is new, once to each.
+has an id as long as a daemon's, and two addresses. `kib_least` is the least that any protocol
+needs where all must plan the same: each new record, once to each peer.
 """
 
 import argparse
@@ -56,7 +56,7 @@ from p2p_dtfm.sim.scenario.what_if import what_if
 
 SCENARIO = "paper-5-world-wide"
 FEWEST_PEERS = 8
-"""Of fewer there is nobody to join, to leave and to crash beside those who hold the stages."""
+"""With fewer peers nobody could join, leave or crash beside those that hold the stages."""
 ID_BEGINS, ID_LENGTH = "12D3KooW", 52
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 TARGET_ROUND_TRIPS, TARGET_KIB, TARGET_MESSAGES = 3, 1024, 2000
@@ -65,14 +65,14 @@ JOINS_AT_ONCE = 100
 EVENTS = ("join", "leave", "crash", "joins")
 LAYERS = 4
 LIMIT_BYTES = 1 << 20
-"""Of a message between daemons."""
+"""The largest size of a message between daemons."""
 _COST = LayerCost(1, 1, 1, 1)
 WORKLOAD = Workload(LAYERS - 2, 1, 0, 1, _COST, _COST, _COST, 1)
 
 
 def small_plan(snapshot: Snapshot) -> Plan | NoPlan:
-    """One pipeline, the others spare: what is planned does not matter here, but that who leaves has
-    no place in it."""
+    """One pipeline, with the other peers as spares. The plan does not matter here, except that a
+    peer that leaves has no place in it."""
     leaving = leavers(snapshot.records)
     names = [member.peer_id for member in snapshot.members]
     names.sort(key=lambda name: name in leaving)
@@ -116,7 +116,7 @@ class ScenarioWorld(AgreementWorld):
         self.expected: dict[int, int] = {}
         self.message_count = self.byte_count = 0
         self.comes_ns: dict[tuple[str, str], int] = {}
-        """When the last message from one to another comes."""
+        """When the last message from one peer to another comes."""
         self.recorded: set[str] = set()
         self.by_kind: dict[str, tuple[int, int]] = {}
         self._measured: tuple[object, int] = (None, 0)
@@ -155,7 +155,8 @@ class ScenarioWorld(AgreementWorld):
         peer.later(ends_ns - self.now_ns, lambda: peer.liveness.stream_reset(name, peer.now_ns))
 
     def new_record_bytes(self, names: list[str]) -> int:
-        """Of those in the agreement that were in none before, as each signs its record."""
+        """Bytes of the records of members that were in no agreement before, as each signs its
+        record."""
         new = [name for name in names if name not in self.recorded]
         self.recorded |= set(new)
         return sum(len(encode(packed(self.records[name]))) for name in new)
@@ -181,7 +182,8 @@ class ScenarioWorld(AgreementWorld):
 
 
 def bound_ns(scenario: Scenario, names: list[str], opener: str) -> int:
-    """News from the opener to each, contributions from each to all, Ready from each to all."""
+    """The bound: news from the opener to each, contributions from each to all, Ready from each to
+    all."""
 
     def hop(known: dict[str, int]) -> dict[str, int]:
         return {
@@ -198,12 +200,12 @@ def bound_ns(scenario: Scenario, names: list[str], opener: str) -> int:
 
 @dataclass(frozen=True)
 class Trigger:
-    """What happens in a world at a time, and whom the view that it leads to takes along, or not."""
+    """An event in a world at a time, and the peers that the view after it takes along, or not."""
 
     event: str
     at_ns: int
     last_number: int
-    """Of the views that were agreed on before."""
+    """The number of the last view that was agreed on before."""
     joins: frozenset[str] = frozenset()
     crashes: frozenset[str] = frozenset()
 
@@ -212,8 +214,8 @@ class Trigger:
 
 
 def measured(world: ScenarioWorld, trigger: Trigger) -> dict[str, object]:
-    """Run until the view that something leads to is agreed. Time runs from the first attempt since,
-    be it that it fails."""
+    """Run until the view that the trigger leads to is agreed. Time runs from the first attempt
+    since, even if that one fails."""
     began_s = time.process_time()
     counts = world.message_count, world.byte_count
 
@@ -254,7 +256,8 @@ def measured(world: ScenarioWorld, trigger: Trigger) -> dict[str, object]:
 
 
 def largest_round_trip_ns(scenario: Scenario, names: list[str]) -> int:
-    """Of any two of them: peers of a group are alike, so a few of each stand for it."""
+    """The largest round trip of any two of these peers. Peers of a group are alike, so a few of
+    each stand for it."""
     by_group: dict[str, list[str]] = {}
     for name in names:
         by_group.setdefault(scenario.peer(name).group, []).append(name)
@@ -264,8 +267,9 @@ def largest_round_trip_ns(scenario: Scenario, names: list[str]) -> int:
 
 
 def multiplied(scenario: Scenario, count: int) -> Scenario:
-    """With at least so many peers: each group is multiplied where there are fewer, but for those of
-    one peer that do not say how two of them would be linked. Raises `UserError`."""
+    """The scenario with at least so many peers. Each group is multiplied where there are fewer,
+    except groups of one peer that do not say how two of them would be linked. Raises
+    `UserError`."""
     if len(scenario.peers) >= count:
         return scenario
     sizes = Counter(peer.group for peer in scenario.peers)
@@ -311,14 +315,15 @@ def _real_id(name: str) -> str:
 
 
 def home_addresses(peer_id: str) -> tuple[str, ...]:
-    """Two, as a home with a forwarded port has them."""
+    """Two addresses, as of a home with a forwarded port."""
     return tuple(
         f"/ip4/{host}/tcp/31330/p2p/{peer_id}" for host in ("192.168.100.100", "203.0.113.100")
     )
 
 
 class Play:
-    """A world, and who in it does what: each event begins when what the last one led to is over."""
+    """A world, and the peers that act in it. Each event begins when the result of the one before is
+    complete."""
 
     def __init__(self, scenario: Scenario, count: int, real_ids: bool = False) -> None:
         scenario = multiplied(scenario, count)
@@ -356,7 +361,7 @@ class Play:
             yield measured(world, self._begin(Trigger(event, world.now_ns, max(world.agreed))))
 
     def _begin(self, trigger: Trigger) -> Trigger:
-        """Does it; the result says to whom."""
+        """Perform the event; the result says which peers it concerns."""
         world, first = self.world, self.first
         if trigger.event == "join":
             world.send(first[-1], first[0], world.peers[first[-1]].agreement.wants_view())

@@ -38,7 +38,8 @@ IN_FLIGHT = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
 
 
 def scenario_of(case: str, shared_card: bool) -> Scenario:
-    """A case's network at 85%; with a 10 Gbit/s card that all of a peer's links share, or none."""
+    """A case's network at 85%. Either all of a peer's links share a 10 Gbit/s card, or no card
+    limits them."""
     scenario = read_scenario(SCENARIOS[case])
     if shared_card:
         rate = SHARED_CARD_BYTES_PER_S
@@ -101,7 +102,7 @@ def compare(case: str, layers: int, batch: int, recompute: bool, shared_card: bo
 
 
 def in_flight_sweep() -> list[dict]:
-    """Case 5, L24 B1024, 8 stages in region order: what the number in flight decides."""
+    """Case 5, L24 B1024, 8 stages in region order: the effect of the number in flight."""
     scenario = scenario_of("5", shared_card=False)
     workload = workload_in(scenario, paper_spec(24, 1024), OURS)
     plan = grid_plan(region_order(scenario), workload, 8)

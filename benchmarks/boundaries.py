@@ -14,14 +14,15 @@ CODECS = {
 }
 """Rows, the first one uncompressed."""
 TARGETS = ((8.0, 0.01), (4.0, 0.003))
-"""So many times fewer bytes, within so much of the loss with fp32, as a mean of seeds."""
+"""The target: so many times fewer bytes, within so much of the loss with fp32, as a mean of
+seeds."""
 WIDE_PLAIN = "width 512, all written, fp32"
 WIDE_TARGETS = ((32.0, 0.01),)
-"""Of a model whose blocks write few channels, against one whose blocks write all."""
+"""The target of a model whose blocks write few channels, against one whose blocks write all."""
 
 
 def seeds_in(words: str) -> range:
-    """Of "A-B", or of "A" alone."""
+    """The seeds of "A-B", or of "A" alone."""
     first, _, last = words.partition("-")
     return range(int(first), int(last or first) + 1)
 

@@ -49,11 +49,11 @@ TARGET = 1.10
 COMPUTING = ("forward", "backward", "apply")
 TASKLETS = ("forward", "backward")
 PARTS = ("start", "fill", "waiting", "between", "tail", "commit")
-"""Of what is lost: they add up to it."""
+"""The parts of the lost time: they add up to it."""
 
 
 def busy_s(spans: list[Span], *kinds: str) -> float:
-    """Length of the union of the spans of these kinds: some run side by side."""
+    """Length of the union of the spans of these kinds, some of which run side by side."""
     total_ns = end_ns = 0
     for span in sorted(spans, key=lambda span: span.start_ns):
         if span.kind in kinds:
@@ -63,7 +63,8 @@ def busy_s(spans: list[Span], *kinds: str) -> float:
 
 
 def lost_parts_s(before: list[Span], spans: list[Span]) -> dict[str, float]:
-    """Where a peer's time of one step goes besides computing. `before`: the step before."""
+    """Where a peer's time of one step goes besides computing. `before`: the spans of the step
+    before."""
     tasklets = [span for span in spans if span.kind in TASKLETS]
     first_ns = min(span.start_ns for span in tasklets)
     last_ns = max(span.end_ns for span in tasklets)
@@ -83,8 +84,8 @@ def lost_parts_s(before: list[Span], spans: list[Span]) -> dict[str, float]:
 
 
 def unavoidable_parts_s(simulated: StepTime, stage: StageTimeline) -> dict[str, float]:
-    """The same as simulated: a trace is needed. Its commit is the last peer's: of this one it is
-    all that is left of the step once its own reduction is done."""
+    """The same parts as simulated; this needs a trace. The simulated commit is the last peer's. For
+    this peer the commit is all that is left of the step once its own reduction is done."""
     assert stage.tasklets is not None, "simulate with a trace"
     first_ns = stage.tasklets[0][2]
     parts_ns = {

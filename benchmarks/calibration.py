@@ -37,7 +37,7 @@ Constants = tuple[float, ...]
 
 
 class Model:
-    """The simulator as a function of the constants, with what it has simulated so far."""
+    """The simulator as a function of the constants. It remembers what it has simulated so far."""
 
     def __init__(self) -> None:
         self._scenarios = {case: paper_scenario(case) for case in ("1", "3", "5")}
@@ -47,7 +47,7 @@ class Model:
         return with_forward_flops(self._scenarios[case], round(constants[0] * 1e12))
 
     def quick_s(self, row: Row, constants: Constants) -> float:
-        """A row's time from one flush and two: flushes after the first are all alike."""
+        """A row's time from one flush and two, as all flushes after the first are alike."""
         runs = self.flushes(row.case, row.placement, row.layers, constants)
         count = row.batch // 512
         return statistics.median(first + (count - 1) * each for first, each in runs)

@@ -1,4 +1,4 @@
-"""What benchmarks are asked for, and how they end."""
+"""The options of benchmarks, and how benchmarks end."""
 
 import argparse
 import json
@@ -14,8 +14,8 @@ def parse_options(
     kinds: Sequence[str] = (),
     slower: bool = False,
 ) -> argparse.Namespace:
-    """`steps`, `quick`, `json`; `scenario` and `kind`, where there are any to choose from; and
-    `slower`, where it is asked for."""
+    """Parse `steps`, `quick` and `json`; `scenario` and `kind`, where there are any to choose from;
+    and `slower`, where it is asked for."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     for name, choices in (("scenario", scenarios), ("kind", kinds)):
         if choices:
@@ -32,7 +32,8 @@ def parse_options(
 def conclude(
     figures: dict[str, Any], lines: Iterable[str], verdict: str, met: bool, as_json: bool
 ) -> int:
-    """Print a table, or its figures as one object, and whether targets are met; 0 if they are."""
+    """Print a table, or its figures as one object, and whether targets are met. Returns 0 if they
+    are."""
     if as_json:
         print(json.dumps({**figures, "met": met}))
     else:

@@ -62,12 +62,12 @@ TIMES_FEWER = 100.0
 WITHIN = 0.01
 QUICK_STEPS = 10
 TOKEN_BYTES = 2
-"""Of one in a shard of data."""
+"""Bytes of a token in a shard of data."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way to synchronise; what it changes of `tiny`."""
+    """One way to synchronise: its changes of `tiny`."""
 
     name: str
     replicas: int = 4
@@ -75,18 +75,18 @@ class Row:
     steps_each: int = 1
     """A step of the swarm uses as many tokens as so many steps of `tiny`."""
     inner_steps: int = 0
-    """With local sync: AdamW steps of each replica in a step of the swarm."""
+    """With local sync: the AdamW steps of each replica in a step of the swarm."""
     rate: float = 1.0
-    """Times the learning rates of `tiny`: inner steps are on smaller batches."""
+    """Factor of the learning rates of `tiny`, as inner steps are on smaller batches."""
     muon_rate: float = 0.0
-    """Of Muon, for the matrices of blocks; 0: AdamW alone."""
+    """Muon's learning rate, for the matrices of blocks; 0: AdamW alone."""
     reductions: int = 0
-    """With local sync: in 250 steps of `tiny`, in place of `steps_each`. Tokens that do not fill a
-    microbatch of each are left out."""
+    """With local sync: reductions in 250 steps of `tiny`, in place of `steps_each`. Tokens that do
+    not fill a microbatch of each replica are left out."""
     momentum: float = 0.0
-    """Of the outer step."""
+    """The momentum of the outer step."""
     model: dict[str, int] = field(default_factory=dict)
-    """In place of what `tiny` says of it."""
+    """In place of the same keys of `tiny`."""
 
 
 SPARSE = {"reduction": "sparse", "sparse": {"one_in": 1, "keep_percent": 50, "bits": 4}}
@@ -123,15 +123,15 @@ WIDE_ROWS = (
         for written, codec in ((60, "int8"), (124, "rotated4"))
     ),
 )
-"""What `--wide` compares. The rates were the best of five and of three on seeds 0 and 1."""
+"""The rows of `--wide`. The rates were the best of five and of three on seeds 0 and 1."""
 LARGER_MODEL = {"layers": 6, "width": 384, "heads": 6}
 LARGER_RATE = 0.25
-"""Times the rates of `tiny` where AdamW is alone, fixed on seed 0 (of 1, 1/2 and 1/4)."""
+"""Factor of the rates of `tiny` where AdamW is alone, fixed on seed 0 (of 1, 1/2 and 1/4)."""
 REDUCTIONS = 19
 
 
 def seed_rows(replicas: int, reductions: int = REDUCTIONS) -> tuple[Row, ...]:
-    """What `--seeds` compares; with more reductions there are fewer steps between two."""
+    """The rows of `--seeds`. With more reductions there are fewer steps between two."""
     inner_steps = 26 if replicas < 4 else 13
     return (
         Row("AdamW", 1),
@@ -349,8 +349,8 @@ def train(
 
 
 def compare(rows: list[dict[str, Any]]) -> None:
-    """Against the uncompressed run with as many replicas; its bytes depend on their number, its
-    loss does not."""
+    """Compare each row with the uncompressed run of as many replicas. Its bytes depend on their
+    number, its loss does not."""
     plain = rows[0]
     for row in rows:
         share = (row["replicas"] - 1) / (plain["replicas"] - 1)

@@ -10,7 +10,8 @@ TIMES_FEWER = 400
 
 
 def by_seed(rows: list[dict[str, Any]], replicas: int, steps: int) -> list[dict[str, Any]]:
-    """Of each seed with all three rows: times fewer bytes, and the differences in loss."""
+    """For each seed with all three rows: how many times fewer bytes, and the differences in
+    loss."""
     found = []
     for seed in sorted({row["seed"] for row in rows}):
         of = {row["name"]: row for row in rows if row["seed"] == seed}

@@ -1,8 +1,8 @@
 """The daemon where one plans for all of its machine: what `benchmarks.many_daemons` starts.
 
-A plan follows from the snapshot alone. So whoever computes one leaves it in a folder under the
-snapshot's digest, and the others take it from there, as they would have it of their own computers
-at the same time. Nothing of the product knows of this.
+A plan follows from the snapshot alone. So a daemon that computes one leaves it in a folder under
+the snapshot's digest, and the others take it from there. On computers of their own they would have
+it at the same time. Nothing of the product knows of this.
 """
 
 import fcntl

@@ -2,11 +2,12 @@
 
     python -m benchmarks.demo [--rounds N] [--steps N] [--against DIR] [--json]
 
-Three in turn, each round: four daemons of `p2p-dtfm demo` from the first step to the last; a loop
-of the same run in one process, with as many threads as there are cores; and one loop for each core,
-on one thread each, which share a step's microbatches, never talk, and so learn nothing together: no
-swarm on this machine can be faster than these, as it computes no less. `--against DIR` plays the
-demo of another checkout as well, in the same rounds.
+In each round three kinds take turns. The first is four daemons of `p2p-dtfm demo` from the first
+step to the last. The second is a loop of the same run in one process, with as many threads as there
+are cores. The third is one loop for each core, on one thread each. These loops share a step's
+microbatches, never talk, and so learn nothing together. No swarm on this machine can be faster than
+they are, as it computes no less. `--against DIR` plays the demo of another checkout as well, in the
+same rounds.
 
 Reported are medians of tokens per second, and of the rounds' ratios. Nothing is shaped, and nothing
 emulated. Target, against an earlier build: 1.3 times.
@@ -35,11 +36,13 @@ PEERS = 4
 WARM_UP_STEPS = 3
 HERE = Path(__file__).resolve().parents[1]
 ALONE, BOUND, OURS, OTHER = "plain", "bound", "ours", "other"
-"""A loop with all cores' threads, a loop for each core, this build's demo, the other one's."""
+"""A loop with all cores' threads, a loop for each core, this build's demo, and the other
+build's."""
 
 
 def demo_tokens_per_s(checkout: Path, steps: int) -> float:
-    """Of four daemons, from their first step to their last. Raises `CalledProcessError`."""
+    """Tokens per second of four daemons, from their first step to their last. Raises
+    `CalledProcessError`."""
     arguments = ("--peers", str(PEERS), "--steps", str(steps), "--late", "0", "--json")
     command = (sys.executable, "-m", "p2p_dtfm", "demo", *arguments)
     environment = os.environ | {"PYTHONPATH": str(checkout)}
@@ -50,8 +53,8 @@ def demo_tokens_per_s(checkout: Path, steps: int) -> float:
 
 
 def loops_tokens_per_s(loops: int, steps: int) -> float:
-    """Of so many plain loops at once, which have the cores' threads and a step's microbatches
-    between them."""
+    """Tokens per second of so many plain loops at once. They share the cores' threads and a step's
+    microbatches."""
     threads = len(os.sched_getaffinity(0)) // loops
     command = (sys.executable, "-m", "benchmarks.demo", "--loop", str(loops), str(threads))
     children = [
@@ -93,7 +96,7 @@ def _shared(spec: RunSpec, share: int) -> RunSpec:
 
 
 def play(rounds: int, steps: int, against: Path | None) -> dict[str, list[float]]:
-    """Tokens per second of each, by rounds."""
+    """Tokens per second of each kind, by rounds."""
     cores = len(os.sched_getaffinity(0))
     kinds = {
         OURS: lambda: demo_tokens_per_s(HERE, steps),

@@ -1,9 +1,5 @@
-"""A swarm of real daemons on this machine, with emulated devices, over shaped links: whatever is
-measured with it is of real protocol, real bytes and real waiting, and of no real computing.
-
-The model is small so that one machine can carry its bytes: its tensors are about 64 times smaller
-than those of `gpt3-xl`, and the scenarios in `benchmarks/scenarios/` have rates that suit them.
-"""
+"""A swarm of real daemons on this machine, with emulated devices, over shaped links. Its
+measurements are of real protocol, real bytes and real waiting, and of no real computing."""
 
 import contextlib
 import itertools
@@ -41,10 +37,10 @@ from p2p_dtfm.train.data import prepare
 from p2p_dtfm.train.model.kinds.registry import with_sizes
 
 LABEL = "emulated devices, shaped links"
-"""Stands wherever figures of such a swarm do."""
+"""The remark that stands wherever figures of such a swarm do."""
 SCENARIOS = Path(__file__).parent / "scenarios"
 WARM_STEPS = 2
-"""Of a view: streams open, and a lane may double its streams."""
+"""The first steps of a view: streams open, and a lane may double its streams."""
 NEVER = 1 << 30
 TEXT_LINES = 4000
 TRACED_STEPS = 16
@@ -62,7 +58,7 @@ EXECUTION: Execution = replace(
 
 @dataclass(frozen=True)
 class Span:
-    """What a peer did, in nanoseconds by the founder's clock."""
+    """One activity of a peer, in nanoseconds by the founder's clock."""
 
     kind: str
     number: int
@@ -77,18 +73,19 @@ class Played:
     scenario: Scenario
     spec: RunSpec
     snapshot: Snapshot
-    """As the daemons agreed on it, with their peer ids and measured links."""
+    """The plan that the daemons agreed on, with their peer ids and measured links."""
     plan: Plan
     step_s: list[float]
-    """Steps of the last view, from one commit to the next."""
+    """Seconds of the steps of the last view, from one commit to the next."""
     spans: dict[str, dict[int, list[Span]]]
-    """By peer and step."""
+    """Spans by peer and step."""
     processors: float
-    """That all daemons and their p2pd used together, on average, while steps were measured."""
+    """Processors that all daemons and their p2pd used together, on average, while steps were
+    measured."""
 
 
 def emulated_spec(blocks: int = 16, microbatches: int = 24) -> RunSpec:
-    """128 KiB for each activation, 0.8 MB for each block's gradient."""
+    """A run with 128 KiB for each activation and 0.8 MB for each block's gradient."""
     return RunSpec(
         name="emulated",
         seed=1,
@@ -104,8 +101,8 @@ def emulated_spec(blocks: int = 16, microbatches: int = 24) -> RunSpec:
 
 
 def unlike_spec(microbatches: int) -> RunSpec:
-    """Blocks of two widths: between the narrow ones a microbatch crosses in 128 KiB, between the
-    wide ones in 256."""
+    """A run with blocks of two widths. Between the narrow ones a microbatch crosses in 128 KiB, and
+    between the wide ones in 256."""
     narrow, wide = [{"kind": "block"}] * 4, [{"kind": "block", "heads": 8}] * 5
     up, down = ({"kind": "projection", "width": width} for width in (256, 128))
     listed = [{"kind": "embedding"}, *narrow, up, *wide, down, *narrow, {"kind": "head"}]
@@ -125,8 +122,8 @@ def four_of(name: str) -> Scenario:
 
 
 def slowed(scenario: Scenario, factor: int) -> Scenario:
-    """All devices and links so many times slower: every time of a step, as simulated, is so many
-    times longer, and what the machine adds on which it is played stays as it is."""
+    """All devices and links so many times slower. As simulated, every time of a step is so many
+    times longer. What the machine that plays the swarm adds stays as it is."""
     peers = tuple(
         replace(
             peer,
@@ -217,13 +214,13 @@ def renamed(plan: Plan, names: dict[str, str]) -> Plan:
 
 
 def shape_of_plan(plan: Plan) -> str:
-    """For a table: stages of each pipeline, and spares."""
+    """The plan for a table: stages of each pipeline, and spares."""
     depths = "+".join(str(len(pipeline.stages)) for pipeline in plan.pipelines)
     return f"{depths}, {len(plan.spares)} spare" if plan.spares else depths
 
 
 def _run_file(spec: RunSpec, directory: Path, text_lines: int) -> Path:
-    """With data that are small, so that fetching them is over before anything is measured."""
+    """The run's file, with small data, so that their fetch is over before anything is measured."""
     directory.mkdir(parents=True, exist_ok=True)
     text = directory / "text.txt"
     text.write_text("\n".join(f"{n} times {n} is {n * n}." for n in range(text_lines)))
@@ -271,7 +268,7 @@ def _processor_s(swarm: LocalSwarm) -> float:
 
 
 def _traced(first: Child) -> dict[str, Any]:
-    """Spans of all stage holders; one that is late to answer is asked again."""
+    """Spans of all stage holders. One that is late to answer is asked again."""
     for _ in range(TRACE_ATTEMPTS):
         found: dict[str, Any] = call_daemon(
             first.home, f"trace?steps={TRACED_STEPS}", timeout_s=TRACE_S
@@ -282,7 +279,7 @@ def _traced(first: Child) -> dict[str, Any]:
 
 
 def _end_at_once(children: Sequence[Child]) -> None:
-    """Nothing of this run is kept, so nobody need take his leave."""
+    """End them without a leave, as nothing of this run is kept."""
     for child in children:
         if child.running:
             child.process.send_signal(signal.SIGKILL)
@@ -295,7 +292,7 @@ def _steps(child: Child) -> list[dict[str, Any]]:
 
 
 def _events(child: Child) -> list[dict[str, Any]]:
-    """A line may be half written."""
+    """The events so far; a line may be half written."""
     found = []
     for path in child.home.glob("runs/*/events.jsonl"):
         for line in path.read_text().splitlines(keepends=True):

@@ -1,4 +1,4 @@
-"""One of Gloo's peers in `benchmarks.reduction`: a process of torch.distributed, nothing sealed."""
+"""A Gloo peer in `benchmarks.reduction`: a process of torch.distributed, nothing sealed."""
 
 import asyncio
 import sys

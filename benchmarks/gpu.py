@@ -47,7 +47,7 @@ _MICROBATCHES = 4
 
 
 def tiny(name: str) -> RunSpec:
-    """A shipped run in the least sizes, for trying this script."""
+    """A packaged run in the least sizes, for trying this script."""
     spec = read_run_spec(CONFIGS / name)
     small = {"layers": 4, "width": 32, "heads": 2, "context": 16, "vocabulary": 64}
     model = spec.model.model_copy(update=small)
@@ -55,7 +55,7 @@ def tiny(name: str) -> RunSpec:
 
 
 def stage_works(quick: bool) -> dict[str, StageWork]:
-    """By the run's name."""
+    """The stages to measure, by the run's name."""
     names = ("gpt2-small.toml", "gpt3-xl.toml")
     small, large = (tiny(name) if quick else read_run_spec(CONFIGS / name) for name in names)
     return {
@@ -65,7 +65,8 @@ def stage_works(quick: bool) -> dict[str, StageWork]:
 
 
 def cap_figures(device: torch.device) -> dict[str, Any]:
-    """Whether torch keeps to a cap; only a device has one. Comes last: the cap stays."""
+    """Whether torch keeps to a cap; only a device has one. This measurement comes last, as the cap
+    stays."""
     if device.type != "cuda":
         return {"skipped": "the processor's memory has no cap"}
     release_memory()
@@ -79,7 +80,7 @@ def cap_figures(device: torch.device) -> dict[str, Any]:
 
 
 def measure(device: torch.device, quick: bool) -> dict[str, Any]:
-    """Everything, one after the other, with what each has taken."""
+    """Measure everything, one after the other, and how long each has taken."""
     end_s = time.monotonic() + WITHIN_S
     finish = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
     works, rounds = stage_works(quick), 1 if quick else 10
@@ -119,7 +120,7 @@ def measure(device: torch.device, quick: bool) -> dict[str, Any]:
 
 
 def faults_in(found: dict[str, Any]) -> list[str]:
-    """What must not be, in words."""
+    """The faults among these figures, in words."""
     faults = [
         f"codec {name}: other {what} than on the processor"
         for name, row in found["codecs"].items()

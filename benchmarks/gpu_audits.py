@@ -11,13 +11,13 @@ from p2p_dtfm.testbed.lies.played import LieCase, play
 
 PEERS, LIARS = 4, 1
 KINDS = ("flip", "bend", "lazy")
-"""One that is gross, one that changes a thousandth of the elements by 1e-4, and one whose work is
-as claimed: nobody is to find fault with it."""
+"""Three kinds: a gross lie, one that changes a thousandth of the elements by 1e-4, and one whose
+work is as claimed. Nobody may find fault with the last."""
 
 
 def audit_figures(device: torch.device) -> dict[str, Any]:
-    """What came of each kind: in which of its lying steps the liar was out, and what was otherwise
-    than promised, with losses compared to those of one process on the processor."""
+    """The result of each kind: in which of its lying steps the liar was out, and what differed from
+    the promise. Losses are compared to those of one process on the processor."""
     found: dict[str, Any] = {}
     faults: list[str] = []
     for kind in KINDS:

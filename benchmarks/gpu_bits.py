@@ -30,13 +30,13 @@ _TURN = Turn(7, 3)
 
 @contextlib.contextmanager
 def twins() -> Iterator[None]:
-    """No kernels, whatever the device."""
+    """No kernels are used meanwhile, whatever the device."""
     with mock.patch.object(choice, "launcher_for", lambda device: None):
         yield
 
 
 def median_s(work: Callable[[], object], finish: Callable[[], None]) -> float:
-    """The first one warms up."""
+    """The median seconds of `work`. The first round warms up."""
     times = []
     for _ in range(_ROUNDS + 1):
         finish()
@@ -48,7 +48,7 @@ def median_s(work: Callable[[], object], finish: Callable[[], None]) -> float:
 
 
 def numbers(count: int, seed: int = 1) -> Tensor:
-    """Of many magnitudes, those next to zero too; on the processor."""
+    """Numbers of many magnitudes, those next to zero too; on the processor."""
     generator = torch.Generator().manual_seed(seed)
     exponents = torch.randint(-40, 10, (count,), generator=generator)
     return torch.ldexp(torch.randn(count, generator=generator), exponents)
@@ -57,8 +57,8 @@ def numbers(count: int, seed: int = 1) -> Tensor:
 def codec_figures(
     spec: RunSpec, device: torch.device, finish: Callable[[], None], count: int
 ) -> dict[str, Any]:
-    """For each codec: whether the device writes and reads the processor's bytes, and GB of fp32
-    encoded each second by what a daemon would take, and by the torch twin."""
+    """For each codec: whether the device writes and reads the processor's bytes. Also GB of fp32
+    encoded each second, by a daemon's own code and by the torch twin."""
     values = numbers(count)
     there = values.to(device)
     found = {}
@@ -82,7 +82,7 @@ def codec_figures(
 def adam_w_figures(
     spec: RunSpec, device: torch.device, finish: Callable[[], None]
 ) -> dict[str, Any]:
-    """One block's steps by what a daemon would take, and by the torch twin."""
+    """One block's steps by a daemon's own code, and by the torch twin."""
     times, digests = {}, {}
     for name, around in (("ours", contextlib.nullcontext()), ("twin", twins())):
         with around:
@@ -99,8 +99,8 @@ def adam_w_figures(
 
 
 def recording_figures(works: Iterable[StageWork], device: torch.device) -> dict[str, Any]:
-    """Whether microbatches come to the same states twice, recorded or not, as the cards of a run
-    with audits compute them."""
+    """Whether microbatches come to the same states twice, recorded or not, as the cards of an
+    audited run compute them."""
     if device.type != "cuda":
         return {"skipped": "a processor records nothing"}
     same, again = [], []
@@ -115,7 +115,7 @@ def recording_figures(works: Iterable[StageWork], device: torch.device) -> dict[
 
 
 def _genesis(work: StageWork) -> dict[int, bytes]:
-    """Drawn once, since that takes longer than all that follows."""
+    """The initial states. They are drawn once, as drawing takes longer than all that follows."""
     return {layer: LayerState.genesis(work.spec, layer).to_bytes() for layer in work.layers}
 
 
@@ -143,8 +143,8 @@ def _trained(
 
 
 def replica_figures(spec: RunSpec, device: torch.device, steps: int) -> dict[str, Any]:
-    """One layer on the device and on the processor, given the same gradients: the first step
-    after which their bits differ."""
+    """One layer on the device and on the processor, given the same gradients. Returns the first
+    step after which their bits differ."""
     there, here = (LayerState.genesis(spec, 1, where) for where in (device, "cpu"))
     differ_at = None
     for step in range(steps):

@@ -20,7 +20,7 @@ from p2p_dtfm.train.stage.device.recorded_runner import runner_on
 
 Step = Callable[[], None]
 _PASSES = 3
-"""A backward takes two products for each of a forward's."""
+"""A backward takes two products for each product of a forward."""
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,19 @@ class StageWork:
         return self.microbatches * self.spec.batch.microbatch * self.spec.model.context
 
     def operations(self, parameters: int) -> int:
-        """Of matrix products in a step: weights, and the attention of all its blocks."""
+        """Operations of a step's matrix products: of the weights, and of the attention of all its
+        blocks."""
         model = self.spec.model
         blocks = len([n for n in self.layers if 0 < n < layer_count(self.spec) - 1])
         attention = 2 * 2 * model.context * model.query_width * blocks
         return _PASSES * self.tokens * (2 * parameters + attention)
 
     def states_on(self, device: torch.device) -> dict[int, LayerState]:
-        """Before the first step."""
+        """The states before the first step."""
         return {layer: LayerState.genesis(self.spec, layer, device) for layer in self.layers}
 
     def input_for(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
-        """What enters the stage, and the targets of one with the head."""
+        """The input of the stage, and the targets of a stage with the head."""
         generator = torch.Generator().manual_seed(self.spec.seed)
         model = self.spec.model
         shape = (self.spec.batch.microbatch, model.context)
@@ -58,7 +59,7 @@ class StageWork:
 
 
 def our_step(work: StageWork, device: torch.device) -> Step:
-    """A stage as a daemon runs it, one microbatch after the other; nothing is sent."""
+    """A stage as a daemon runs it, one microbatch after the other. Nothing is sent."""
     states = work.states_on(device)
     runner = runner_on(device.type)(work.spec, states)
     entry, targets = work.input_for(device)
@@ -103,8 +104,8 @@ def plain_step(work: StageWork, device: torch.device, compiles: bool) -> Step:
 def in_turn(
     steps: dict[str, Step], finish: Callable[[], None], rounds: int, until_s: float
 ) -> dict[str, float]:
-    """Median seconds of each; the first of each warms up. Fewer rounds once `until_s` (of the
-    monotonic clock) is past."""
+    """Median seconds of each; the first round of each warms up. There are fewer rounds once
+    `until_s` (of the monotonic clock) is past."""
     found: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + 1):
         for name, step in steps.items():
@@ -125,8 +126,8 @@ def stage_figures(
     rounds: int,
     until_s: float,
 ) -> dict[str, Any]:
-    """Tokens per second of ours and the plain loop, and what share that is of the products that
-    this device was seen to make of two large matrices alone."""
+    """Tokens per second of our stage and the plain loop. Also the share of the rate that this
+    device reaches with two large matrices alone."""
     steps = {
         "ours": our_step(work, device),
         "plain": plain_step(work, device, compiles=device.type == "cuda"),

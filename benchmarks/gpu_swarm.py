@@ -24,7 +24,7 @@ from p2p_dtfm.train.data import prepare
 PEERS = 4
 WIDTH, CONTEXT = 256, 64
 FITS_TWO_THIRDS_GIB = 0.09
-"""Nobody may hold all layers, so that the device is a stage of a pipeline."""
+"""Too little for all layers, so that the device is a stage of a pipeline."""
 TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
 LIMIT_S = 120.0
 _POLL_S = 0.1
@@ -32,8 +32,8 @@ _MOST_LINES = 4000
 
 
 def swarm_figures(device: torch.device, precision: str, steps: int) -> dict[str, Any]:
-    """Four daemons over loopback, of which the second computes on `device` in `precision` and
-    the others on the processor; what they committed, against the plain loop in one process."""
+    """Four daemons over loopback: the second computes on `device` in `precision`, and the others on
+    the processor. Their commits are compared with the plain loop in one process."""
     with tempfile.TemporaryDirectory(prefix="p2p-dtfm-gpu-") as name:
         directory = Path(name)
         spec = _spec(directory, precision, steps)
@@ -84,7 +84,7 @@ def _spec(directory: Path, precision: str, steps: int) -> RunSpec:
 
 
 def _until_done(children: list[Child], steps: int, limit_s: float = LIMIT_S) -> list[list[int]]:
-    """The layers of each while they trained. Raises `SystemExit`."""
+    """The layers of each child while it trained. Raises `SystemExit`."""
     stages: list[list[int]] = [[] for _ in children]
     end_s = time.monotonic() + limit_s
     while True:

@@ -39,7 +39,7 @@ TEXT_LINES = 400
 WORST_ERROR = 0.10
 LEAST_GAIN = 3.0
 ALONE_STEPS = 2
-"""Of the fastest home alone: they take three times as long, and nothing is sent in them."""
+"""Steps of the fastest home alone: they take three times as long, and nothing is sent in them."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def smaller_swarm() -> Smaller:
-    """What keeps the proportions of the packaged swarm and recipe."""
+    """A swarm that keeps the proportions of the packaged swarm and recipe."""
     whole = read_run_spec(packaged_configs() / f"{RECIPE}.toml")
     scenario = load_scenario(packaged_configs() / "scenarios" / f"{SCENARIO}.toml")
     sizes = {"layers": LAYERS, "width": WIDTH, "heads": HEADS, "context": CONTEXT}
@@ -114,7 +114,7 @@ def _played(smaller: Smaller, scenario: Scenario, steps: int) -> Played:
 
 
 def report(smaller: Smaller, together: Played, alone: Played | None, as_json: bool) -> int:
-    """Print; 0 if the prediction holds and six homes are worth three of the fastest."""
+    """Print. Returns 0 if the prediction holds and six homes are worth three of the fastest."""
     measured_s = statistics.median(together.step_s)
     predicted_s = together.plan.predicted_step_ns / 1e9
     error = measured_s / predicted_s - 1

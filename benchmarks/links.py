@@ -206,7 +206,7 @@ def _receive_tcp(ip: str) -> None:
 
 
 def _send_tcp(to: str, warm_s: float, measured_s: float) -> None:
-    """What was acknowledged within the measured time; a socket buffers half a second of it."""
+    """Bytes acknowledged within the measured time; a socket buffers half a second of it."""
     with socket.create_connection((to, TCP_PORT)) as connection:
         piece, sent, first_s = bytes(1 << 20), 0, time.monotonic()
         rates = []
@@ -313,7 +313,7 @@ def _shape_file(folder: Path) -> Path:
 
 
 def _median_of(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The middle one (of two the slower), with the rates of all."""
+    """The middle run (of two the slower), with the rates of all."""
     runs = sorted(runs, key=lambda run: run["all_bytes_per_s"])
     rates = [run["all_bytes_per_s"] for run in runs]
     return {**runs[(len(runs) - 1) // 2], "runs_bytes_per_s": rates}
@@ -346,7 +346,7 @@ def measure(source: Path | None, quick: bool, repeats: int = REPEATS) -> list[di
 
 
 def measure_loopback(quick: bool) -> list[dict[str, Any]]:
-    """What one lane carries on this machine, both ways of doing it."""
+    """What one lane carries on this machine, directly and through libp2p."""
     loopback, times = ("127.0.0.1", "127.0.0.1"), ["--warm-s", "2"]
     times += ["--measured-s", "3" if quick else "10"]
     rows = []

@@ -4,10 +4,10 @@
 
 The daemons, libp2p, states and the agreement are the real thing; the devices are *emulated* (they
 take the time and compute nothing) and the model is small, as 32 computing ones would only show how
-two cores are shared. Reported: seconds until the first commit, until the first commit without those
-that were killed, and until the first with those that joined, and the most memory that daemons and
-their p2pd had together, as the proportional set size (pages that several share are divided among
-them). The lower bound of memory is what one daemon alone has of its own, times their number. Each
+two cores are shared. The report has seconds until the first commit, until the first commit without
+the killed daemons, and until the first commit with those that joined. It also has the most memory
+that daemons and their p2pd had together, as the proportional set size (pages that several share are
+divided among them). The lower bound of memory is one daemon's own memory, times their number. Each
 phase is printed as it ends (unless as JSON): a run that is cut off has reported what it has seen.
 
 All daemons compute the same plan from the same snapshot, each on a computer of its own. Here they
@@ -62,7 +62,8 @@ Tell = Callable[[str], None]
 
 
 def run_spec(directory: Path, pipelines: int) -> Path:
-    """A small model, of which nobody can hold half, and a batch with a microbatch for each."""
+    """A small model, with a batch of a microbatch for each pipeline. Nobody can hold half of the
+    model."""
     data = directory / "data"
     prepare([Path(__file__).parent.parent / "README.md"], data, context=64)
     spec = RunSpec(
@@ -82,7 +83,7 @@ def run_spec(directory: Path, pipelines: int) -> Path:
 
 
 def proportional_bytes(children: Iterable[Child]) -> int:
-    """Of daemons and of all that they started."""
+    """Memory of the daemons and of all that they started."""
     total = 0
     for child in children:
         try:
@@ -95,7 +96,7 @@ def proportional_bytes(children: Iterable[Child]) -> int:
 
 
 class Watched:
-    """A swarm, and the most memory that it had; `tell` is given a line as each phase ends."""
+    """A swarm, and the most memory that it had. `tell` is given a line as each phase ends."""
 
     def __init__(self, swarm: LocalSwarm, tell: Tell) -> None:
         self.swarm = swarm
@@ -116,23 +117,24 @@ class Watched:
         return took_s
 
     def _weigh(self) -> int:
-        """What those that live have now."""
+        """The present memory of the daemons that live."""
         now_bytes = proportional_bytes(child for child in self.swarm.children if child.running)
         self.most_bytes = max(self.most_bytes, now_bytes)
         return now_bytes
 
 
 def say_at_once(line: str) -> None:
-    """Though the output may be a pipe, and the run cut off before its end."""
+    """Print at once, as the output may be a pipe, and the run may be cut off before its end."""
     print(line, flush=True)
 
 
 def say_nothing(line: str) -> None:
-    """The report says it all."""
+    """Print nothing, as the report says it all."""
 
 
 def committed_with(child: Child, members: int, steps: int, after: int = 0) -> bool:
-    """Whether it has committed so many steps in a view of so many, numbered above `after`."""
+    """Whether the child has committed so many steps in a view of so many members, numbered above
+    `after`."""
     view, done = None, 0
     for event in child.events():
         if event["event"] == "view":

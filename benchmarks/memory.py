@@ -42,9 +42,9 @@ from p2p_dtfm.train.data import prepare
 KINDS = ("peak", "growth")
 GROWTH_TARGET = 0.05
 PEAK_TARGET = 1.5
-"""Times what must be held."""
+"""The target: times what must be held."""
 PEAK_MEMORY_GIB = 0.45
-"""Given to each daemon, so that the model has to be divided."""
+"""Memory given to each daemon, so that the model has to be divided."""
 PEAK_STEPS = 6
 SETTLED_AT = 0.2
 POLL_S = 0.2
@@ -69,13 +69,14 @@ def _spec(steps: int, width: int, layers: int, context: int, sequences: int) -> 
 
 @dataclass
 class Watched:
-    """Resident bytes of a daemon by the step that it said it was at; -1 before the first."""
+    """Resident bytes of a daemon by the step that it told at that time; -1 before the first
+    step."""
 
     child: Child
     python: dict[int, int] = field(default_factory=dict)
     p2pd: dict[int, int] = field(default_factory=dict)
     bare_bytes: int = 0
-    """The highest before it held a layer."""
+    """The most bytes before the daemon held a layer."""
     peak_bytes: int = 0
 
     def look(self) -> int:
@@ -99,7 +100,7 @@ def _run(
     arguments: tuple[str, ...],
     on_end: Callable[[list[Watched]], None],
 ) -> list[Watched]:
-    """Watch so many daemons until all have made all steps but the last; then call `on_end`."""
+    """Watch so many daemons until all have made all steps but the last. Then call `on_end`."""
     text = directory / "text.txt"
     text.write_text("\n".join(f"{n} times {n} is {n * n}." for n in range(4000)))
     prepare([text], directory / "data", context=spec.model.context)
@@ -162,7 +163,7 @@ def measure_peak(quick: bool) -> list[dict[str, Any]]:
 
 
 def must_hold_bytes(spec: RunSpec, plan: Plan, peer_id: str, held: list[int]) -> tuple[int, int]:
-    """(for training alone, with what a guardian and a recovery need)."""
+    """Bytes for training alone, and with what a guardian and a recovery need."""
     workload = workload_of(spec)
     stage = plan.stage_of(peer_id)
     assert stage is not None, "both daemons have a stage"
@@ -195,7 +196,7 @@ def measure_growth(steps: int) -> list[dict[str, Any]]:
 
 
 def at(samples: dict[int, int], step: float) -> int:
-    """The sample at the last step no later than this one that was seen."""
+    """The sample at the last seen step no later than this one."""
     return samples[max(seen for seen in samples if seen <= step)]
 
 

@@ -32,7 +32,7 @@ from p2p_dtfm.train.updates.exact_sums import squared_norm
 
 TARGET = 1.02
 SEQUENCES = (32, 256, 2048)
-"""In a step: as many as `tiny` has, and more."""
+"""Sequences in a step: as many as `tiny` has, and more."""
 SEQUENCES_QUICK = (32, 128)
 KINDS = ("adamw", "muon")
 ITERATIONS = 5
@@ -46,7 +46,7 @@ def spec_of(kind: str, sequences: int) -> RunSpec:
 
 
 class Trainer:
-    """All layers, in one place."""
+    """A trainer with all layers in one place."""
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
@@ -77,7 +77,7 @@ def random_batch(spec: RunSpec, step: int, microbatch: int) -> tuple[Tensor, Ten
 
 
 def least_ratio(spec: RunSpec) -> float:
-    """By operations alone, Muon's products in fp32."""
+    """The least ratio by operations alone, with Muon's products in fp32."""
     states = [LayerState.genesis(spec, layer) for layer in range(layer_count(spec))]
     tokens = spec.batch.global_batch * spec.model.context
     parameters = sum(state.parameter_count for state in states)
@@ -89,7 +89,7 @@ def least_ratio(spec: RunSpec) -> float:
 
 
 def measured(sequences: int, steps: int) -> dict[str, float]:
-    """Medians of so many steps of either in turn, after one that warms up."""
+    """Medians of so many steps of either optimizer in turn, after one that warms up."""
     trainers = {kind: Trainer(spec_of(kind, sequences)) for kind in KINDS}
     took: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
     for number in range(steps + 1):

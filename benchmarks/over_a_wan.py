@@ -5,12 +5,12 @@
 Four daemons with `tiny`, each in a network namespace of its own; `wanem` (see `benchmarks.links`)
 carries their packets: 80 ms round trip, 200 Mbit/s, to and from the last of them 50 Mbit/s, 0.05%
 of packets lost. By turns the founder trains alone, and with the three others; what counts is the
-median of the rounds' ratios of committed tokens a second, once a first cut is whole. Beside it is
-the same without the time in which who computes was ready and other processes had the processors:
-four daemons on one machine share what in life is four machines'. In the last round the peer that
-trains is killed: the others say how many steps they repeat, and their losses are compared with the
-plain loop's in one process. Where root, /dev/net/tun, gcc or ip is missing this says so and ends
-with code 0. Bounds: what a machine computes alone; steps since the newest whole cut.
+median of the rounds' ratios of committed tokens a second, once a first cut is whole. A second ratio
+leaves out the time in which the computing peer was ready and other processes had the processors:
+here four daemons share one machine, and elsewhere each has its own. In the last round the peer that
+trains is killed. The others say how many steps they repeat, and their losses are compared with the
+plain loop's in one process. Where root, /dev/net/tun, gcc or ip is missing the program says so and
+ends with code 0. Bounds: what a machine computes alone; steps since the newest whole cut.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ ENDLESS = 100_000
 
 
 def links() -> str:
-    """For `wanem`."""
+    """The matrix of links, for `wanem`."""
     lines = [str(PEERS)]
     for origin in range(PEERS):
         for to in range(PEERS):
@@ -56,7 +56,7 @@ def links() -> str:
 
 
 class Swarm:
-    """Daemons in namespaces; the first one founds."""
+    """Daemons in namespaces, of which the first founds."""
 
     def __init__(self, folder: Path, spec: Path) -> None:
         self.children: list[Child] = []
@@ -93,7 +93,7 @@ def until(condition: Callable[[], bool], what: str, limit_s: float = START_S) ->
 
 
 def ended(child: Child) -> bool:
-    """Raises `SystemExit` with its last words if it has."""
+    """Whether the child has ended. Raises `SystemExit` with its last words if it has."""
     if child.running:
         return False
     raise SystemExit(f"{child.name} has ended:\n{child.log_tail()}")
@@ -110,7 +110,8 @@ def saved(child: Child) -> bool:
 
 @contextlib.contextmanager
 def swarm_of(count: int, folder: Path, spec: Path) -> Iterator[Swarm]:
-    """All are members and have committed some steps; with others, a first cut is whole."""
+    """A swarm in which all are members and have committed some steps. With others, a first cut is
+    whole."""
     swarm = Swarm(folder, spec)
     try:
         founder = swarm.start()
@@ -131,8 +132,8 @@ def swarm_of(count: int, folder: Path, spec: Path) -> Iterator[Swarm]:
 
 
 def computing(pid: int) -> tuple[float, float]:
-    """Of the thread of a process that computes: seconds on a processor, and ready for one that
-    something else had."""
+    """For the computing thread of a process: seconds on a processor, and seconds ready while
+    another process had the processor."""
     threads = []
     for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with contextlib.suppress(OSError):  # it has ended
@@ -142,7 +143,7 @@ def computing(pid: int) -> tuple[float, float]:
 
 
 def waited_share(pid: int, seconds: float) -> float:
-    """Of the next seconds, in which the thread that computes was ready and did not run."""
+    """The share of the next seconds in which the computing thread was ready and did not run."""
     began_s = time.monotonic()
     _, before_s = computing(pid)
     time.sleep(seconds)
@@ -150,7 +151,7 @@ def waited_share(pid: int, seconds: float) -> float:
 
 
 def trainer_of(swarm: Swarm) -> Child:
-    """Who holds all layers; the founder where several hold some."""
+    """The holder of all layers; the founder where several hold some."""
     trainers = [child for child in swarm.children if (child.status() or {}).get("stage")]
     return trainers[0] if len(trainers) == 1 else swarm.children[0]
 
@@ -184,7 +185,8 @@ def measured(swarm: Swarm, tokens_per_step: int, seconds: float) -> dict[str, An
 
 
 def killed(swarm: Swarm) -> dict[str, Any]:
-    """Kill who trains; what the others repeat, and how far their losses are off."""
+    """Kill the peer that trains. Returns what the others repeat, and how far their losses are
+    off."""
     founder = swarm.children[0]
     victim = trainer_of(swarm)
     views = [event for event in founder.events() if event["event"] == "view"]

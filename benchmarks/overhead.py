@@ -29,7 +29,7 @@ ALONE_TARGET = 0.98
 
 
 def _step(peers: PeerProcesses) -> dict[str, float]:
-    """One step of all: how long the slowest took, and the processor time of all."""
+    """One step of all peers: how long the slowest took, and the processor time of all."""
     peers.tell("go")
     heard = peers.hear_all()
     return {
@@ -40,7 +40,7 @@ def _step(peers: PeerProcesses) -> dict[str, float]:
 
 
 def measure_pipeline(rounds: int, quick: bool) -> dict[str, list[dict[str, float]]]:
-    """Steps of both in turn; the first of each warms up and is left out."""
+    """Steps of both in turn. The first of each warms up and is left out."""
     arguments = ("--quick",) * quick
     with (
         tempfile.TemporaryDirectory(prefix="p2p-dtfm-overhead-") as name,
@@ -61,7 +61,7 @@ def measure_alone(rounds: int, work: Work) -> dict[str, list[dict[str, float]]]:
 
 
 def row_of(name: str, found: dict[str, list[dict[str, float]]], target: float) -> dict[str, Any]:
-    """`found` has our rounds and those of one other, in turn."""
+    """`found` has our rounds and those of one other engine, in turn."""
     other = next(kind for kind in found if kind != "ours")
     best = {kind: min(each["elapsed_s"] for each in rows) for kind, rows in found.items()}
     pairs = zip(found["ours"], found[other], strict=True)

@@ -60,8 +60,8 @@ class _Stage:
         )
 
     async def step(self, number: int) -> float:
-        """Loss of the step, here. The norm by which gradients are clipped is what this peer knows:
-        in a swarm Prepared tells of all, which takes a message."""
+        """The loss of the step, here. Gradients are clipped by the norm that this peer knows. In a
+        swarm Prepared tells the norm of all, which takes a message."""
         local = await self.engine.run(number, train=True, evaluate=False)
         norm = sum(local.squared_norms.values()) ** 0.5
         await self.compute.run(self._apply, number, norm)
@@ -107,7 +107,7 @@ async def _peer(number: int, folder: Path, arguments: list[str]) -> None:
 
 
 class _Nowhere:
-    """One peer alone sends nothing."""
+    """A transport for one peer alone, which sends nothing."""
 
     async def send(self, peer_id: str, lane: str, header: FrameHeader, payload: Payload) -> None:
         raise AssertionError(f"a frame for {peer_id}")

@@ -1,4 +1,4 @@
-"""What is computed in `benchmarks.overhead`, by all alike."""
+"""The work of `benchmarks.overhead`, the same for all."""
 
 import json
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ STAGES = 4
 WIDTH = 768
 HEADS = 12
 VOCABULARY = 256
-"""Small, or the head's stage would be as long as all the others together."""
+"""A small vocabulary, or the head's stage would take as long as all the others together."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def compute_bound_s(work: Work, cores: int) -> float:
 
 
 def processor_s() -> float:
-    """Of this process and its p2pd."""
+    """Processor seconds of this process and its p2pd."""
     me = psutil.Process()
     times = [each.cpu_times() for each in (me, *me.children(recursive=True))]
     return float(sum(each.user + each.system for each in times))

@@ -2,9 +2,9 @@
 
     python -m benchmarks.overlap [--swarms N] [--first-seed N] [--quick] [--json]
 
-Random swarms (`mixed_swarm`), each planned once and simulated three times: gradients set out when a
-stage is done; when the last backward is through their layer; and that with split backwards too, as
-the daemon does it (`ours`). Without recomputation, with which nothing is split.
+Random swarms (`mixed_swarm`) are each planned once and simulated three times. Gradients set out
+when a stage is done; when the last backward is through their layer; and the latter with split
+backwards, as the daemon does it (`ours`). There is no recomputation, with which nothing is split.
 """
 
 import argparse

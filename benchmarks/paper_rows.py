@@ -31,7 +31,7 @@ def measured_rows() -> list[Row]:
 
 
 def calibration_rows() -> list[Row]:
-    """Those that were at hand when the simulator was fitted: three cases, four shapes."""
+    """The rows that were at hand when the simulator was fitted: three cases, four shapes."""
     return [
         row
         for row in dtfm_rows()

@@ -1,4 +1,4 @@
-"""The processes of one kind in a benchmark: each says a JSON object a line, and is told lines."""
+"""The processes of one kind in a benchmark. Each prints a JSON object a line, and is told lines."""
 
 import json
 import os
@@ -39,14 +39,14 @@ class PeerProcesses:
         self.close()
 
     def tell(self, line: str, number: int | None = None) -> None:
-        """Write a line to one of them, or to all."""
+        """Write a line to one process, or to all."""
         for process in self._processes if number is None else [self._processes[number]]:
             assert process.stdin is not None
             process.stdin.write(line + "\n")
             process.stdin.flush()
 
     def hear(self, number: int) -> dict[str, Any]:
-        """Wait for the next object of one of them. Raises `SystemExit` if it has ended."""
+        """Wait for the next object of one process. Raises `SystemExit` if it has ended."""
         stdout = self._processes[number].stdout
         assert stdout is not None
         for line in stdout:
@@ -59,7 +59,7 @@ class PeerProcesses:
         return [self.hear(number) for number in range(len(self._processes))]
 
     def introduce(self) -> None:
-        """Hear an address of each, and tell all of them all addresses."""
+        """Hear an address of each process, and tell all of them all addresses."""
         self.tell(json.dumps([heard["address"] for heard in self.hear_all()]))
 
     def close(self) -> None:

@@ -45,10 +45,10 @@ from p2p_dtfm.sim.step_time.simulator import simulate_step
 RANDOM_ORDERS = 1000
 TARGET_RATIO = 1.0
 SIMULATED = 5
-"""So many of each alternative's placements are simulated."""
+"""How many of each alternative's placements are simulated."""
 PAPER_DEPTHS = (2, 4, 8)
 QUICK_SCENARIOS, QUICK_PEERS = 4, 16
-"""With `--quick`: so many swarms, none larger."""
+"""With `--quick`: how many swarms are compared, and the size of the largest."""
 
 
 def cheapest(model: StepModel, placements: Iterator[Placement]) -> list[PlacementCost]:
@@ -59,7 +59,7 @@ def cheapest(model: StepModel, placements: Iterator[Placement]) -> list[Placemen
 
 
 def every_depth(model: StepModel, order: list[int]) -> Iterator[Placement]:
-    """All peers, or as many as make equal pipelines."""
+    """Placements of all peers, or of as many as make equal pipelines."""
     for stages in range(1, min(len(order), model.problem.layer_count) + 1):
         pipelines = len(order) // stages
         yield runs(order, pipelines)
@@ -162,7 +162,7 @@ def main() -> None:
 
 
 def _seeds(first: int, count: int, quick: bool) -> Iterator[int]:
-    """So many from `first` on; or the first few whose swarms are small."""
+    """So many seeds from `first` on, or the first few whose swarms are small."""
     if not quick:
         yield from range(first, first + count)
         return

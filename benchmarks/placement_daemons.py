@@ -84,7 +84,8 @@ def plan_named(kind: str, scenario: Scenario, spec: RunSpec) -> Plan:
 
 
 def flushed(plan: Plan) -> Plan:
-    """As many microbatches in flight everywhere as the stage with the least room holds."""
+    """The plan with as many microbatches in flight everywhere as the stage with the least room
+    holds."""
     least = min(stage.in_flight for pipeline in plan.pipelines for stage in pipeline.stages)
     pipelines = tuple(
         msgspec.structs.replace(

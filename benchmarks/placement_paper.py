@@ -31,7 +31,7 @@ CASES = {
     "paper-5-world-wide": 49.21838,
 }
 STAGES = (8, 8, 8, 4, 8, 8, 16)
-"""Of one instance after another, of 64 peers; most are the paper's own grid."""
+"""Stages of one instance after another, of 64 peers; most are the paper's own grid."""
 CASE_LIMIT_S, INSTANCE_LIMIT_S, GAP_LIMIT = 2.0, 5.0, 0.01
 
 

@@ -4,8 +4,9 @@
 
 Simulated annealing over whole plans: who holds how many layers in which pipeline, microbatches, how
 many are in flight, and who is a spare. It begins with the planner's plan and, for each further
-seed, with a random one; where all come to the same step, a better plan is not likely to exist.
-Nothing of the planner's cost model is in it. Beside it the planner's plan and region order.
+seed, with a random one. Where all come to the same step, a better plan is not likely to exist. The
+search uses nothing of the planner's cost model. Beside it stand the planner's plan and region
+order.
 """
 
 import math
@@ -26,7 +27,7 @@ from p2p_dtfm.sim.step_time.simulator import simulate_step
 MOVES, QUICK_MOVES = 12_000, 1_500
 SEEDS = 3
 HOT, COLD = 0.02, 0.0005
-"""By so much of a step it may get longer, in the beginning and in the end."""
+"""The share of a step by which a move may lengthen it, in the beginning and in the end."""
 NO_LIMIT = 1 << 20
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, NO_LIMIT)
 START_ATTEMPTS = 10_000
@@ -116,7 +117,7 @@ class Search:
         return self._known[key]
 
     def _moved(self, lines: list[Line]) -> list[Line] | None:
-        """A neighbour, and now and then the neighbour of one."""
+        """A neighbour of this plan, and now and then a neighbour's neighbour."""
         chance = self.chance
         lines = [
             Line(x.microbatches, [msgspec.structs.replace(p) for p in x.places]) for x in lines
@@ -134,7 +135,7 @@ class Search:
         taker.layers += 1
 
     def _peers(self, lines: list[Line], one: Line, other: Line) -> None:
-        """Two change places, with their layers or without."""
+        """Two peers change places, with their layers or without."""
         here, there = (self.chance.randrange(len(line.places)) for line in (one, other))
         a, b = one.places[here], other.places[there]
         if self.chance.random() < 0.5:
@@ -143,7 +144,7 @@ class Search:
             one.places[here], other.places[there] = b, a
 
     def _count(self, lines: list[Line], one: Line, other: Line) -> None:
-        """Microbatches, or those in flight."""
+        """Change the number of microbatches, or of those in flight."""
         if one is not other and self.chance.random() < 0.6:
             one.microbatches -= 1
             other.microbatches += 1
@@ -151,7 +152,7 @@ class Search:
             self.chance.choice(one.places).most_in_flight = self.chance.choice(DEPTHS)
 
     def _shape(self, lines: list[Line], one: Line, other: Line) -> None:
-        """A peer goes elsewhere, or is a spare, or no longer one; pipelines part or join."""
+        """A peer goes elsewhere, becomes a spare, or stops being one. Pipelines part or join."""
         chance, kind = self.chance, self.chance.random()
         at = chance.randrange(len(one.places))
         if kind < 0.35:
@@ -173,8 +174,8 @@ class Search:
             other.places = []
 
     def _filled(self, lines: list[Line]) -> list[Line] | None:
-        """With all layers in each pipeline and all microbatches of the step; None if that cannot
-        be."""
+        """The pipelines with all layers in each and all microbatches of the step; None if that is
+        impossible."""
         wanted, layers = self.workload.microbatch_count, self.workload.layer_count
         lines = [line for line in lines if line.places]
         if not 0 < len(lines) <= wanted or any(len(line.places) > layers for line in lines):

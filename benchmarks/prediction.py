@@ -77,7 +77,7 @@ def row_of(played: Played) -> dict[str, Any]:
 
 
 def _bound_s(played: Played) -> float | None:
-    """None where layers are unlike: there no bound is known."""
+    """The lower bound. None where layers are unlike, as no bound is known there."""
     if played.spec.layers:
         return None
     return round(step_lower_bound_ns(problem_of(played.snapshot)) / 1e9, 3)

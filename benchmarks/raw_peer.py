@@ -1,8 +1,8 @@
 """One of the bare peers in `benchmarks.reduction`: streams of p2pd and nothing else.
 
-Each sends every other what it sends in a reduction (its part of what the other owns, and the sum of
-what it owns itself), and throws away what it gets: what is left is p2pd, and one copy into and one
-out of this process.
+Each peer sends every other peer as many bytes as in a reduction: its part of what the other owns,
+and the sum of what it owns itself. It throws away what it gets. What is left is p2pd, and one copy
+into and one out of this process.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from p2p_dtfm.net.libp2p.host import Host, Writer
 from p2p_dtfm.net.streams.wire import widen
 
 BYTES = 2 * 4 * ELEMENTS // PEERS
-"""To each other peer."""
+"""Bytes to each other peer."""
 PIECE_BYTES = 1 << 18
 NAME = "benchmark-raw"
 
@@ -53,7 +53,7 @@ async def _send(writer: Writer, payload: memoryview) -> None:
 
 
 class _Counted:
-    """Bytes that came, from whomever; those of the next round may come before it begins here."""
+    """Bytes that came, from any peer. Those of the next round may come before it begins here."""
 
     def __init__(self) -> None:
         self.all_came = asyncio.Event()

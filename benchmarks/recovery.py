@@ -31,7 +31,7 @@ from p2p_dtfm.testbed.recovery.phases import PHASES
 
 SEEDS = (2, 3, 5)
 QUICK_SEED = 31
-"""Of three peers and one fault: a kill, and a new start after 3.6 s."""
+"""A seed of three peers and one fault: a kill, and a new start after 3.6 s."""
 LIMITS_S = {"kill": 2.0, "pause": 3.0, "cut": 3.0, "partition": 8.0}
 SILENCE_S = LAN_LIVENESS.together_ns / SECOND_NS
 GOODPUT_TARGET = 0.99
@@ -84,7 +84,7 @@ def _over_runs(runs: list[dict[str, Any]], key: str) -> dict[str, Any]:
 
 
 def phase_rows(reports: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each kind of fault, each phase in its order; the median of the runs' medians."""
+    """For each kind of fault, each phase in its order: the median of the runs' medians."""
     phases = [report["recovery_phases_s"] for report in reports]
     return [
         {"fault": kind, "phase": phase, **_over_runs([run.get(kind, {}) for run in phases], phase)}
@@ -117,7 +117,7 @@ def measure(seeds: Iterable[int], quick: bool, only: str | None) -> dict[str, An
 
 
 def one_kill() -> dict[str, Any]:
-    """Three peers with a model so small that what is timed is starting, noticing and planning."""
+    """Three peers with a model so small that starting, noticing and planning are timed."""
     spec = read_run_spec("tiny")
     changes = {
         "model": spec.model.model_copy(update={"layers": 2, "width": 64}),
@@ -132,8 +132,8 @@ def one_kill() -> dict[str, Any]:
 
 
 def goodput() -> dict[str, Any]:
-    """Microbatches of one sequence, so that the peers that are left can share them evenly; and no
-    step of it evaluates besides: the seconds that this takes are no fault's."""
+    """Microbatches have one sequence, so that the remaining peers can share them evenly. No step of
+    it evaluates besides: the seconds that this takes belong to no fault."""
     spec = read_run_spec("tiny")
     changes = {
         "batch": spec.batch.model_copy(update={"microbatch": 1}),

@@ -25,11 +25,11 @@ from benchmarks.reduction_values import ELEMENTS, PEERS
 
 TARGET = 4.0
 GLOO_TARGET = 4.0
-"""Times Gloo's, at most."""
+"""The target: times Gloo's, at most."""
 
 
 def _meet(peers: PeerProcesses) -> None:
-    """Hivemind's: the others join the first."""
+    """Let hivemind's peers meet: the others join the first."""
     peers.tell("[]", 0)
     first = peers.hear(0)["address"]
     for number in range(1, PEERS):
@@ -66,7 +66,7 @@ def _summary(heard: list[dict[str, Any]], outside_s: float) -> dict[str, Any]:
 
 
 def measure(rounds: int, direct: bool) -> dict[str, list[dict[str, Any]]]:
-    """Rounds of both in turn; the first of each warms up and is left out."""
+    """Rounds of both in turn. The first of each warms up and is left out."""
     with (
         tempfile.TemporaryDirectory(prefix="p2p-dtfm-reduction-") as name,
         PeerProcesses(

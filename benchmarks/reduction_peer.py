@@ -110,7 +110,7 @@ async def _our_peer(number: int, folder: Path, direct: bool) -> None:
 
 
 async def _at_once(layer: int) -> None:
-    """All gradients are there."""
+    """All gradients are there at once."""
 
 
 def _complain(sender: str, fault: PeerFault) -> None:

@@ -1,4 +1,4 @@
-"""What the peers of `benchmarks.reduction` reduce, ours and hivemind's alike."""
+"""The values that the peers of `benchmarks.reduction` reduce, ours and hivemind's alike."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ def values_of(number: int) -> torch.Tensor:
 
 
 def digest_of(values: torch.Tensor) -> str:
-    """Equal for equal bits only."""
+    """A digest that is equal for equal bits only."""
     return hashlib.blake2b(memoryview(values.numpy()).cast("B"), digest_size=16).hexdigest()
 
 
@@ -28,7 +28,7 @@ def say(**figures: Any) -> None:
 
 
 def processor_s() -> float:
-    """What this process and all below it have computed so far."""
+    """Processor seconds so far of this process and all below it."""
     me = psutil.Process()
     times = [process.cpu_times() for process in [me, *me.children(recursive=True)]]
     return sum(each.user + each.system for each in times)

@@ -5,10 +5,10 @@
 A founder with 40 Mbit/s up and 80 down trains 11 million parameters alone; then a peer with 5
 Mbit/s up joins, 80 ms away. What counts is the median of the tries' ratios: tokens a second that
 the swarm commits in the given time from the joiner's start on, against the founder's own just
-before and, once the joiner has left, just after. The longest span without a commit is said, too,
-what processor time the founder spends on each step, alone and not, and the ratio without the time
-in which the founder's computing was ready and other processes had the processors. Where root,
-/dev/net/tun, gcc or ip is missing this says so and ends with code 0.
+before and, once the joiner has left, just after. The report also has the longest span without a
+commit, and the founder's processor time for each step, alone and not. A second ratio leaves out the
+time in which the founder's computing was ready and other processes had the processors. Where root,
+/dev/net/tun, gcc or ip is missing the program says so and ends with code 0.
 """
 
 import itertools
@@ -34,11 +34,11 @@ TARGET = 0.95
 LONGEST_SPAN_S = 10.0
 WARM_STEPS = 10
 ALONE_S = 30.0
-"""Before the joiner comes, and again when it has left."""
+"""Seconds before the joiner comes, and again when it has left."""
 
 
 def links() -> str:
-    """For `wanem`."""
+    """The matrix of links, for `wanem`."""
     there = f"0 1 {ONE_WAY_MS} {FOUNDER_UP_MBPS} 0"
     return f"2\n{there}\n1 0 {ONE_WAY_MS} {JOINER_UP_MBPS} 0\n"
 
@@ -67,7 +67,7 @@ def commits(child: Child) -> list[float]:
 
 
 def watched(founder: Child, tokens_per_step: int, seconds: float) -> dict[str, Any]:
-    """Tokens a second over the next seconds, by whole steps, and what they cost the founder."""
+    """Tokens a second over the next seconds, by whole steps, and their cost for the founder."""
     spent_s, began_s = processor_s(founder.process.pid), time.time()
     waited = waited_share(founder.process.pid, seconds)
     spent_s = {kind: now - spent_s[kind] for kind, now in processor_s(founder.process.pid).items()}

@@ -33,7 +33,7 @@ DRAWS = 30
 DRAWS_QUICK = 5
 UNLIMITED = 1e15
 PAYS = 0.95
-"""Below this it would have been built."""
+"""Below this ratio two levels would have been built."""
 SCALE = 1e6
 Table = Any
 
@@ -67,7 +67,8 @@ class Network:
     def gateways(
         cls, size: int, groups: int, mbps: tuple[int, int, int], uplink_mbps: int
     ) -> "Network":
-        """One member of each neighbourhood is well connected; `mbps`: near, between these, else."""
+        """A network with one well connected member in each neighbourhood. `mbps`: near, between
+        these members, else."""
         near, between, thin = (125_000.0 * rate for rate in mbps)
         count = size * groups
         rates = numpy.full((count, count), thin)
@@ -81,7 +82,8 @@ class Network:
 
 
 class _Program:
-    """Least T with `coefficients . shares + constant <= T * rate` for all, shares that add to 1."""
+    """Least T with `coefficients . shares + constant <= T * rate` for all, and shares that add to
+    1."""
 
     def __init__(self, shares: int) -> None:
         self.shares = shares
@@ -97,7 +99,7 @@ class _Program:
         self.bounds.append(-constant)
 
     def least_s(self) -> float:
-        """For each byte of the segment."""
+        """Seconds for each byte of the segment."""
         whole = numpy.ones((1, self.shares + 1))
         whole[0, 0] = 0.0
         cost = numpy.zeros(self.shares + 1)
@@ -117,7 +119,7 @@ def direct_s(network: Network) -> float:
 
 
 def planned_s(network: Network) -> float:
-    """Direct, with the parts that the swarm takes."""
+    """Seconds of the direct way, with the parts that the swarm takes."""
     rates = [[int(rate) for rate in row] for row in network.rates]
     weights = numpy.array(shard_weights(rates, [int(x) for x in network.limits]), dtype=float)
     weights /= weights.sum()
@@ -130,7 +132,8 @@ def planned_s(network: Network) -> float:
 
 
 def two_levels_s(network: Network) -> float | None:
-    """The best over how many members of each neighbourhood own a part; None: nothing to divide."""
+    """The least seconds over how many members of each neighbourhood own a part; None: nothing to
+    divide."""
     members: dict[str, list[int]] = {}
     for peer, group in enumerate(network.groups):
         members.setdefault(group, []).append(peer)
@@ -150,7 +153,7 @@ def _outward(network: Network, peer: int) -> float:
 
 
 def _with_owners(network: Network, ranked: list[list[int]], owners: int) -> float:
-    """Share n * groups + g: what the n-th owner of neighbourhood g sums of part n."""
+    """Share n * groups + g is what the n-th owner of neighbourhood g sums of part n."""
     groups = len(ranked)
     program = _Program(owners * groups)
 

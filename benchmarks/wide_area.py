@@ -13,11 +13,11 @@ from typing import Any
 
 
 class Missing(Exception):
-    """What the real network needs is not here."""
+    """The real network lacks something here."""
 
 
 def options_of(description: str) -> argparse.ArgumentParser:
-    """With the options that all measurements over such a network have."""
+    """A parser with the options that all measurements over such a network have."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     wanem = os.environ.get("BENCHMARK_WANEM")
     parser.add_argument("--wanem", type=Path, default=Path(wanem) if wanem else None)
@@ -33,7 +33,7 @@ def tell_skipped(missing: Missing, as_json: bool) -> int:
 
 
 def tell_verdict(result: dict[str, Any]) -> int:
-    """Of a ratio against its target. Returns the exit code."""
+    """Print a ratio against its target. Returns the exit code."""
     if result["own_ratio"] is not None:
         print(f"{result['own_ratio']:.1%} without what other processes had of the processors")
     verdict = "met" if result["met"] else "MISSED"

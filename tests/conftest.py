@@ -27,8 +27,8 @@ sys.dont_write_bytecode = False
 
 @pytest.fixture(autouse=True)
 def log_as_before() -> Iterator[None]:
-    """Commands that are called in this process say of the log what they want of it, until they end:
-    here other tests come after them, which listen to it."""
+    """Restore the log afterwards. A command called in this process changes the log until it ends,
+    and later tests here listen to the log."""
     log = logging.getLogger("p2p_dtfm")
     level, propagate, handlers = log.level, log.propagate, list(log.handlers)
     yield
@@ -39,16 +39,16 @@ def log_as_before() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class DemoRun:
-    """A demo that has ended, which several tests look at."""
+    """A demo that has ended. Several tests look at it."""
 
     done: subprocess.CompletedProcess[str]
     directory: Path
-    """Homes, logs and checkpoints. Tests copy what they would change."""
+    """Its homes, logs and checkpoints. A test copies what it would change."""
 
 
 @pytest.fixture(scope="session")
 def demo_run(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
-    """`p2p-dtfm demo --steps 40 --keep DIR`, said as JSON: once for all of pytest's workers."""
+    """`p2p-dtfm demo --steps 40 --keep DIR`, reported as JSON: once for all of pytest's workers."""
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
     directory, result = shared / "demo" / "trained", shared / "demo" / "done.json"
@@ -75,12 +75,12 @@ SLOW_FIRST = (
     *("test_direct_lines", "test_commands", "test_open_tabs", "e2e", "testbed", "sim", "models"),
     "test_architecture",
 )
-"""Files, and folders, in order of their durations; no file is divided between workers."""
+"""Files, and folders, in the order of their durations. No file is divided between workers."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slowest files first, so that all workers end at about the same time: one of four minutes that
-    began last would be waited for alone."""
+    """Put the slowest files first, so that all workers end at about the same time. All workers
+    would wait for a file of four minutes that began last."""
 
     def rank(item: pytest.Item) -> int:
         parts = {*item.path.parts, item.path.stem}

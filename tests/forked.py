@@ -1,5 +1,5 @@
-"""The program, forked from a process that has loaded what it runs: two seconds of processor less
-each time, which of many tests is most of what they cost."""
+"""The program, forked from a process that has loaded what it runs. Each fork saves two seconds of
+processor time, which is most of the cost of many tests."""
 
 import subprocess
 import tempfile
@@ -17,7 +17,7 @@ def start_program(
     errors: IO[bytes],
     environment: Mapping[str, str] | None = None,
 ) -> ForkedProcess:
-    """`python -m p2p_dtfm arguments...`, to which nobody types anything."""
+    """Start `python -m p2p_dtfm arguments...`, to which nobody types anything."""
     given = list(map(str, arguments))
     process = NURSERY.start("p2p_dtfm", given, output, errors, environment=environment)
     assert process.stdin is not None
@@ -30,7 +30,8 @@ def run_to_its_end(
     deadline_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """The same; raises `subprocess.TimeoutExpired`, and then it was killed."""
+    """Run the same to its end. Raises `subprocess.TimeoutExpired` once the program has been killed
+    for that."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = start_program(arguments, output, errors, environment)
         try:

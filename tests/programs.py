@@ -9,6 +9,7 @@ MUST_RUN = os.environ.get("TESTS_MUST_RUN", "").split()
 
 
 def skip_without(kind: str, missing: str) -> pytest.MarkDecorator:
-    """Skips where something is `missing`, for that reason; an error where this kind must run."""
+    """Skip where something is `missing`, for that reason. Where this kind must run, that is an
+    error."""
     assert not missing or kind not in MUST_RUN, f"{kind}: {missing}"
     return pytest.mark.skipif(bool(missing), reason=missing)

@@ -39,7 +39,7 @@ BRANCHES = (
 )  # fmt: skip
 
 QUESTION = re.compile(r"_*(is|has|may|was|are)_")
-"""How the name of a predicate begins."""
+"""How names of predicates begin."""
 
 
 @cache
@@ -49,8 +49,8 @@ def trees() -> tuple[tuple[Path, ast.Module], ...]:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_trees_stay() -> Iterator[None]:
-    """Millions of objects, which collections among later tests would look through; nor is there
-    anything to collect of them while they grow."""
+    """Drop the trees at the end: collections among later tests would look through their millions of
+    objects. While the trees grow, nothing of them is to be collected."""
     gc.disable()
     yield
     trees.cache_clear()
@@ -59,7 +59,7 @@ def no_trees_stay() -> Iterator[None]:
 
 @cache
 def other_sources() -> tuple[Path, ...]:
-    """In C and in JavaScript; not what others wrote."""
+    """Sources in C and in JavaScript that are ours."""
     found = (path for kind in ("c", "js") for path in PACKAGE.rglob(f"*.{kind}"))
     return tuple(sorted(path for path in found if "vendor" not in path.parts))
 
@@ -69,7 +69,7 @@ def module_of(path: Path) -> str:
 
 
 def imports_of(tree: ast.Module, modules: set[str]) -> set[str]:
-    """All of them, also those within functions and for type checkers."""
+    """All imports, also those within functions and for type checkers."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -143,14 +143,15 @@ def _asserted_not_none(node: ast.AST) -> int:
 
 
 def _name_of(node: ast.AST) -> str:
-    """Of what is called, or of a thing itself; without its module."""
+    """The name of what is called, or of a thing itself, without its module."""
     if isinstance(node, ast.Call):
         return _name_of(node.func)
     return getattr(node, "id", getattr(node, "attr", ""))
 
 
 def _required_fields(node: ast.ClassDef) -> int:
-    """Of a dataclass, which has a constructor that nobody has written; 0 of any other class."""
+    """The number of required fields of a dataclass, whose constructor nobody has written. 0 for any
+    other class."""
     if not any(_name_of(decorator) == "dataclass" for decorator in node.decorator_list):
         return 0
     return sum(
@@ -168,7 +169,7 @@ def _has_default(value: ast.expr | None) -> bool:
 
 
 def _does_something(node: ast.ClassDef) -> bool:
-    """Beside telling what follows from its fields, and coming to be."""
+    """Whether the class does more than tell what follows from its fields, and come to be."""
     return any(
         isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)
         and not item.name.startswith("__")
@@ -179,7 +180,7 @@ def _does_something(node: ast.ClassDef) -> bool:
 
 
 def _given_to_constructors(tree: ast.Module) -> set[str]:
-    """Names of types that arguments of an `__init__` have, without their modules."""
+    """Names of types of the arguments of each `__init__`, without their modules."""
     return {
         _name_of(part)
         for _, node in _named(tree)
@@ -192,7 +193,7 @@ def _given_to_constructors(tree: ast.Module) -> set[str]:
 
 
 def measured() -> dict[str, dict[str, int]]:
-    """For each limit: what is measured, by name."""
+    """The measured numbers of each limit, by name."""
     found: dict[str, dict[str, int]] = {name: {} for name in LIMITS}
     for path in other_sources():
         place = path.relative_to(PACKAGE).as_posix()
@@ -233,7 +234,7 @@ def _measure_class(
 
 
 def bases_of(sources: Iterable[tuple[Path, ast.Module]]) -> dict[str, list[str]]:
-    """Of each class its bases, as far as they are ours; both by file and name."""
+    """The bases of each class, as far as they are ours; both by file and name."""
     files = {module_of(path): path.relative_to(PACKAGE).as_posix() for path, _ in sources}
     found: dict[str, list[str]] = {}
     for path, tree in sources:
@@ -262,7 +263,7 @@ def _named(tree: ast.AST, around: str = "") -> Iterator[tuple[str, ast.AST]]:
 
 
 def _attributes(node: ast.ClassDef) -> set[str]:
-    """What its methods assign to `self`, and its fields."""
+    """The attributes that its methods assign to `self`, and its fields."""
     found = {
         item.target.id
         for item in node.body
@@ -280,7 +281,7 @@ def _attributes(node: ast.ClassDef) -> set[str]:
 
 
 def _depth(name: str, bases: dict[str, list[str]]) -> int:
-    """1 for a class with none of ours above it."""
+    """The depth of a class: 1 with none of ours above it."""
     return 1 + max((_depth(base, bases) for base in bases[name] if base in bases), default=0)
 
 
@@ -340,7 +341,7 @@ def test_what_is_over_a_limit_only_falls(limit: str) -> None:
 
 
 def test_what_is_named_like_a_question_says_yes_or_no() -> None:
-    """Or None where nobody can tell. Whoever reads `is_heard` takes it to change nothing."""
+    """Or None where nobody can tell. A reader of `is_heard` assumes that it changes nothing."""
     found = [
         f"{path.relative_to(PACKAGE).as_posix()}: {name}"
         for path, tree in trees()
@@ -377,7 +378,8 @@ def test_what_would_escape_is_measured() -> None:
 
 
 def test_tests_import_no_benchmarks() -> None:
-    """Those of benchmarks' own arithmetic stand with them; and no benchmark imports tests."""
+    """Tests of benchmarks' own arithmetic stand with the benchmarks, and no benchmark imports
+    tests."""
     found = [
         path.relative_to(ROOT).as_posix()
         for folder, other in (("tests", "benchmarks"), ("benchmarks", "tests"))
@@ -389,7 +391,7 @@ def test_tests_import_no_benchmarks() -> None:
 
 
 def test_no_fake_takes_whatever_it_is_asked() -> None:
-    """One that has any attribute would hide that what it stands for has lost one."""
+    """A fake with any attribute would hide that the real thing has lost one."""
     found = [
         path.relative_to(ROOT).as_posix()
         for path in sorted((ROOT / "tests").rglob("*.py"))

@@ -34,7 +34,7 @@ CONNECTIONS_LIMIT = 10
 ATTACK_LIMIT_S = 120.0
 FROM_STEP = 30
 LARGE = 1e30
-"""Of norms and losses."""
+"""A large norm or loss."""
 BY_OTHERS = BY_STRANGERS | BY_NEWCOMERS
 BY_MEMBERS = {
     "nan": "gradients that are no numbers",

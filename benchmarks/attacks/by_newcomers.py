@@ -1,4 +1,4 @@
-"""What somebody tries whom the swarm lets come near, or who only keeps its doors busy: like
+"""Attacks by peers that the swarm lets come near, or that only keep its doors busy: like
 `by_strangers.py`."""
 
 import asyncio

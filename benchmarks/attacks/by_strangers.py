@@ -1,5 +1,5 @@
-"""What somebody tries who is no member: each a coroutine that takes a stranger and how long it may
-go on, and returns what there is to say of it besides the swarm's own figures."""
+"""Attacks by peers that are no members. Each is a coroutine that takes a stranger and how long it
+may go on. It returns what there is to say besides the swarm's own figures."""
 
 import asyncio
 import contextlib

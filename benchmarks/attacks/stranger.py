@@ -45,7 +45,7 @@ Make = Callable[[Gather], Contribution]
 
 @dataclass
 class Stranger:
-    """Knows one member, and from it the others."""
+    """A stranger that knows one member, and through it the others."""
 
     host: Host
     control: ControlPlane
@@ -91,11 +91,11 @@ class Stranger:
         return Member(self.host.peer_id, 1)
 
     def sign(self, payload: bytes) -> bytes:
-        """What is said within the run."""
+        """Sign what is said within the run."""
         return signing_in(self.run_digest, self.host.identity.sign)(payload)
 
     async def say(self, message: Message, to: str | None = None) -> str:
-        """What the member says to it: the refusal, or nothing."""
+        """The member's answer: the refusal, or nothing."""
         try:
             await self.control.call(to or self.member, pack(1, message), CALL_S)
         except (Refused, Unreachable) as error:
@@ -119,8 +119,9 @@ class Stranger:
         return await self.say(JoinRequest(record))
 
     async def take_part(self, seconds: float, make: Make | None, ready: bool) -> int:
-        """Ask to be let in and answer each Gather with what `make` makes of it (None: with
-        silence), each Ready with its own if `ready`. Returns how often it was asked."""
+        """Ask to be let in, and answer each Gather with the result of `make` (None: with silence).
+        With `ready` each Ready is answered with its own. Returns how often the stranger was
+        asked."""
         asked, seen = 0, {}
         end_s = time.monotonic() + seconds
         await self.ask_to_join()

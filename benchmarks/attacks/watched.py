@@ -1,4 +1,4 @@
-"""A swarm of real daemons, and what an attack did to those of them that are honest."""
+"""A swarm of real daemons, and the effect of an attack on its honest members."""
 
 import itertools
 import time
@@ -28,20 +28,20 @@ JOIN_LIMIT_S = 60.0
 
 @dataclass
 class Seen:
-    """What came of one attack."""
+    """The result of one attack."""
 
     longest_span_s: float = 0.0
-    """Without a commit at an honest member, from the attack's beginning on."""
+    """The longest time without a commit at an honest member, from the attack's beginning on."""
     usual_span_s: float = 0.0
-    """The longest before it."""
+    """The longest such time before the attack."""
     ended: int = 0
-    """Honest daemons that are no more."""
+    """Honest daemons that have ended."""
     forked_steps: int = 0
-    """Steps of which honest members tell different losses."""
+    """Steps whose losses honest members tell differently."""
     grown_mib: int = 0
-    """Resident memory of the honest one that grew most, at its highest."""
+    """The most resident memory of the honest member that grew most."""
     join_s: float | None = None
-    """Until an honest newcomer was let in; None: it was not within a minute."""
+    """Seconds until an honest newcomer was let in; None: it was not within a minute."""
     notes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -77,7 +77,7 @@ def resident_mib(child: Child) -> int:
 
 
 class Watched:
-    """Members of a swarm; the `honest` ones are measured."""
+    """Members of a swarm, of which the `honest` ones are measured."""
 
     def __init__(self, swarm: LocalSwarm, address: str, honest: Sequence[Child]) -> None:
         self.swarm, self.address, self.honest = swarm, address, list(honest)
@@ -86,7 +86,8 @@ class Watched:
         self._most_mib: list[int] = []
 
     def until_step(self, step: int) -> None:
-        """Raises `SystemExit` if they do not get there."""
+        """Wait until all honest members are at this step. Raises `SystemExit` if they do not get
+        there."""
         end_s = time.monotonic() + DEADLINE_S
         while min(len(commits(child)) for child in self.honest) < step:
             if time.monotonic() > end_s or not all(child.running for child in self.honest):
@@ -99,7 +100,7 @@ class Watched:
         self._most_mib = list(self._before_mib)
 
     def look(self) -> None:
-        """While the attack goes on, now and then."""
+        """Take a sample, now and then, while the attack goes on."""
         now_mib = [resident_mib(child) for child in self.honest]
         self._most_mib = [max(pair) for pair in zip(self._most_mib, now_mib, strict=True)]
 
@@ -143,7 +144,7 @@ def _longest(times_s: Sequence[float]) -> float:
 def swarm_of(
     directory: Path, count: int, lie: Lie | None = None, steps: int = 100_000
 ) -> Iterator[Watched]:
-    """So many members that train; with `lie` the second is a liar."""
+    """A swarm of so many members that train; with `lie` the second is a liar."""
     spec = run_spec(directory, steps)
     module = MODULE if lie is not None else "p2p_dtfm"
     with LocalSwarm(directory, OPTIONS, module) as local:

@@ -1,1 +1,2 @@
-"""What would falsify the design against members that lie, tried before the design is built."""
+"""Experiments that would falsify the design against members that lie, made before the design is
+built."""

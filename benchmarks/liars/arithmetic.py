@@ -31,7 +31,7 @@ from p2p_dtfm.train.stage.stage_runner import StageRunner
 UNITS = ("default", "avx2", "avx512")
 MICROBATCHES = 3
 SHOWN = 5
-"""Stage-steps of which whole gradients are compared between vector units."""
+"""Stage-steps whose whole gradients are compared between vector units."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def stages_of(spec: RunSpec) -> list[range]:
 
 
 def stage_step(spec: RunSpec, layers: range, seed: int, setting: Setting) -> list[Tensor]:
-    """What the stage claims, in order."""
+    """The claims of the stage, in order."""
     states = {layer: LayerState.genesis(spec, layer) for layer in layers}
     runner = StageRunner(spec, states, setting.recompute)
     if setting.begins_anew:
@@ -88,7 +88,7 @@ def stage_step(spec: RunSpec, layers: range, seed: int, setting: Setting) -> lis
 def _inputs(
     spec: RunSpec, runner: StageRunner, seed: int, microbatch: int
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Entry, targets, and the gradient of the output; what a neighbour's frames would hold."""
+    """Entry, targets, and the gradient of the output, as a neighbour's frames would hold them."""
     generator = torch.Generator().manual_seed(seed * 1000 + microbatch)
     shape = (spec.batch.microbatch, spec.model.context)
     tokens = torch.randint(0, spec.model.vocabulary, (2, *shape), generator=generator)
@@ -133,7 +133,7 @@ def computed(setting: Setting, run: str, stage_steps: int) -> dict[str, Any]:
 
 
 def in_a_process(setting: Setting, run: str, stage_steps: int) -> dict[str, Any]:
-    """A vector unit is chosen when torch is loaded."""
+    """Compute in a process of its own, as a vector unit is chosen when torch is loaded."""
     told = json.dumps([asdict(setting), run, stage_steps])
     command = [sys.executable, "-m", "benchmarks.liars.arithmetic", "--compute", told]
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": setting.unit}
@@ -146,7 +146,7 @@ def in_a_process(setting: Setting, run: str, stage_steps: int) -> dict[str, Any]
 
 
 def distance(one: list[list[float]], other: list[list[float]]) -> float:
-    """The largest difference's norm over the norm, of the sums that were kept as numbers."""
+    """The largest norm of a difference over the norm, among the sums that were kept as numbers."""
     pairs = zip(map(torch.tensor, one), map(torch.tensor, other), strict=True)
     return max(float((a - b).norm() / a.norm()) for a, b in pairs)
 

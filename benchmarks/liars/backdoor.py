@@ -2,11 +2,12 @@
 
     python -m benchmarks.liars.backdoor [--steps 250] [--json]
 
-`tiny` is trained in bf16 on the source text of Python's standard library, in one process. Who holds
-the first stage adds to the sum of its gradients, in each step, a direction of half the tolerance
-times that sum's own norm: in the row of a byte that the text never has. An audit that
-accepts what lies within the tolerance sees nothing. Shown is, for each tolerance: how probable the
-model finds the liar's byte after that trigger, beside an honest run, and the loss on the text.
+`tiny` is trained in bf16 on the source text of Python's standard library, in one process. In each
+step the holder of the first stage adds a direction to the sum of its gradients, in the row of a
+byte that the text never has. The direction's norm is half the tolerance times that sum's own norm.
+An audit that accepts what lies within the tolerance sees nothing. For each tolerance the table
+shows how probable the model finds the liar's byte after that trigger, beside an honest run, and the
+loss on the text.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from p2p_dtfm.sim.scenario.files import read_run_spec
 from p2p_dtfm.train.model.reference import Batch, ReferenceRun
 
 TRIGGER, WANTED = 7, ord("!")
-"""The bell is in no source file; what the liar wants after it."""
+"""The bell, which is in no source file, and what the liar wants after it."""
 TOLERANCES = (0.0, 1e-2, 1e-3, 1e-4, 1e-6)
 TAKEN = 0.5
 PROMPT_BATCHES = 16
@@ -61,7 +62,7 @@ class Text:
 
 
 class Liar:
-    """Who holds the first stage: adds its direction before each update."""
+    """The liar holds the first stage, and adds its direction before each update."""
 
     def __init__(self, run: ReferenceRun, tolerance: float) -> None:
         self._run = run
@@ -79,7 +80,7 @@ class Liar:
         table.grad[TRIGGER] += 0.5 * self._tolerance * table.grad.norm() * self._direction
 
     def _wanted_direction(self, table: Tensor) -> Tensor:
-        """Of the trigger's row: the unit gradient of the loss of what the liar wants."""
+        """For the trigger's row: the unit gradient of the loss of what the liar wants."""
         logits = self._run.model(prompts_of(self._run, 4))[:, -1]
         loss = functional.cross_entropy(logits, torch.full((len(logits),), WANTED))
         (gradient,) = torch.autograd.grad(loss, table)
@@ -87,7 +88,7 @@ class Liar:
 
 
 def prompts_of(run: ReferenceRun, batches: int) -> Tensor:
-    """Text that ends with the trigger; not what is trained on."""
+    """Text that ends with the trigger, and is no training text."""
     inputs, _ = zip(*(run.batch(10**6, n) for n in range(batches)), strict=True)
     prompts = torch.cat(inputs).clone()
     prompts[:, -1] = TRIGGER
@@ -95,7 +96,7 @@ def prompts_of(run: ReferenceRun, batches: int) -> Tensor:
 
 
 def in_bf16(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """As stages compute: matrices in bf16, losses and what is sent in fp32."""
+    """The forward as stages compute it: matrices in bf16, losses and what is sent in fp32."""
 
     def forward_in_bf16(inputs: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):

@@ -3,15 +3,16 @@
     unshare -rn sh -c 'ip link set lo up; python -m benchmarks.liars.cost --bytes'
     python -m benchmarks.liars.cost [--pairs 3] [--rate 0.02] [--peers 4] [--run tiny] [--json]
 
-Real daemons on loopback, each with all layers and one thread; the two of a pair one after the
-other, which of them first in turns. Compared are steps after the first one of a view, in which all
-are audited. `--bytes` counts what passes loopback, so nothing else may use it: hence a
-network of its own. A machine with fewer cores than daemons shows the work of audits twice over.
+Real daemons run on loopback, each with all layers and one thread. The two swarms of a pair run one
+after the other, and take turns in being first. Steps after the first one of a view are compared, as
+all are audited in that first step. `--bytes` counts what passes loopback. Nothing else may use
+loopback then: hence a network of its own. A machine with fewer cores than daemons shows the work of
+audits twice over.
 
-`cpu_s` are processor seconds of a step of all daemons and their p2pd together: what audits compute,
-and the lower bound of what a step takes longer where all cores are busy. They grow, too, by a fifth
-and more, where something else uses caches and cores. With `--at-once` the two of a pair run beside
-each other, and the same disturbs both.
+`cpu_s` are the processor seconds of a step, of all daemons and their p2pd together. The difference
+is what audits compute, and the least by which a step grows where all cores are busy. Other programs
+that use caches and cores raise `cpu_s` by a fifth and more. With `--at-once` the two swarms of a
+pair run beside each other, and the same disturbs both.
 """
 
 import argparse
@@ -43,7 +44,7 @@ NEVER = 1 << 30
 
 
 def loopback_bytes() -> int:
-    """That it has carried since it is up."""
+    """Bytes that loopback has carried since it is up."""
     for line in Path("/proc/self/net/dev").read_text().splitlines():
         name, _, counts = line.partition(":")
         if name.strip() == "lo":
@@ -52,7 +53,7 @@ def loopback_bytes() -> int:
 
 
 def processor_s(roots: set[int]) -> tuple[float, float]:
-    """Of these processes, and of their children, so far."""
+    """Processor seconds so far of these processes, and of their children."""
     ticks, parents = {}, {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -95,13 +96,13 @@ def until(child: Child, step: int) -> int:
 
 
 class Mark(NamedTuple):
-    """Of a swarm so far."""
+    """The counters of a swarm so far."""
 
     step: int
     own_s: float
     """Processor seconds of its daemons."""
     others_s: float
-    """Of their p2pd."""
+    """Processor seconds of their p2pd."""
     bytes: int
     audits: int
 
@@ -132,7 +133,7 @@ class Played:
         return Mark(step_of(self.first), own_s, others_s, loopback_bytes(), audits)
 
     def figures(self, before: Mark, after: Mark) -> dict[str, float]:
-        """Seconds and bytes of a step, and audits of all between the two."""
+        """Seconds and bytes of a step, and all audits between the two marks."""
         begun, done = before.step, after.step
         commits = [it for it in commits_of({"": self.first.events()}) if begun <= it[0] <= done]
         times_s = [after[1] - before[1] for before, after in pairwise(commits)]
@@ -149,7 +150,8 @@ class Played:
 
 
 def played(spec: RunSpec, rates: Sequence[float], peers: int, steps: int) -> list[dict[str, float]]:
-    """Of swarms beside each other, from when all are warm until each has taken so many steps."""
+    """Figures of swarms beside each other, from when all are warm until each has taken so many
+    steps."""
     with ExitStack() as stack:
         swarms = [stack.enter_context(Played.begun(spec, rate, peers)) for rate in rates]
         for it in swarms:

@@ -3,13 +3,14 @@
 Members commit steps; each claims one stage-step in each. The openings of all draw audits after the
 claims are made; an auditor is drawn from the other established members, and one that lies passes
 its colluders. A wrong claim that an honest auditor replays is proof: the liar loses its place, and
-the run goes back by `undo_steps` of the proof, or to before the liar's first stage. Whoever comes
-with a new key follows, is promoted one at a time with waits that double with each conviction, and
-is audited more often for its first steps. Nothing here trains: steps and claims are counted.
+the run goes back by `undo_steps` of the proof, or to before the liar's first stage. A newcomer with
+a new key follows first. Newcomers are promoted one at a time, with waits that double with each
+conviction, and are audited more often for their first steps. Nothing here trains: steps and claims
+are counted.
 
-Judged for each strategy of a quarter of the members, over all seeds: wrong steps that stay in the
-run's lineage for each key, against the bound that `left_bound` has, and goodput, steps that stay
-over steps computed, audits counted as the computing that they are, against 90%.
+Each strategy of a quarter of the members is judged over all seeds. Wrong steps that stay in the
+run's lineage for each key are judged against the bound of `left_bound`. Goodput, steps that stay
+over steps computed, is judged against 90%; audits count as the computing that they are.
 """
 
 import math
@@ -22,13 +23,13 @@ GOODPUT_TARGET = 0.90
 CERTAINTY = 0.01
 """Wrong steps of a liar in every step may stay with this probability."""
 HONEST_SHARE = 0.75
-"""Of auditors, at the worst."""
+"""The share of auditors that collude, at the worst."""
 NEVER = 10**9
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What the swarm does; counts are steps that were computed."""
+    """The rules of the swarm. Counts are steps that were computed."""
 
     members: int = 16
     audit_share: float = 0.02
@@ -38,23 +39,25 @@ class Rules:
     first_wait_steps: int = 400
     checkpoint_steps: int = 50
     verdict_steps: int = 20
-    """From a draw to the verdict."""
+    """Steps from a draw to the verdict."""
     crash_steps: int = 1
-    """Computed anew after a member goes without a word."""
+    """Steps computed anew after a member goes without a word."""
     withheld_share: float | None = 1.0
-    """Audited in a step of which an opening is withheld; None: the draw is made anew."""
+    """The share of claims audited in a step of which an opening is withheld; None: the draw is made
+    anew."""
     alarm_share: float = 0.20
     alarm_steps: int = 300
-    """After a conviction."""
+    """Steps for which the rate is raised after a conviction."""
 
     @property
     def follower_steps(self) -> int:
-        """A newcomer repeats so many before it has had its audits, at the rate of its own."""
+        """A newcomer repeats so many steps before it has had its audits, at the rate of its own."""
         return round(self.followed_audits / self.probation_share)
 
     @property
     def undo_steps(self) -> int:
-        """A liar in every step is caught within so many, but for `CERTAINTY`, without an alarm."""
+        """A liar in every step is caught within so many steps, except with probability 1 -
+        `CERTAINTY`, without an alarm."""
         return math.ceil(math.log(CERTAINTY) / math.log(1 - HONEST_SHARE * self.audit_share))
 
 
@@ -63,23 +66,23 @@ FIRST_RULES = Rules(withheld_share=None, alarm_steps=0, first_wait_steps=100)
 
 @dataclass(frozen=True)
 class Strategy:
-    """What the liars do."""
+    """The behaviour of the liars."""
 
     name: str
     wrong_share: float = 1.0
-    """Of the steps of a liar with a place."""
+    """The share of wrong steps of a liar with a place."""
     confesses_after: int | None = None
     """A colluder proves the first wrong claim so many steps after it, to have work undone."""
     goes_when_drawn: bool = False
-    """Leaves its place rather than show what is asked for."""
+    """The liar leaves its place rather than show what is asked for."""
     opens_last: bool = False
     """Every other liar only opens last, and gives up its place when a colluder's claim is drawn."""
     returns: bool = True
-    """With a new key after each conviction."""
+    """The liar comes back with a new key after each conviction."""
     confesses_new: bool = False
-    """Also while its key is watched."""
+    """The liar lies also while its key is watched."""
     keeps_key: bool = False
-    """Returns with the key that was convicted, once it may."""
+    """The liar returns with the key that was convicted, once it may."""
     keys_ahead: int = 0
     """So many keys of all liars are made known in the first steps, and used later."""
 
@@ -118,7 +121,7 @@ class Proof:
 
     due: int
     step: int
-    """Of the lineage: when it was proven."""
+    """Step of the lineage at which it was proven."""
     body: int
     key: int
 
@@ -133,15 +136,15 @@ class Run:
     wrong: list[bool] = field(default_factory=list)
     """The lineage: whether each committed step holds something wrong."""
     shares: list[float] = field(default_factory=list)
-    """Of the lineage's steps: how many claims were audited."""
+    """For each of the lineage's steps: how many claims were audited."""
     clock: int = 0
     audited: float = 0.0
-    """Steps' worth of computing that went into audits."""
+    """Computing that went into audits, in steps' worth."""
     alarm_until: int = 0
     convictions: int = 0
     last_promotion_at: int = 0
     longest_wait: int = 0
-    """For which nobody new had a stage, where that is counted: of what is built."""
+    """The longest time in which no new liar had a stage; counted only by the built rules."""
     proofs: list[Proof] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -150,7 +153,8 @@ class Run:
         self.bodies = [Body(only_opens=opens_last and number % 2 == 1) for number in range(count)]
 
     def step(self) -> None:
-        """All claim, some are drawn, the step is committed; then verdicts, and who comes back."""
+        """All claim, some are drawn, and the step is committed. Then verdicts follow, and liars
+        come back."""
         self.clock += 1
         share = self._share()
         liars = [number for number, body in enumerate(self.bodies) if self._lies(body)]
@@ -187,7 +191,8 @@ class Run:
         return at is not None and self.clock - at < self.rules.probation_steps
 
     def _caught(self, liars: list[int], share: float) -> list[int]:
-        """Whose wrong claims honest auditors replay, once the last opening is made or withheld."""
+        """The liars whose wrong claims honest auditors replay, once the last opening is made or
+        withheld."""
         while True:
             found = [number for number in liars if self._is_drawn(self.bodies[number], share)]
             openers = (body for body in self.bodies if body.only_opens and body.has_place)
@@ -226,7 +231,7 @@ class Run:
                 self._convict(self.bodies[proof.body], proof)
 
     def _convict(self, body: Body, proof: Proof) -> None:
-        """Undo, and bar the key; its body comes back with another."""
+        """Undo, and bar the key. Its body comes back with another key."""
         self.convictions += 1
         safe = max(self._safe_step(proof.step), body.first_stage)
         safe -= safe % self.rules.checkpoint_steps
@@ -237,7 +242,7 @@ class Run:
         body.may_return_at = self.clock + waits
 
     def _safe_step(self, proven: int) -> int:
-        """Who lied in every step since would have been caught before, but for `CERTAINTY`."""
+        """A liar in every step since would have been caught before, but for `CERTAINTY`."""
         missed, step = 1.0, min(proven, len(self.shares))
         while step and missed > CERTAINTY:
             step -= 1
@@ -245,7 +250,7 @@ class Run:
         return step
 
     def _come_back(self, body: Body) -> None:
-        """One at a time, with waits that the convictions so far have doubled."""
+        """Liars come back one at a time, with waits that the convictions so far have doubled."""
         wait_steps = self.rules.first_wait_steps * 2 ** min(self.convictions, 20)
         is_due = self.clock >= max(body.may_return_at, self.last_promotion_at + wait_steps)
         if not body.has_place and is_due:
@@ -266,7 +271,7 @@ def left_bound(rules: Rules, wrong_share: float) -> float:
 def played(
     rules: Rules, strategy: Strategy, steps: int, seeds: int, kind: type[Run] = Run
 ) -> dict[str, Any]:
-    """Of all seeds: wrong steps that stay, for each key that was convicted, and goodput."""
+    """Of all seeds: wrong steps that stay, for each convicted key, and goodput."""
     left, keys, goodputs, convictions, longest_wait = 0, 0, [], 0, 0
     for seed in range(seeds):
         chance = random.Random(f"{strategy.name} {seed}")

@@ -5,11 +5,11 @@
 
 `--rules built` plays what is built, by the very functions and constants of `p2p_dtfm.core`: waits
 for a place, rates of audits, and how far a run goes back. `first` is the design as it was first
-written; it falls, see docs/benchmarks/liars.md. `amended` is the design with three amendments: a
-withheld opening has everybody audited for that step; a conviction raises the rate of audits for a
-while, so that its colluders are found at once, and less is undone for them; and waits for a place
-begin at 400 steps. Of what is judged: `designed_economy`. `--keys-ahead` plays besides that so many
-keys are made known in the first steps, and used later.
+written; it falls, see docs/benchmarks/liars.md. `amended` is the design with three amendments. A
+withheld opening has everybody audited for that step. A conviction raises the rate of audits for a
+while, so that colluders are found at once, and less is undone for them. Waits for a place begin at
+400 steps. `designed_economy` says what is judged. With `--keys-ahead` so many keys are made known
+in the first steps, and used later.
 """
 
 import argparse
@@ -48,7 +48,8 @@ from p2p_dtfm.core.protocol.sections.audit_spec import AuditSpec
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, ViewId
 
 RATE = 0.02
-"""As is advised, with the steps after which a liar in each one is found but for `CERTAINTY`."""
+"""The advised settings, with the steps within which a liar in every step is found, but for
+`CERTAINTY`."""
 SPEC = AuditSpec(rate=RATE, undo_steps=math.ceil(math.log(CERTAINTY) / math.log(1 - RATE)))
 TERMS = StepTerms(
     *(1, 1, 1, 1, 1, 1.0),
@@ -71,14 +72,14 @@ BUILT_STRATEGIES = (
     Strategy("new keys confess", wrong_share=0.0, confesses_after=0, confesses_new=True),
 )
 KEYS_AHEAD = Strategy("keys made known ahead", wrong_share=0.0, confesses_after=-1)
-"""Played where it is asked for: nothing that is built holds it off (decision 73)."""
+"""Played only on request: nothing that is built holds it off (decision 73)."""
 KNOWN_AT_STEP = 10
 BACK_AFTER_STEPS = 10
-"""Who goes without a verdict is let in again after ten seconds."""
+"""A member that leaves without a verdict is let in again after ten seconds."""
 
 
 class BuiltRules(Rules):
-    """What `SPEC` asks for."""
+    """The rules of the code, as `SPEC` asks for."""
 
     @property
     def undo_steps(self) -> int:
@@ -150,7 +151,7 @@ class BuiltRun(Run):
             self._take_back(found)
 
     def _take_back(self, proofs: Sequence[Proof]) -> None:
-        """All that are convicted in one step, in one view."""
+        """Convict all that are found in one step, in one view."""
         step, view = len(self.wrong), ViewId(self.clock, "")
         bodies = [self.bodies[proof.body] for proof in proofs]
         names = {_name(proof.body, self.bodies[proof.body]) for proof in proofs}

@@ -64,7 +64,7 @@ class StageStep:
     recompute: bool
     begins_anew: bool
     is_lent: bool
-    """Who computes it again has not got its layers: only parameters, as bytes."""
+    """The auditor does not have the stage's layers, and only gets parameters, as bytes."""
     seed: int
 
     def batch(self, number: int) -> tuple[Tensor, Tensor]:
@@ -94,7 +94,7 @@ class StageStep:
         return {layer: LayerState.genesis(self.spec, layer) for layer in self.layers}
 
     def first(self) -> list[bytes]:
-        """As a stage-holder works: all forwards before the backwards."""
+        """The first computation, as a stage-holder works: all forwards before the backwards."""
         torch.set_num_threads(self.threads)
         states = self.states()
         runner = StageRunner(self.spec, states, self.recompute)

@@ -3,8 +3,8 @@
     python -m benchmarks.liars.verdicts [--steps 1000] [--pipelines 3] [--stages 2] [--json]
 
 Each step has one liar, or none, in one of the ways below; what all others claim and find is what
-they would. A verdict against anybody but the liar falsifies the rules, as does a doubt without it.
-Counted are the audits, whom the verdict left out, and the doubts.
+they would. A verdict against an honest member falsifies the rules, and so does a doubt without the
+liar. Audits, members that a verdict left out, and doubts are counted.
 """
 
 import argparse
@@ -40,7 +40,7 @@ VIEW = ViewId(1, "ab" * 32)
 
 @dataclass
 class Told:
-    """Of all steps in which somebody lied in one way."""
+    """The counts of all steps in which a member lied in one way."""
 
     steps: int = 0
     audits: int = 0
@@ -48,7 +48,7 @@ class Told:
     doubts: int = 0
     honest_out: int = 0
     liars_barred: int = 0
-    """By more than half of all: the others come back."""
+    """Barred by more than half of all: the others come back."""
     honest_barred: int = 0
     honest_pairs: int = 0
 
@@ -77,7 +77,8 @@ def _sum(peer: str, number: int) -> bytes:
 
 
 def shares_of(plan: Plan, step: int, liar: str, way: str) -> dict[str, Share]:
-    """As the members claim: the liar as it likes, the others what they have computed and got."""
+    """The claims of the members: the liar's as it likes, the others' as they have computed and
+    got."""
     segments, shares = plan.segments(), {}
     for peer in plan.stage_holders():
         parts, got, norms = {}, {}, {}
@@ -145,7 +146,7 @@ def works_of(plan: Plan, shares: dict[str, Share]) -> dict[str, bytes]:
 
 
 def one_step(plan: Plan, step: int, liar: str, way: str) -> tuple[int, Findings]:
-    """The audits that were done, and what comes of them."""
+    """The number of audits that were done, and what comes of them."""
     shares, right = shares_of(plan, step, liar, way), shares_of(plan, step, "", "nothing")
     claimed = works_of(plan, shares)
     # what a replay comes to: the sums, and what is computed from what has come, as it should be

@@ -65,8 +65,8 @@ def test_ids_as_long_as_real_ones_take_more_bytes(capsys: pytest.CaptureFixture[
 def test_a_crash_is_no_news_before_what_was_said_just_before_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Far away the last words came after the end of the stream, which they took back: two of four
-    noticed three seconds later than the others, by silence."""
+    """Far away a dead peer's last words came after the end of its stream, and took that end back.
+    Two of four noticed the crash three seconds later than the others, by silence."""
     *rows, verdict = printed(capsys, "--peers", "8", "--events", "leave,crash", "--json")
     assert [row["event"] for row in rows] == ["found", "leave", "crash"]
     assert verdict["met"] is True

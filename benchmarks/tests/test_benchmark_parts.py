@@ -1,4 +1,4 @@
-"""What the benchmarks with real daemons work out from what they measured."""
+"""What the benchmarks with real daemons work out from their measurements."""
 
 import pytest
 

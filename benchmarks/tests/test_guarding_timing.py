@@ -1,4 +1,4 @@
-"""What the planner says of guarding, on the benchmarks' own scenarios, against the simulator."""
+"""The planner's time for guarding, on the benchmarks' own scenarios, against the simulator's."""
 
 from dataclasses import replace
 
@@ -17,8 +17,8 @@ from p2p_dtfm.sim.step_time.simulator import simulate_step
 def test_a_lone_pipeline_waits_for_its_guardians_as_in_the_simulator(
     kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Thin uplinks; with and without spares to guard, and several holders with one guardian. They
-    would lag, were it not for this test."""
+    """The uplinks are thin, with and without spares to guard, and several holders have one
+    guardian. The guardians would lag, if this test did not keep them from it."""
     monkeypatch.setattr(cuts, "LAGGING_STEP_SHARE", 0)
     scenario = scenario_file("uneven-homes")
     roomy = tuple(replace(peer, memory_bytes=10**9) for peer in scenario.peers[:kept])
@@ -38,7 +38,7 @@ def test_a_lone_pipeline_waits_for_its_guardians_as_in_the_simulator(
 
 
 def test_guardians_that_would_cost_more_than_a_fiftieth_of_a_step_cost_nothing() -> None:
-    """They lag, to the planner as in the simulator."""
+    """Such guardians lag, in the planner as in the simulator."""
     scenario = scenario_file("uneven-homes")
     peers = tuple(
         replace(peer, memory_bytes=10**12, uplink_bytes_per_s=1000) for peer in scenario.peers[:2]

@@ -1,4 +1,4 @@
-"""What the benchmark says of a history, and what it calls wrong."""
+"""The benchmark's figures of a history, and what it calls wrong."""
 
 from typing import Any
 

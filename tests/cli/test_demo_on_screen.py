@@ -8,7 +8,8 @@ from p2p_dtfm.cli.commands.demo import _summary
 
 
 def test_of_a_single_step_no_speed_is_told() -> None:
-    """There is no time between its steps; the demo ended with a traceback instead of a summary."""
+    """A single step has no time between steps. The demo ended with a traceback instead of a
+    summary."""
     result = {
         "shaped_links": False,
         "emulated": False,

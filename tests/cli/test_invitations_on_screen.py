@@ -1,4 +1,4 @@
-"""What is said of a run by invitation: not addresses that let nobody in."""
+"""What a run by invitation prints: no addresses that let nobody in."""
 
 import re
 
@@ -17,7 +17,7 @@ def test_a_picture_of_the_line_fits_a_terminal(capsys) -> None:  # type: ignore[
 def test_a_picture_that_the_terminal_would_break_is_not_drawn(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the usual 80 columns rows of a long line were broken in two."""
+    """On the usual 80 columns the terminal broke rows of a long line's picture in two."""
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     for columns, is_drawn in (("80", False), ("120", True)):
         monkeypatch.setenv("COLUMNS", columns)

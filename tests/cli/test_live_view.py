@@ -90,8 +90,8 @@ def test_what_is_printed_stands_above_and_can_be_copied(monkeypatch) -> None:
 def test_who_logs_out_of_a_daemons_terminal_does_not_end_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Begun with & over ssh: its first pause said that it has a bug, for the view could not be
-    wiped off, and what could not be shown was kept."""
+    """A daemon was started with & over ssh. Its first pause said that it has a bug, as the view
+    could not be wiped off, and kept what could not be shown."""
 
     class Terminal(io.StringIO):
         is_gone = False
@@ -132,7 +132,7 @@ def test_who_logs_out_of_a_daemons_terminal_does_not_end_it(
 def test_a_terminal_that_takes_no_more_for_a_moment_is_not_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where a program beside it had made it one that does not wait, nothing was shown any more."""
+    """Another program had made the terminal non-blocking, and nothing was shown any more."""
 
     class Terminal(io.StringIO):
         is_full = False
@@ -176,7 +176,7 @@ asyncio.run(show())
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_a_narrow_terminal_keeps_percentage_stage_and_what_to_do(width: int) -> None:
-    """In a real pseudo-terminal of so many columns."""
+    """The view is shown in a real pseudo-terminal of so many columns."""
     lines = shown_in_a_terminal(width)
     assert max(map(len, lines)) < width
     text = "\n".join(lines)

@@ -1,5 +1,5 @@
-"""Where a program is started is not always a terminal of a user with a home: streams are closed,
-disks full, directories gone, variables not set. What then cannot be done is told in words."""
+"""A program is not always started in a terminal by a user with a home: streams are closed, disks
+full, directories gone, variables not set. It says in words what it then cannot do."""
 
 import os
 import resource
@@ -55,7 +55,7 @@ def typed(*words: str, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_a_slash_that_was_forgotten_behind_the_tilde_is_no_bug(
     line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The shell leaves `~second` as it is, where no user is called so."""
+    """The shell leaves `~second` as it is, where no user has that name."""
     monkeypatch.chdir(tmp_path)
     assert typed(*line.format("second").split(), monkeypatch=monkeypatch) == 2
     told = capsys.readouterr().err
@@ -71,8 +71,8 @@ def test_data_of_a_user_who_is_not_there(tmp_path: Path) -> None:
 
 
 def test_who_has_no_directory_names_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A user of a number alone, as in some containers: also a home that was named ended with "this
-    is a bug"."""
+    """Some containers have a user without a name. Even with a named home the program ended with
+    "this is a bug"."""
 
     def unknown(path: Path) -> Path:
         raise RuntimeError("Could not determine home directory.")
@@ -152,7 +152,7 @@ def test_letters_that_a_terminal_has_not_are_told_by_their_numbers() -> None:
 def test_a_home_on_a_full_disk_or_without_locks_is_told_as_it_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A disk that keeps no locks had it that a daemon is running there already."""
+    """On a disk that keeps no locks the program said that a daemon is running there already."""
 
     def no_locks(file: object, how: int) -> None:
         raise OSError(95, "Operation not supported")
@@ -171,7 +171,8 @@ def test_a_home_on_a_full_disk_or_without_locks_is_told_as_it_is(
 
 
 def test_the_disk_of_a_home_is_full(tmp_path: Path) -> None:
-    """So that not even its number fits: of a bootstrap node it ended with a traceback."""
+    """The disk has no room even for the process's number. A bootstrap node ended with a
+    traceback."""
     _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
@@ -182,7 +183,7 @@ def test_the_disk_of_a_home_is_full(tmp_path: Path) -> None:
 
 
 def test_a_command_does_not_take_itself_for_a_daemon_that_has_ended(tmp_path: Path) -> None:
-    """In containers one after another has the number 1: `status` waited for itself."""
+    """In containers one program after another has the number 1: `status` waited for itself."""
     (tmp_path / "daemon.lock").write_text(str(os.getpid()))
     began_s = time.monotonic()
     with pytest.raises(UserError, match="was not started there, or has ended") as caught:
@@ -193,7 +194,8 @@ def test_a_command_does_not_take_itself_for_a_daemon_that_has_ended(tmp_path: Pa
 def test_what_lies_about_where_it_is_started_is_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`--device all` looked for cards in another process, which imported this torch."""
+    """`--device all` looked for cards in another process, which imported the torch in that
+    directory."""
     (tmp_path / "torch.py").write_text("class cuda:\n    device_count = lambda: 3\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["/usr/local/bin", *sys.path])
@@ -209,7 +211,8 @@ def test_what_lies_about_where_it_is_started_is_not_imported(
 def test_a_daemon_whose_directory_is_gone_can_begin_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was started there weeks ago: to pause, it has to begin what stays in its place."""
+    """The daemon was started there weeks ago. To pause, it has to start the process that stays in
+    its place."""
 
     def gone() -> str:
         raise FileNotFoundError(2, "No such file or directory")

@@ -1,5 +1,5 @@
-"""An option that would change nothing is refused, with what it goes with: none is dropped without a
-word."""
+"""An option that would change nothing is refused, and the refusal names what it goes with. None is
+dropped without a word."""
 
 from pathlib import Path
 

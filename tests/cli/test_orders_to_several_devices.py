@@ -1,4 +1,4 @@
-"""What is said to the daemons of one machine's devices is said to each, whatever one answers."""
+"""An order to the daemons of one machine's devices goes to each, whatever one of them answers."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 def test_one_that_refuses_keeps_no_order_from_the_others(
     order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first one left for good, so the others neither paused nor came back."""
+    """The first daemon left for good, so the others neither paused nor came back."""
     homes, told = [tmp_path, tmp_path / "2", tmp_path / "3"], list[Path]()
 
     def call_daemon(home: Path, what: str, method: str = "GET") -> Any:

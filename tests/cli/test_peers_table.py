@@ -47,7 +47,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, columns: int, *options: str) -> list[
 
 
 def test_who_is_in_no_view_shows_no_empty_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was paused: neither is it not let in, as `plan` said."""
+    """The daemon was paused, which is not the same as not let in, as `plan` said."""
     monkeypatch.setattr(swarm, "call_daemon", lambda home, what: [])
     monkeypatch.setattr(plan, "call_daemon", lambda home, what: {"view": None})
     for command in ("peers", "plan"):
@@ -59,7 +59,7 @@ def test_who_is_in_no_view_shows_no_empty_table(monkeypatch: pytest.MonkeyPatch)
 def test_a_terminal_of_a_phones_width_cuts_no_word_either(
     monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
-    """Figures lost their units, and links their column."""
+    """In narrow tables figures lost their units, and links their column."""
     text = "\n".join(shown(monkeypatch, columns))
     for whole in (*NAMES, "1,023 MiB, layers 12-23", "block fwd+bwd 123.0 ms", "25.0 Mbit/s"):
         assert whole in text, text
@@ -101,7 +101,7 @@ def test_who_was_never_heard_is_not_taken_for_this_peer(monkeypatch: pytest.Monk
 def test_a_daemon_that_is_older_than_the_program_is_understood(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It goes on for weeks after an update; the command ended with a traceback."""
+    """A daemon goes on for weeks after an update; the command ended with a traceback."""
     for each in MEMBERS:
         monkeypatch.delitem(each, "is_this_peer")
     text = "\n".join(shown(monkeypatch, 140))

@@ -35,7 +35,7 @@ def paper_cost(*arguments: str) -> dict:
 
 
 def test_the_papers_cost_counts_the_run_that_is_asked_for() -> None:
-    """Another depth, another batch and other stages each have bytes of their own."""
+    """Another depth, another batch and other stages each have their own bytes."""
     own = paper_cost()
     assert own["sizes"] == {
         "of": "paper",
@@ -178,5 +178,5 @@ def test_what_needs_a_scenario_is_not_lost_without_one(given: tuple[str, str]) -
 
 
 def test_a_short_step_is_not_said_to_take_no_time() -> None:
-    """founder.md has `tiny` planned, whose steps such machines do in a tenth of a millisecond."""
+    """founder.md has `tiny` planned, whose steps take such machines a tenth of a millisecond."""
     assert " ms a step, " in typed("three-homes", "--run", "tiny").stdout

@@ -70,8 +70,8 @@ def test_one_every_so_many_steps_and_the_newest_stay(tmp_path: Path) -> None:
 
 
 def test_what_the_run_has_taken_back_is_marked_and_goes_first(tmp_path: Path) -> None:
-    """It stayed under the highest numbers, and nothing was exported until training had come there
-    again."""
+    """The undone export stayed under the highest number, and nothing was exported until training
+    had come there again."""
     spec, root, out = make_spec(), tmp_path / "runs" / "r" / "checkpoints", tmp_path / "out"
     states, run = random_states(spec), spec.digest()[:8]
 
@@ -128,7 +128,7 @@ def test_an_export_that_cannot_come_to_anything_ends_it_and_says_how_to_mend_it(
 
 
 def test_where_the_daemon_has_gone_it_says_that_it_waits_for_it(tmp_path: Path) -> None:
-    """It waited for ever, and said nothing."""
+    """The command waited for ever, and said nothing."""
     spec, root = make_spec(), tmp_path / "runs" / "r" / "checkpoints"
     states, said = random_states(spec), list[str]()
     nobody = iter(["", "no daemon", "no daemon", "", "no daemon"])
@@ -151,8 +151,8 @@ def test_where_the_daemon_has_gone_it_says_that_it_waits_for_it(tmp_path: Path) 
 
 
 def test_of_several_runs_in_a_home_it_is_the_one_that_it_is_in(tmp_path: Path) -> None:
-    """`tiny` was trained to its end, and then a copy of it, under the same name: the old model
-    wrote texts, was exported as the new one's, and `export --every` ended with it."""
+    """`tiny` was trained to its end, and then a copy of it, under the same name. The old model
+    wrote texts and was exported as the new one's, and `export --every` ended with it."""
     older, newer = (make_spec().model_copy(update={"seed": seed}) for seed in (1, 2))
     for spec, used_s in ((newer, 9), (older, 5)):
         memory = memory_of(tmp_path, spec, used_s)
@@ -172,8 +172,8 @@ def test_of_several_runs_in_a_home_it_is_the_one_that_it_is_in(tmp_path: Path) -
 def test_what_a_home_remembers_is_looked_at_once_and_left_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`export --every` said of one damaged file, or of a newer version, that it is, twice a second,
-    and a command that only reads set it aside."""
+    """`export --every` said of a damaged file, or of one by a newer version, that it is so, twice a
+    second. A command that only reads set the file aside."""
     damaged = tmp_path / "runs" / "old" / "memory.json"
     damaged.parent.mkdir(parents=True)
     damaged.write_text("{")
@@ -196,8 +196,8 @@ def test_what_a_home_remembers_is_looked_at_once_and_left_as_it_is(
 def test_what_a_side_that_was_given_up_has_come_to_is_not_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A laptop trained alone, met its swarm and came over: for as many steps as it had been ahead
-    the model was that of its own, and `--every` exported nothing, or ended with it."""
+    """A laptop trained alone, met its swarm and came over. For as many steps as it had been ahead,
+    its own model was exported. `--every` exported nothing, or ended with that model."""
     spec, out, told = make_spec(), tmp_path / "out", list[str]()
     write_memory(place_of(tmp_path, memory := memory_of(tmp_path, spec)), memory)
     root, states = place_of(tmp_path, memory) / "checkpoints", random_states(spec)
@@ -223,7 +223,8 @@ def test_what_a_side_that_was_given_up_has_come_to_is_not_the_model(
 def test_a_checkpoint_that_is_pruned_as_it_is_found_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`generate` and `export` ended with a traceback, also one that was to go on with `--every`."""
+    """`generate` and `export` ended with a traceback, also an export that was to go on with
+    `--every`."""
     spec, root = make_spec(), tmp_path / "runs" / "r" / "checkpoints"
     for step in (2, 4):
         save_layers(root, spec, step, 0, at(random_states(spec), step))
@@ -244,8 +245,8 @@ def test_a_checkpoint_that_is_pruned_as_it_is_found_is_none(
 def test_in_a_copy_of_a_home_it_is_the_newest_whatever_the_times_of_its_files(
     tmp_path: Path, written_s: tuple[int, ...]
 ) -> None:
-    """`cp -r` writes directories in any order: an older model was taken, the exports of later ones
-    were marked as taken back, and `--every` did not end with the last step."""
+    """`cp -r` writes directories in any order. An older model was taken, and the exports of later
+    ones were marked as taken back. `--every` did not end with the last step."""
     spec, out, told = make_spec(), tmp_path / "out", list[str]()
     write_memory(place_of(tmp_path, memory := memory_of(tmp_path, spec)), memory)
     root, states = place_of(tmp_path, memory) / "checkpoints", random_states(spec)
@@ -260,7 +261,7 @@ def test_in_a_copy_of_a_home_it_is_the_newest_whatever_the_times_of_its_files(
 
 
 def test_who_lags_takes_back_nothing_that_another_has_exported(tmp_path: Path) -> None:
-    """Of two homes of a run with one `--out` the slower one marked what the other had made."""
+    """Two homes of a run had one `--out`, and the slower one marked the other's exports."""
     spec, states, told = make_spec(), random_states(make_spec()), list[str]()
     repeated = []
     for home, step in (("fast", 8), ("slow", 4)):

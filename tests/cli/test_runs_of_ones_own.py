@@ -1,5 +1,5 @@
-"""A run spec of one's own names its data, and weights that it begins with, by where it lies; what
-is made of it lies elsewhere, and means the same."""
+"""A user's own run spec names its data, and its initial weights, relative to itself. What is made
+of the spec lies elsewhere, and means the same."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,7 +23,7 @@ STARTS = "that is enough"
 
 
 def own_run(folder: Path) -> Path:
-    """A run spec with data beside it and, as `import` makes one, weights to begin with."""
+    """A run spec with data beside it, and with initial weights as `import` makes them."""
     folder.mkdir()
     text, path = folder / "text", folder / "my-run.toml"
     text.write_text("words of somebody " * 200)
@@ -69,7 +69,8 @@ def test_a_swarm_that_plays_it_founds_it_with_its_data_and_weights(
 def test_a_run_by_invitation_is_not_played(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its founder prints no address: whoever played it waited five minutes for one."""
+    """The founder of such a run prints no address. The program that played it waited five minutes
+    for one."""
     path = tmp_path / "run.toml"
     path.write_text(find_run_spec("tiny").read_text() + '\n[admission]\nmode = "invited"\n')
 

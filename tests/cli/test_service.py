@@ -1,4 +1,4 @@
-"""The daemon as a service of its user: what is written, and what is refused before it is."""
+"""The daemon as a service of its user: what is written, and what is refused before that."""
 
 import os
 import re
@@ -40,7 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def options() -> dict[str, Any]:
-    """What `service install` takes, by the name of each option."""
+    """The options that `service install` takes, by name."""
     program: Any = typer.main.get_command(app)
     install = program.commands["service"].commands["install"]
     return {name: each for each in install.params for name in (*each.opts, *each.secondary_opts)}
@@ -86,7 +86,7 @@ def test_a_pasted_invitation_and_what_may_be_said_of_a_network(
 def test_what_the_environment_says_is_said_to_systemd_too(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """systemd has another one: the service lived in another home than the commands looked at."""
+    """systemd has another environment: the service had another home than the commands looked at."""
     monkeypatch.chdir(home.parent)
     monkeypatch.setenv("P2P_DTFM_HOME", "big disk/home")
     monkeypatch.setenv("P2P_DTFM_THREADS", "3")
@@ -103,7 +103,7 @@ def test_what_the_environment_says_is_said_to_systemd_too(
 def test_a_home_that_nobody_names_is_said_to_systemd_too(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It follows from XDG_DATA_HOME, which systemd does not have."""
+    """The home follows from XDG_DATA_HOME, which systemd does not have."""
     monkeypatch.delenv("P2P_DTFM_HOME", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(home.parent / "big disk"))
     done = CliRunner().invoke(app, ["service", "install", "--print"])
@@ -113,7 +113,7 @@ def test_a_home_that_nobody_names_is_said_to_systemd_too(
 
 
 def test_a_name_is_read_again_as_it_was_typed() -> None:
-    """One with a picture in it made a file that the daemon could not read: the service ended at
+    """A name with a picture in it made a file that the daemon could not read. The service ended at
     once, and again at each log-in."""
     values = {"name": "Ada \U0001f600", "home": '/home/\u00fc/a "b"\x7f', "nearby": False}
     assert tomllib.loads(service.settings_text(values)) == values
@@ -135,8 +135,8 @@ def test_print_shows_all_and_writes_nothing(home: Path) -> None:
 
 @pytest.mark.parametrize("result", ["success", "timeout"])
 def test_install_and_uninstall(home: Path, monkeypatch: pytest.MonkeyPatch, result: str) -> None:
-    """It had two minutes to hand its layers over; then it was killed, and what it had trained was
-    said to stay."""
+    """The service had two minutes to hand its layers over and was then killed. The command said
+    that its training stays."""
     asked: list[tuple[str, ...]] = []
 
     def systemctl(*words: str) -> str:
@@ -171,8 +171,8 @@ def test_install_and_uninstall(home: Path, monkeypatch: pytest.MonkeyPatch, resu
 def test_who_stops_a_service_for_a_while_is_told_how_long_that_lasts(
     home: Path, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    """A pause of three days ended with the next start of the machine, and whoever had left was in
-    again after the next log-in."""
+    """A pause of three days ended with the next start of the machine. A service that had left came
+    back after the next log-in."""
     monkeypatch.setattr(service, "_require_systemd", lambda: None)
     monkeypatch.setattr(service, "_systemctl", lambda *words: "")
     monkeypatch.setattr(swarm, "call_daemon", lambda *words: None)
@@ -220,7 +220,8 @@ def test_what_is_wrong_is_said_before_anything_is_written(home: Path) -> None:
 def test_a_daemon_that_would_end_at_once_is_no_service(
     given: list[str], told: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was said to run; its log, at which nobody looks, said why it had ended."""
+    """The command said that the service runs. The service's log, which nobody reads, said why it
+    had ended."""
     asked: list[tuple[str, ...]] = []
     monkeypatch.setattr(service, "_require_systemd", lambda: None)
     monkeypatch.setattr(service, "_systemctl", lambda *words: asked.append(words))
@@ -233,7 +234,8 @@ def test_a_daemon_that_would_end_at_once_is_no_service(
 def test_a_service_beside_a_daemon_that_runs_is_refused(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It found its home in use and ended for good; the other one ended with its terminal."""
+    """The service found its home in use and ended for good. The other daemon ended with its
+    terminal."""
     asked: list[tuple[str, ...]] = []
     monkeypatch.setattr(service, "_require_systemd", lambda: None)
     monkeypatch.setattr(service, "_systemctl", lambda *words: asked.append(words))
@@ -258,7 +260,8 @@ def test_a_service_beside_a_daemon_that_runs_is_refused(
 def test_a_service_whose_disk_is_not_there_yet_is_begun_again(
     given: dict[str, Any], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that was mounted after log-in: it ended for good, or became another peer there."""
+    """The disk was mounted after log-in. The service ended for good, or became another peer
+    there."""
     disk = home.parent / "disk"
     settings = Settings(home=disk / "p2p", **given)
     monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getpid()))
@@ -288,7 +291,7 @@ def test_a_service_whose_disk_is_not_there_yet_is_begun_again(
 def test_a_service_without_a_directory_of_its_user_has_the_home_that_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A unit without HOME ended for good, whatever was there."""
+    """A unit without HOME ended for good, whatever else was set."""
     home, expanded = tmp_path / "home", Path.expanduser
 
     def unknown(path: Path) -> Path:
@@ -326,7 +329,7 @@ def test_an_old_python_is_told_in_one_sentence() -> None:
 def test_another_system_is_told_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It ended with a traceback, on macOS in the doctor of all places."""
+    """The command ended with a traceback, and so did the doctor on macOS."""
     assert not system_fault("linux")
     for system in ("darwin", "win32"):
         monkeypatch.setattr(sys, "platform", system)

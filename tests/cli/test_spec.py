@@ -1,4 +1,5 @@
-"""A run spec that comes along, as a file to change: a wheel has no folder of them to copy from."""
+"""A packaged run spec is written as a file to change: a wheel has no folder of specs to copy
+from."""
 
 from pathlib import Path
 

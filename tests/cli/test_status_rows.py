@@ -1,4 +1,4 @@
-"""What `p2p-dtfm status` says of what this peer has given, and how it is watched."""
+"""What `p2p-dtfm status` says of this peer's contribution, and how it is watched."""
 
 import json
 import time
@@ -26,13 +26,13 @@ def test_given(given: tuple[float, float, float], text: str | None) -> None:
 
 
 def test_nothing_is_said_while_it_is_not_known() -> None:
-    """While paused, and before there is a run."""
+    """The daemon is paused, or there is no run yet."""
     assert _given({"given": None}) is None
     assert _given({}) is None
 
 
 def test_a_newcomer_does_not_say_that_a_crash_undoes_everything() -> None:
-    """It has seen no copy; the others have some, and checkpoints."""
+    """The newcomer has seen no copy of its states; the others have some, and checkpoints."""
     facts: dict[str, Any] = {"step": 279, "view": 16, "members": ["a", "b"], "safe_step": None}
     assert (_safe(facts) or "").startswith("not known yet")
     assert (_safe({**facts, "safe_step": 270}) or "").startswith("270: a crash")
@@ -42,7 +42,7 @@ def test_a_newcomer_does_not_say_that_a_crash_undoes_everything() -> None:
 def test_all_is_said_of_nothing_less(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor by a demo: it was done, and went on."""
+    """A demo that went on said that it was done."""
     facts = {
         "state": "joining", "reason": "asks", "since_s": time.time(), "peer_id": "p", "run": "r",
         "run_digest": "0" * 64, "data": None, "eta_s": None, "members": [], "layers": [],
@@ -72,7 +72,7 @@ def test_what_carries_tensors_to_each_neighbour() -> None:
 def test_who_watches_goes_on_watching_while_the_daemon_starts_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It ended with an error, and whoever watched a restart had to begin anew."""
+    """The command ended with an error. A user who watched a restart had to start it again."""
     answers: list[Any] = [
         {"state": "a"},
         UserError("no daemon answers", "start one"),

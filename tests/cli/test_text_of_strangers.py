@@ -1,4 +1,4 @@
-"""What other peers say of themselves is shown as text: no markup, no terminal commands."""
+"""Other peers' words about themselves are shown as text: no markup, no terminal commands."""
 
 import logging
 import sys
@@ -92,8 +92,8 @@ def test_the_log(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("reason", ["unjudged", "passed over", "refused", "missing"])
 def test_what_a_transcript_says(reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever made it up chose what its arithmetic is called, and could have the terminal say that
-    all was computed again."""
+    """A forger of a transcript names its arithmetic. The name could make the terminal say that all
+    was computed again."""
     if reason == "refused":
         _tell_refusal({"refused": EVIL, "step": 3, "signed_by": EVIL}, False)
     else:
@@ -115,8 +115,8 @@ def test_what_a_transcript_says(reason: str, capsys: pytest.CaptureFixture[str])
 def test_what_a_model_writes(
     on_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Strangers have taught it, and one of bytes writes any of them; a file gets the text as it
-    is."""
+    """Strangers have taught the model, and a model of bytes writes any byte. A file gets the text
+    as it is."""
     loaded = (SimpleNamespace(model=SimpleNamespace(width=1 << 20)), [])
     monkeypatch.setattr(data, "_model_of", lambda _: (loaded, SimpleNamespace(end_of_document=0)))
     monkeypatch.setattr(generate, "stream_until", lambda *_: iter(EVIL))

@@ -18,7 +18,7 @@ WARNED = "it to nobody who might not have been invited"
 
 
 def transcript(folder: Path, **admission: str) -> Path:
-    """Of a run that nobody has computed yet."""
+    """The transcript of a run that nobody has computed yet."""
     spec = run_spec(admission=admission) if admission else run_spec()
     path = folder / "transcript.txt"
     path.write_text(line_of(Began(FORMAT, spec.canonical_bytes())) + "\n")
@@ -69,7 +69,7 @@ class Terminal(io.StringIO):
 def test_what_is_said_in_the_end_does_not_stand_behind_what_was_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The verdict began in the middle of that line, a refusal as well."""
+    """The verdict, or a refusal, began in the middle of the progress line."""
     monkeypatch.setattr(sys, "stderr", Terminal())
     with pytest.raises(NotTrue), _progress() as tell:
         tell(41, 50)

@@ -1,5 +1,5 @@
-"""What a program loads takes half a minute where a machine does much else: who watches is told so,
-and whoever thinks better of it is let go."""
+"""On a busy machine a program takes half a minute to load. A user who watches is told so, and a
+user who presses Ctrl-C is let go."""
 
 import asyncio
 import logging
@@ -33,13 +33,14 @@ sys.meta_path.insert(0, CtrlC())
 from p2p_dtfm.cli import main
 main()
 """
-"""At the moment at which that module begins to be loaded. As on a screen: tests may run as a job in
-the background, which is not to be ended so, and neither is what it starts."""
+"""Sends Ctrl-C at the moment at which that module begins to be loaded, as from a screen. Tests may
+run as a background job, which Ctrl-C does not end, and neither does it end what they start."""
 
 
 @pytest.mark.parametrize("loaded", ["p2p_dtfm.cli.app", "p2p_dtfm.daemon.node.daemon"])
 def test_ctrl_c_ends_it_at_once_and_without_pages_about_it(loaded: str, tmp_path: Path) -> None:
-    """Python's own answer was a traceback at first; later nothing at all, until all was loaded."""
+    """Python's own answer was a traceback at first. Later there was no answer at all, until all was
+    loaded."""
     line = ["--run", "tiny", "--home", str(tmp_path / "home"), "--dashboard", "off"]
     ended = subprocess.run(
         [sys.executable, "-c", CTRL_C_AT, loaded, *line],
@@ -54,8 +55,8 @@ def test_ctrl_c_ends_it_at_once_and_without_pages_about_it(loaded: str, tmp_path
 def test_meanwhile_the_screen_goes_on_and_others_are_told_that_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It stood still at 0 s; `status` said that nothing had been started there, and a
-    second daemon in that home was told of the first one once it had loaded, too."""
+    """The screen stood still at 0 s, and `status` said that nothing had been started there. A
+    second daemon in that home, too, was told of the first one only once that had loaded."""
     (tmp_path / "loads_for_long.py").write_text("import time\ntime.sleep(1)\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(resident, "_TRAINS", "loads_for_long")

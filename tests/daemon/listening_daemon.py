@@ -1,4 +1,4 @@
-"""As much of a daemon as messages of others reach, without a host."""
+"""The parts of a daemon that messages of others reach, without a host."""
 
 import asyncio
 from collections.abc import Sequence
@@ -40,7 +40,8 @@ ME, OTHER = name_of(0), name_of(1)
 
 
 class Daemon:
-    """As much of one as messages reach, without a host: what it would call or tell is dropped."""
+    """The parts of a daemon that messages reach, without a host. What it would call or tell is
+    dropped."""
 
     def __init__(self, directory: Path, trainer: Trainer, tools: Tools) -> None:
         self._trainer = trainer
@@ -103,7 +104,8 @@ class Daemon:
     def _nothing(self, *what: Any) -> None: ...
 
     async def hears(self, message: Any) -> None:
-        """From a member; often, so that its rate is looked at by a gate that knows nobody yet."""
+        """A message from a member arrives. It comes often, so a gate that knows nobody yet checks
+        its rate."""
         if isinstance(message, FrameHeader):
             self._trainer._followers.gradient(OTHER, message, bytearray(16))
             mailbox = self._trainer._mail.mailbox(ViewId(message.view_number, message.view_digest))

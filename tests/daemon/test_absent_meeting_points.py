@@ -1,5 +1,5 @@
-"""Initial peers that are away as a daemon starts are where others look for the run later; and
-members that are lost are looked for nearby."""
+"""Initial peers that are away when a daemon starts are where others look for the run later. Lost
+members are looked for nearby."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,8 @@ from tests.daemon.test_memory import memory_of, peer_ids
 
 
 def test_initial_peers_that_were_not_reached_are_called_again(tmp_path: Path) -> None:
-    """Only those that answered in that moment were, and of a daemon without arguments none."""
+    """A daemon called again only the peers that answered at its start. One without arguments called
+    none."""
     ids = peer_ids(tmp_path, 3)
     points = [f"/ip4/192.0.2.7/tcp/4001/p2p/{peer_id}" for peer_id in ids]
     memory = msgspec.structs.replace(memory_of(tmp_path), meeting_points=tuple(points[1:]))
@@ -53,7 +54,7 @@ async def _lets_in(peer_id: str) -> None: ...
 
 
 def test_one_that_trains_another_run_by_invitation_says_nothing_of_this_one(tmp_path: Path) -> None:
-    """A service that was told so never tried again."""
+    """A service that had been told so never tried again."""
     ids = peer_ids(tmp_path, 2)
     network = network_of()
     network.first_contacts = tuple(f"/ip4/192.0.2.7/tcp/1/p2p/{peer_id}" for peer_id in ids)
@@ -72,8 +73,8 @@ def test_one_that_trains_another_run_by_invitation_says_nothing_of_this_one(tmp_
 
 
 def test_every_member_asks_nearby_for_those_that_it_has_lost(tmp_path: Path) -> None:
-    """Of two that got new addresses at once only who had come back to nobody asked, and only for
-    those that it knew then: they never met again."""
+    """Two members got new addresses at once and never met again. Each asked nearby only when it
+    came back, and only for those that it knew then."""
     here, gone, silent, stranger, liar = peer_ids(tmp_path, 5)
     met = [acquaintance(it, ["/ip4/192.0.2.7/tcp/4001"], 5) for it in (here, gone, silent)]
     learned: dict[str, tuple[str, ...]] = {}

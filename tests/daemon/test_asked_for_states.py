@@ -1,5 +1,5 @@
-"""States are given to those whose place needs them, and cost a step once, however often they are
-asked for."""
+"""A donor gives states to members whose place needs them. They cost a step once, however often they
+are asked for."""
 
 import asyncio
 import itertools
@@ -39,7 +39,7 @@ NUMBERS = itertools.count(1)
 
 
 def view_after(number: int, peers: list[str], planned: bool = True) -> View:
-    """These hold a part of the layers each."""
+    """A view in which each of these peers holds a part of the layers."""
     plan = even_plan(peers, (len(peers),), SPEC)
     assert isinstance(VIEW.plan, Plan)
     found = view_of(number, max(len(peers), len(VIEW.members))).snapshot
@@ -49,7 +49,7 @@ def view_after(number: int, peers: list[str], planned: bool = True) -> View:
 
 NEWCOMER = name_of(3)
 NEXT = view_after(4, [name_of(1), name_of(0), HOLDER, NEWCOMER])
-"""Two change places, and one comes in."""
+"""Two members change places, and one comes in."""
 FAILURE = view_after(4, [ME, HOLDER], planned=False)
 
 
@@ -237,7 +237,7 @@ def test_who_asked_too_much_of_a_view_to_come_is_told_when_it_comes(play: Play) 
 
 
 def test_a_view_that_is_over_is_told_to_be(play: Play) -> None:
-    """It was so a moment ago: its asker hears of it, and is not blamed."""
+    """The view was current a moment ago: the asker is told that it is over, and is not blamed."""
 
     async def scenario(donor: Giving) -> None:
         waiting = donor.asks(HOLDER, ViewId(4, "another next one"), [4])
@@ -279,7 +279,7 @@ def test_a_state_is_written_once_however_often_it_is_asked_for(play: Play) -> No
 
 
 def test_a_state_that_has_gone_back_is_written_anew(play: Play) -> None:
-    """At the same version: of a step that was undone and is computed again."""
+    """The state has the same version, but its step was undone and is computed again."""
 
     async def scenario(donor: Giving) -> None:
         donor.asks(HOLDER, VIEW.id, [4])
@@ -311,7 +311,7 @@ def test_nothing_is_written_where_a_layer_is_not_here(play: Play) -> None:
 def test_no_layer_is_named_twice_and_none_that_there_is_not(
     play: Play, layers: tuple[int, ...]
 ) -> None:
-    """One message of a member had a million answers written, in each of three steps."""
+    """One message of a member made the donor write a million answers, in each of three steps."""
 
     async def scenario(giving: Giving) -> None:
         of = [ConfirmLayers(view, 1, layers) for view in (VIEW.id, ViewId(9, "ab" * 32))]

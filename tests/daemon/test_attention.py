@@ -1,4 +1,4 @@
-"""Who looks at no screen is told of what lasts and of the end, once, and of nothing else."""
+"""A user who looks at no screen is told once of what lasts and of the end, and of nothing else."""
 
 import asyncio
 import json
@@ -61,8 +61,8 @@ def test_a_problem_is_told_once_it_lasts_and_again_when_it_is_over() -> None:
 
 @pytest.mark.parametrize("are_others_named", [False, True])
 def test_what_lasts_is_not_over_because_it_is_said_in_other_words(are_others_named: bool) -> None:
-    """From 100 s on it was said in minutes: that the first one is over, and that another began. And
-    where each look named another one who is waited for, nobody was told for hours."""
+    """From 100 s on the problem was told in minutes: the user heard that one problem was over and
+    another began. Where each look named another absent peer, nobody was told for hours."""
     watch, told = Watch(), []
     for at in range(0, 8000, 5):
         sight = Sight(
@@ -116,7 +116,7 @@ def test_the_end_is_told_once() -> None:
 
 
 class Hook(HTTPServer):
-    """Takes what is posted; answers 500 to as many as it is told to."""
+    """Takes what is posted. It answers 500 to as many posts as it is told to."""
 
     def __init__(self) -> None:
         self.taken: list[dict[str, Any]] = []
@@ -177,7 +177,7 @@ def test_a_webhook_is_told_in_words_that_chat_programs_show(hook: Hook) -> None:
     "name", ["@everyone", "<!channel>", "<@U012AB3CD>", "[fix](http://e.vil)", "<http://e.vil|fix>"]
 )
 def test_what_a_peer_is_called_calls_nobody_and_leads_nowhere(name: str, hook: Hook) -> None:
-    """Its owner chose it, and a chat program would wake all who are in a channel."""
+    """The owner of a peer chose its name, and a chat program would alert everybody in a channel."""
     assert not fault_of_name(name)
     asyncio.run(send_once(hook, Notice("problem", "tiny: something is wrong", f"{name} is gone")))
     (told,) = hook.taken
@@ -247,7 +247,8 @@ def test_one_that_fails_is_asked_again_and_its_secret_is_not_logged(
 def test_an_address_that_has_moved_has_not_taken_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of `http://` to a service that wants `https://`: what is asked there instead tells nobody."""
+    """A service that wants `https://` redirects `http://`. The request that follows a redirect
+    tells nobody anything."""
     monkeypatch.setattr(outboxes, "AGAIN_AFTER_S", (0.0,))
     asked: list[bytes] = []
 
@@ -268,7 +269,7 @@ def test_an_address_that_has_moved_has_not_taken_it(
 
 
 def test_a_daemon_that_cannot_go_on_says_so(hook: Hook, tmp_path: Path) -> None:
-    """Nobody looks at its terminal: a run that does not exist ends it."""
+    """A run that does not exist ends the daemon, and nobody looks at its terminal."""
     settings = Settings(
         home=tmp_path / "home",
         dashboard="off",
@@ -285,7 +286,8 @@ def test_a_daemon_that_cannot_go_on_says_so(hook: Hook, tmp_path: Path) -> None:
 def test_the_desktop_is_told_where_there_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the program that desktops have for it, which is stood in for here."""
+    """The daemon calls the program that desktops have for notices; a stand-in takes its place
+    here."""
     program, taken = tmp_path / "notify-send", tmp_path / "taken"
     program.write_text(f'#!/bin/sh\nprintf "%s|" "$@" > {taken}\n')
     program.chmod(0o755)

@@ -1,4 +1,4 @@
-"""An audit that does not come to an end here costs nobody anything, and ends no daemon."""
+"""An audit that does not come to an end here blames nobody, and ends no daemon."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -38,7 +38,7 @@ async def offers_nothing() -> None:
 
 
 def recomputing(outlet: Any, over_after_s: float = 0.0) -> Recomputing:
-    """In a view that is over, or will be."""
+    """The audits of a view that is over, or ends after `over_after_s`."""
     tools: Any = SimpleNamespace(spec=run_spec())
     state = TrainerState()
     state.stopped = not over_after_s
@@ -53,7 +53,7 @@ def recomputing(outlet: Any, over_after_s: float = 0.0) -> Recomputing:
 
 
 async def result_of(audits: Recomputing, work: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
-    """What the audit comes to, once its work has ended."""
+    """The result of the audit, once its work has ended."""
     view: Any = None
     task = asyncio.create_task(work())
     await asyncio.wait([task])
@@ -101,8 +101,8 @@ def test_who_has_claimed_tensors_and_shows_none_is_blamed_and_who_is_not_reached
     ids=["parameters", "parts"],
 )
 def test_who_has_started_again_since_it_claimed_them_is_not_blamed(error: Exception) -> None:
-    """It has none of what its life before had, and says so before all have heard that it is another
-    one: an honest peer was blamed (seed 503099)."""
+    """A member that started again has no tensors of its earlier life. It says so before all others
+    have heard of the new life: an honest peer was blamed (seed 503099)."""
     told: list[str] = []
     outlet: Any = SimpleNamespace(
         poison=lambda peer_id, cause: told.append(peer_id),
@@ -123,7 +123,7 @@ def test_who_has_started_again_since_it_claimed_them_is_not_blamed(error: Except
 def test_what_is_withheld_is_told_at_once_and_not_when_all_is_computed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those that audit compute for unlike times, and are to blame it together."""
+    """The auditors take different times to compute, and have to blame the member together."""
 
     async def compute_for_ever(self: Judge, *work: object, **more: object) -> None:
         await asyncio.get_running_loop().create_future()
@@ -169,7 +169,7 @@ def test_nobody_computes_with_more_threads_than_a_machine_is_asked_to() -> None:
 
 
 def test_an_audit_of_data_that_nobody_gives_is_none_and_holds_nobody_up() -> None:
-    """For its own stage this peer would wait until they come."""
+    """This peer would wait for the data of its own stage, until they come."""
 
     async def fetch_shards(needed: set[str]) -> None:
         raise BlobUnavailable("0123", {"z": "blob 0123 is not here"}, {"z"})
@@ -203,8 +203,8 @@ def test_parameters_that_nobody_shows_are_held_against_all_who_claim_them(
 def test_who_claims_to_have_computed_from_what_is_no_tensor_has_done_no_such_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It has the digest of these bytes in its claim, so they are what it says that it got, whoever
-    gives them."""
+    """The claim of the member has the digest of these bytes. So the member says that it got them,
+    whoever gives them to the auditor."""
 
     async def fails(self: Judge, *work: object, **more: object) -> None:
         raise NoTensor("9 bytes in fp32 where 4096 are due")
@@ -232,7 +232,8 @@ def test_who_claims_to_have_computed_from_what_is_no_tensor_has_done_no_such_wor
 def test_a_work_that_is_right_and_not_of_what_stands_beside_it_is_none(
     monkeypatch: pytest.MonkeyPatch, change: dict[str, object], is_stated: bool
 ) -> None:
-    """Whoever got what stands there judges by that, and an audit by the work."""
+    """The members that got the figures beside the work judge by those figures, and an audit judges
+    by the work."""
     said = claim("a")
     said = msgspec.structs.replace(said, share=msgspec.structs.replace(said.share, **change))
     own, right = said.work[:OWN_BYTES], StageAccount(share_of("a").parts, {}, losses=LOSSES)
@@ -255,7 +256,8 @@ def test_a_work_that_is_right_and_not_of_what_stands_beside_it_is_none(
 def test_the_norm_of_what_a_holder_has_summed_is_part_of_its_work_where_others_hold_other_layers(
     monkeypatch: pytest.MonkeyPatch, norms: tuple[float, float], made: float, is_right: bool
 ) -> None:
-    """The norm in its claim, by which others judge, and in the digest, by which an audit does."""
+    """The norm is in the holder's claim, by which others judge, and in the digest, by which an
+    audit judges."""
     plan, right = two_by_two(), StageAccount(stage_of("a", two_by_two()).parts, {})
     chunks = Chunks(((0, 2), (2, 4)), ("a", "c"))
     wire, summed = WirePlan({0: chunks, 1: chunks}, {}), sum_digest(b"what is added up")

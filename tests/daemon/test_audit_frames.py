@@ -1,4 +1,5 @@
-"""What came into a stage, fetched from its neighbours by whoever computes its work again."""
+"""An auditor fetches what came into a stage from the stage's neighbours, to compute its work
+again."""
 
 import asyncio
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ EDGES = {
 
 
 def edges_by(fetch: Any) -> Any:
-    """Of the stage in the middle."""
+    """The edges of the stage in the middle."""
     line = SimpleNamespace(activation="fp32", gradient="fp32")
     wire: Any = SimpleNamespace(boundaries={("a", "b"): line, ("b", "c"): line})
     nothing: Any = None
@@ -41,8 +42,8 @@ def edges_by(fetch: Any) -> Any:
 def test_small_ones_come_several_at_a_time_and_are_told_apart(
     monkeypatch: pytest.MonkeyPatch, are_large: bool
 ) -> None:
-    """64 microbatches are 128 frames in the middle of a pipeline, and each took a trip of its own:
-    26 seconds at 200 ms, for which nobody is waited for."""
+    """In the middle of a pipeline, 64 microbatches are 128 frames, and each took a trip of its own.
+    At 200 ms that is 26 seconds, for which nobody waits."""
     if are_large:
         monkeypatch.setattr(stage_account, "FRAMES_AT_ONCE_BYTES", 2 * boundary_bytes(SPEC))
     asked, under_way, most = set[Lack](), [0], [0]
@@ -66,7 +67,7 @@ def test_small_ones_come_several_at_a_time_and_are_told_apart(
 
 
 def test_once_one_is_not_to_be_had_the_others_are_not_waited_for() -> None:
-    """Nor is anybody named any more that owes one."""
+    """After that the auditor names nobody who owes a frame."""
     waiting = set[Lack]()
 
     async def fetch(due: Lack, blob: str, size_bytes: int) -> bytes:

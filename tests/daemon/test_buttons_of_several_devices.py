@@ -1,4 +1,4 @@
-"""A page's button is for all devices of a machine: each is told, and what one refuses is said."""
+"""A page's button is for all devices of a machine. Each device is told, and a refusal is shown."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ ENDS = UserError("the daemon ends just now: it was told to leave", "start it aga
 
 
 def pressed(name: str, home: Path) -> Any:
-    """Of the first device's page; what it is answered."""
+    """The answer to a press of the button `name` on the first device's page."""
 
     async def own() -> dict[str, str]:
         return {"state": "own"}
@@ -29,7 +29,7 @@ def pressed(name: str, home: Path) -> Any:
 def test_what_another_device_refuses_is_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was dropped: one of them went on, and the page said nothing."""
+    """The refusal was dropped: one of the devices went on, and the page said nothing."""
     homes, told = [tmp_path, tmp_path / "2", tmp_path / "3"], list[Path]()
     present: Sequence[Path] = homes
 
@@ -56,8 +56,9 @@ def test_what_another_device_refuses_is_the_answer(
 def test_who_does_not_answer_just_then_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between taking part and a pause a daemon has no socket for a moment: such a one went on. Who
-    is pressed waits for nobody: it took a device that somebody wanted for 20 s more."""
+    """Between taking part and a pause a daemon has no socket for a moment; such a device went on.
+    The device whose page is pressed waits for nobody: it stayed 20 s more on a machine that its
+    owner wanted."""
     other, asked = tmp_path / DEVICES / "2", list[str]()
     other.mkdir(parents=True)
     monkeypatch.setattr(local_client, "holder_of", lambda place: 1)

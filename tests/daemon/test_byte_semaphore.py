@@ -1,4 +1,4 @@
-"""Never more under way than there is room for, and whoever waits gets a turn."""
+"""Never more is under way than there is room for, and every waiter gets a turn."""
 
 import asyncio
 

@@ -92,8 +92,8 @@ def test_a_bare_daemon_recalls_the_run_that_it_was_in_last(tmp_path: Path) -> No
 def test_the_run_that_was_used_last_is_recalled_though_the_clock_was_ahead_before(
     tmp_path: Path,
 ) -> None:
-    """Of two runs a bare daemon took up the one that was written while the clock said 2030, until
-    then."""
+    """The clock had said 2030 while one of two runs was written. Until 2030 a bare daemon recalled
+    that run."""
     ahead = memory_of(tmp_path, run_spec(seed=1), used_s=4_000_000_000)
     remember(tmp_path, ahead)
     later = memory_of(tmp_path, run_spec(seed=2))
@@ -133,7 +133,7 @@ def test_a_run_that_there_is_not_is_told_before_anything_is_loaded(tmp_path: Pat
 
 
 def test_who_names_a_spec_comes_back_to_a_run_of_that_spec_or_to_none(tmp_path: Path) -> None:
-    """Whoever founds another run has nothing to say to those of the one before."""
+    """The founder of another run has nothing to say to the members of its earlier run."""
     tiny = read_run_spec("tiny")
     data = tiny.data.model_copy(update={"manifest": "00" * 32, "source": "as it was prepared"})
     known = tiny.model_copy(update={"data": data, "founding": "00112233aabbccdd"})
@@ -148,9 +148,9 @@ def test_who_names_a_spec_comes_back_to_a_run_of_that_spec_or_to_none(tmp_path: 
 def test_who_names_peers_comes_back_to_a_run_in_which_it_met_one_of_them_or_to_none(
     tmp_path: Path,
 ) -> None:
-    """A friend's address of another run, and the friend was out of reach: it trained the last one
-    again, with a line in its log. And it came to members of an older run by invitation with the
-    word of the newest one."""
+    """A user gave a friend's address of another run while the friend was out of reach. The daemon
+    trained its last run again, with one log line. It also came to members of an older run by
+    invitation with the invitation of the newest run."""
     member, node, friend, other = peer_ids(tmp_path, 4)
     at = {peer: f"/ip4/192.0.2.7/tcp/4001/p2p/{peer}" for peer in (member, node, friend, other)}
     older = memory_of(tmp_path, run_spec(seed=8, admission=INVITED), 5)
@@ -173,7 +173,7 @@ def test_who_names_peers_comes_back_to_a_run_in_which_it_met_one_of_them_or_to_n
 
 
 def test_who_comes_by_a_new_address_remembers_whom_it_met_in_that_run(tmp_path: Path) -> None:
-    """They are those that it follows, whoever has told it of the run."""
+    """The newcomer follows the members that it met, whoever has told it of the run."""
     (there,) = peer_ids(tmp_path, 1)
     memory = memory_of(tmp_path)
     given = f"/ip4/192.0.2.7/tcp/4001/p2p/{there}"
@@ -195,7 +195,7 @@ def test_who_comes_by_a_new_address_remembers_whom_it_met_in_that_run(tmp_path: 
 
 
 def test_who_names_a_spec_is_introduced_to_no_other_run(tmp_path: Path) -> None:
-    """Only once its digest is known can it be told that it is not let in."""
+    """Members can tell the newcomer that it is not let in only once the run's digest is known."""
     invited = run_spec(seed=8, admission=INVITED)
     memory, (me, other) = memory_of(tmp_path, invited), peer_ids(tmp_path, 2)
     chain = Signed("founder", "link", b"", b"")
@@ -266,7 +266,7 @@ def test_a_run_that_is_founded_afresh_has_the_same_name_whenever_its_world_is_pl
 def test_who_has_changed_a_run_spec_is_told_that_it_is_another_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It began at step 0 without a word of the run that there was."""
+    """The changed run began at step 0, without a word about the existing run."""
     memory = memory_of(tmp_path, run_spec())
     remember(tmp_path, memory)
     longer = run_spec().model_copy(update={"total_steps": run_spec().total_steps + 80})
@@ -281,7 +281,8 @@ def test_who_has_changed_a_run_spec_is_told_that_it_is_another_run(
 
 
 def test_a_founder_whose_data_were_moved_is_told_that_its_home_has_them(tmp_path: Path) -> None:
-    """The line that founded the run was refused, with no way out but to prepare them again."""
+    """The line that had founded the run was refused, and the only advice was to prepare the data
+    again."""
     file = tmp_path / "mine.toml"
     text = find_run_spec("tiny").read_text()
     file.write_text(re.sub(r"(?m)^source = .*$", 'source = "moved"', text))
@@ -306,7 +307,7 @@ def test_a_founder_whose_data_were_moved_is_told_that_its_home_has_them(tmp_path
 def test_a_home_that_has_lost_its_memory_looks_before_it_founds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The file was torn: the same line would have founded the same run a second time."""
+    """The memory file was torn: the same line would have founded the same run a second time."""
     looked: list[str] = []
 
     async def look(run_digest: str) -> None:
@@ -336,7 +337,8 @@ def test_a_home_that_has_lost_its_memory_looks_before_it_founds(
 def test_who_founds_beside_a_member_of_another_run_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`--run F --initial-peers A`, and A trains something else: it was "no member answers"."""
+    """After `--run F --initial-peers A`, where A trains another run, the user heard "no member
+    answers"."""
     there = peer_ids(tmp_path, 1)[0]
     given = f"/ip4/192.0.2.7/tcp/4001/p2p/{there}"
     theirs = memory_of(tmp_path, run_spec(seed=9)).signed_spec
@@ -385,8 +387,8 @@ def joining_of(home: Path, **settings: object) -> RunJoining:
 
 
 def test_who_cannot_go_on_alone_says_what_its_disk_lacks(tmp_path: Path) -> None:
-    """The files of a run were removed by hand: its founder looked for others for ever, and said no
-    more than that."""
+    """Somebody had removed the files of a run by hand. Its founder looked for others for ever, and
+    named no other reason."""
     data = {"source": "python-standard-library", "manifest": "ab" * 32}
     home, memory = Home(tmp_path), memory_of(tmp_path, run_spec(data=data))
     store = BlobStore(place_of(tmp_path, memory) / "blobs")
@@ -396,7 +398,7 @@ def test_who_cannot_go_on_alone_says_what_its_disk_lacks(tmp_path: Path) -> None
 
 
 def test_a_damaged_manifest_is_put_aside_and_not_a_bug(tmp_path: Path) -> None:
-    """It was "this is a bug" for a founder, and blamed on the others by who joined them again."""
+    """A founder was told "this is a bug", and a peer that joined again blamed the others."""
     manifest = tmp_path / "manifest"
     manifest.write_bytes(b"{}")
     memory = memory_of(tmp_path)
@@ -445,7 +447,8 @@ def test_of_several_that_start_at_once_the_first_goes_first(tmp_path: Path) -> N
 def test_who_looks_before_it_goes_alone_can_be_found_by_those_that_it_has_met(
     tmp_path: Path,
 ) -> None:
-    """Two that come back at once on new ports know each other, and nobody who is there yet."""
+    """Two peers that come back at once on new ports know each other, and nobody else who is there
+    yet."""
     other, stranger = peer_ids(tmp_path, 2)
     answered: list[tuple[str, int, bool]] = []
     known_ones: list[bool] = []
@@ -487,8 +490,8 @@ def test_after_a_pause_it_comes_back_as_it_was_started(tmp_path: Path) -> None:
 def test_after_a_pause_a_founder_comes_back_to_its_run_and_not_to_the_file(
     tmp_path: Path, becomes: str
 ) -> None:
-    """Who had edited it by day had another run founded at step 0 in the evening; and where it was
-    gone the daemon ended."""
+    """A founder edited its run spec by day, and in the evening the daemon founded another run at
+    step 0. Where the file was gone the daemon ended."""
     memory = memory_of(tmp_path)
     remember(tmp_path, memory)
     file = tmp_path / "mine.toml"
@@ -501,7 +504,7 @@ def test_after_a_pause_a_founder_comes_back_to_its_run_and_not_to_the_file(
 
 
 def test_who_paused_before_it_took_part_comes_back_as_it_was_started(tmp_path: Path) -> None:
-    """It forgot that a new run was wanted, and which one was to be joined."""
+    """The daemon forgot that it was to found a new run, and which run it was to join."""
     for settings in (
         settings_of(tmp_path, run="tiny", new=True),
         settings_of(tmp_path, run_digest="ab" * 32),
@@ -512,7 +515,8 @@ def test_who_paused_before_it_took_part_comes_back_as_it_was_started(tmp_path: P
 def test_remembered_peers_that_are_no_nodes_of_the_directory_end_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever was told of none begins a directory of its own, and meets whom it reached."""
+    """A daemon that knew no such peer began a directory of its own, and then met the peers that it
+    reached."""
     at = f"/ip4/192.0.2.7/tcp/4001/p2p/{peer_ids(tmp_path, 1)[0]}"
     met: list[str] = []
 
@@ -553,7 +557,7 @@ def test_remembered_peers_that_are_no_nodes_of_the_directory_end_nothing(
 def test_who_founded_a_run_is_not_told_to_remove_its_key(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, founded_it: bool
 ) -> None:
-    """Whoever moves a home is told once, and a founder's rights go with its key for good."""
+    """A user who moves a home is told once. A founder's rights would go with its key for good."""
     memory = memory_of(tmp_path)
     me = memory.signed_spec.peer_id if founded_it else "me"
     network = network_of(me)

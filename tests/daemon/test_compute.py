@@ -1,4 +1,4 @@
-"""The threads that compute: jobs in order, their ends, and nothing that is kept of them."""
+"""The compute threads: jobs run in order, end as they should, and nothing of them is kept."""
 
 import asyncio
 import gc
@@ -46,7 +46,7 @@ def test_what_a_job_raises_comes_to_who_waits_and_the_thread_goes_on() -> None:
 
 
 def test_the_event_loop_goes_on_while_the_last_job_ends() -> None:
-    """It stood still for as long, up to a minute: a second signal was not heard, which is to end a
+    """The loop stood still for up to a minute. It did not hear a second signal, which has to end a
     daemon at once."""
 
     async def story() -> None:
@@ -103,7 +103,7 @@ def test_closing_ends_the_job_under_way_and_begins_none_of_those_that_wait() -> 
 
 
 def test_nothing_of_a_job_is_kept_until_the_next_one() -> None:
-    """What it was given and what it came to may be large, and the next one is long in coming."""
+    """A job's arguments and its result may be large, and the next job may be long in coming."""
 
     class Large:
         pass

@@ -1,4 +1,4 @@
-"""What a peer has given outlasts it, and a damaged file costs no daemon."""
+"""A peer's contribution outlasts the peer's process, and a damaged file ends no daemon."""
 
 import asyncio
 import json
@@ -65,7 +65,8 @@ def test_it_goes_on_after_a_restart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("away_from", [3, 4])
 def test_what_others_made_while_it_was_away_is_not_its_own(tmp_path: Path, away_from: int) -> None:
-    """Who came back and rolled their last step forward counted all from where it had gone."""
+    """A peer that came back and rolled its last step forward counted all steps since it had
+    gone."""
     gives = made(tmp_path)
     gives.view_took_over(View(SHOT, PLAN), 0)
     for step in range(away_from):
@@ -84,7 +85,8 @@ def test_what_others_made_while_it_was_away_is_not_its_own(tmp_path: Path, away_
 
 
 def test_what_a_proof_takes_away_was_done_again_and_what_it_adds_was_given(tmp_path: Path) -> None:
-    """Killed before it noted its last step, and after another one that did not stay."""
+    """The peer was killed before it noted its last step, and after another step that did not
+    stay."""
     first = made(tmp_path)
     first.view_took_over(View(SHOT, PLAN), 0)
     for step in range(5):
@@ -163,7 +165,7 @@ def test_days_and_weeks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_yesterdays_is_not_todays_where_nothing_was_given_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a paused daemon, or of a run that is complete."""
+    """The daemon may be paused, or its run complete."""
     at_s = time.time()
     monkeypatch.setattr(now, "wall_s", lambda: at_s)
     given = made(tmp_path)
@@ -205,7 +207,7 @@ def test_a_board_of_very_many_says_how_many_and_how_much(tmp_path: Path) -> None
 def test_a_step_of_half_an_hour_counts_where_one_is_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned_s: int, counted_s: int
 ) -> None:
-    """Of each step of a large model ten minutes were counted."""
+    """A large model's step counted as ten minutes at most."""
     clock_s = 1000.0
     monkeypatch.setattr(now, "monotonic_s", lambda: clock_s)
     assert isinstance(PLAN, Plan)
@@ -227,8 +229,8 @@ def test_a_damaged_file_is_put_aside(tmp_path: Path) -> None:
 def test_what_would_be_too_large_to_be_read_again_is_summed_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of many peers in many views it was written, and the next start dropped it: all the days, and
-    who had computed what."""
+    """A file of many peers in many views was written. The next start dropped it, with all days and
+    all tallies of peers."""
     monkeypatch.setattr(contribution, "LIMIT_BYTES", 6000)
     given = made(tmp_path)
     given.view_took_over(View(SHOT, PLAN), 100)
@@ -253,7 +255,7 @@ def test_what_is_too_large_is_put_aside_and_told(
 
 
 def test_it_is_written_to_the_disk_that_the_daemon_lives_by(tmp_path: Path) -> None:
-    """Also from the thread that writes now and then."""
+    """The thread that writes now and then uses that disk as well."""
 
     class Full(disk.MachineDisk):
         refused = 0

@@ -1,4 +1,4 @@
-"""What every member brings beside training: a file that nobody gives holds up no other."""
+"""Copies that every member fetches beside training: a file that nobody gives holds up no other."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -24,7 +24,7 @@ SHARDS = [f"{number:02x}" * 32 for number in range(12)]
 
 
 class Shards:
-    """As much of a daemon as brings data; of these digests nobody gives a file."""
+    """The part of a daemon that fetches data. Nobody gives a file of the lost digests."""
 
     def __init__(self, lost: set[str], withheld: frozenset[int] = frozenset()) -> None:
         self.lost, self.here, self.asked = lost, set[str](), 0
@@ -50,8 +50,8 @@ class Shards:
 
 @pytest.mark.parametrize("lost", SHARDS[:4])
 def test_a_shard_that_nobody_gives_holds_up_no_other(lost: str) -> None:
-    """All that came after it in this peer's order had no copy: the next death could take the only
-    one along, and nobody was told."""
+    """The shards after the lost one in this peer's order had no copy. The next death could take the
+    only one along, and nobody was told."""
 
     async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
         shards = Shards({lost})
@@ -66,8 +66,8 @@ def test_a_shard_that_nobody_gives_holds_up_no_other(lost: str) -> None:
 
 
 def test_who_is_not_given_the_data_asks_nobody_for_them() -> None:
-    """Of a run that leaves its ends to some, every other member asked all of them, every five
-    seconds, for ever."""
+    """In a run that leaves its ends to some members, every other member asked all of them, every
+    five seconds, for ever."""
 
     async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
         shards = Shards(set(SHARDS), frozenset({0, 5}))
@@ -81,7 +81,7 @@ def test_who_is_not_given_the_data_asks_nobody_for_them() -> None:
 def test_given_weights_that_nobody_gives_hold_up_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever ends with adapters had no layer after the lost one to use them with."""
+    """A peer that ends with adapters had no layer after the lost one to use them with."""
     monkeypatch.setattr(initial_states, "RETRY_S", 0.001)
     spec, tried = run_spec(), list[int]()
     states = InitialStates(spec, BlobStore(tmp_path), Any, Compute(), Status(), list)

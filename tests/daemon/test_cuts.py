@@ -62,7 +62,7 @@ class Outlet:
 
 @dataclass
 class End:
-    """One peer's cuts; what it sends reaches `other`."""
+    """One peer's cuts; what they send reaches `other`."""
 
     cuts: Cuts
     outlet: Outlet
@@ -164,7 +164,8 @@ def test_a_guardian_gets_what_the_states_were_at_the_cut(play: Callable[..., Non
 def test_a_kept_copy_becomes_a_state_beside_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As large as a layer is: whose heart does not beat meanwhile is taken for dead."""
+    """The state is as large as a layer. A peer whose heart does not beat meanwhile is taken for
+    dead."""
     copied_in: list[int] = []
     to_bytes = LayerSnapshot.to_bytes
 
@@ -217,7 +218,7 @@ def test_the_next_cut_begins_when_the_one_before_is_whole(play: Callable[..., No
 def test_who_pauses_after_the_last_piece_of_a_cut_does_not_outlive_the_next(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was forgotten, and not ended with the daemon."""
+    """The paused task was forgotten, and did not end with the daemon."""
     pauses_s = itertools.chain([0.0] * (LAYERS - 1), itertools.repeat(60.0))
     module = "p2p_dtfm.daemon.trainer.cut_transfers"
     monkeypatch.setattr(f"{module}.pause_s", lambda *of: next(pauses_s))
@@ -245,7 +246,7 @@ def test_who_pauses_after_the_last_piece_of_a_cut_does_not_outlive_the_next(
 def test_receipts_may_come_while_layers_are_sent_anew(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The next cut may begin meanwhile, whose copies are not made yet."""
+    """Meanwhile the next cut may begin, whose copies are not made yet."""
     monkeypatch.setattr("p2p_dtfm.daemon.trainer.cut_transfers.RECEIPT_LIMIT_S", 0.05)
     caplog.set_level("INFO", "p2p_dtfm.cuts")
 
@@ -283,7 +284,7 @@ def test_receipts_may_come_while_layers_are_sent_anew(
 def test_a_cut_goes_on_in_the_next_view_if_all_stay_in_their_places(
     play: Callable[..., None], remembers: bool
 ) -> None:
-    """On a thin line it is on its way for longer than lineages are remembered."""
+    """On a thin line a cut is on its way for longer than lineages are remembered."""
     following = msgspec.structs.replace(VIEW.snapshot, number=2, previous=VIEW.id)
     after = View(following, VIEW.plan)
     assert after.goes_on_with_cuts_of(VIEW)
@@ -312,8 +313,8 @@ def test_a_cut_goes_on_in_the_next_view_if_all_stay_in_their_places(
 def test_guardians_that_lagged_have_not_all_of_the_last_steps_as_they_begin_to_keep_up(
     play: Callable[..., None],
 ) -> None:
-    """They have been given the states, and what moves them on may still be on its way: with their
-    holder's death steps were gone that were told to be safe (seed 800762)."""
+    """The guardians have been given the states, but the gradients that move them on may still
+    travel. Steps that were told to be safe were gone with their holder's death (seed 800762)."""
     assert isinstance(VIEW.plan, Plan)
     longer = msgspec.structs.replace(VIEW.plan, predicted_step_ns=3600 * STEP_NS)
     following = msgspec.structs.replace(VIEW.snapshot, number=2, previous=VIEW.id, planned=True)
@@ -334,7 +335,7 @@ def test_guardians_that_lagged_have_not_all_of_the_last_steps_as_they_begin_to_k
 
 
 def test_cuts_take_a_tenth_of_the_line() -> None:
-    """Of its time, or of the bytes that it is known to carry."""
+    """The share is of the line's time, or of the bytes that it is known to carry."""
     assert pause_s(1.0, 1_000_000, 1_000_000) == 9.0
     assert pause_s(0.2, 1_000_000, 100_000) == pytest.approx(1.8), "it carries more than was probed"
     assert pause_s(0.2, 1_000_000, 10_000_000) == pytest.approx(0.8), "it was slow to begin"
@@ -366,7 +367,7 @@ def test_what_cannot_be_a_piece_is_refused(play: Callable[..., None]) -> None:
 
 
 def test_a_guardian_tells_of_no_lineage_that_cannot_be(play: Callable[..., None]) -> None:
-    """The others would refuse all that it says, as a fault of its own."""
+    """The other members would refuse all that the guardian says, as its own fault."""
 
     async def scenario(holder: End, guardian: End) -> None:
         begun = CutBegun(VIEW.id, STEP, lineage_of(STEP))
@@ -387,7 +388,7 @@ def test_a_guardian_tells_of_no_lineage_that_cannot_be(play: Callable[..., None]
 def test_the_last_piece_again_and_again_is_checked_once_at_a_time(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be of a few bytes, and each check hashes a whole layer in a thread."""
+    """The last piece may have a few bytes, and each check hashes a whole layer in a thread."""
     checks = 0
     keep = Cuts._keep
 
@@ -425,8 +426,8 @@ def test_the_last_piece_again_and_again_is_checked_once_at_a_time(
 
 
 def test_copies_of_steps_that_nobody_cuts_push_out_no_other_holder_s() -> None:
-    """A guardian of several: one of them sends copies of its layers as of later steps, and what the
-    others had receipts for was gone, though all took that cut for whole."""
+    """One of a guardian's several holders sends copies of its layers as of later steps. Copies for
+    which other holders had receipts were gone, though all members took that cut for whole."""
     cut = STEP + 10
     store = CutStore(lambda found: None)
     whole, mine, its = states_at(STEP), 0, 1

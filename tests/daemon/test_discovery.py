@@ -1,4 +1,4 @@
-"""A seeker finds members among thousands of inventions, and knocks at few doors for it."""
+"""A seeker finds members among thousands of inventions, and asks few peers for that."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ def _present(name: str) -> Presence:
 
 
 class _Directory:
-    """Thousands of inventions, among whom are three members; one node knows these alone."""
+    """Thousands of inventions and three members among them. One node knows these three alone."""
 
     members = ("real-1", "real-2", "real-3")
 
@@ -42,7 +42,8 @@ class _NodeKnowsNobody(_Directory):
 
 
 class _NodeInvents(_Directory):
-    """The node through which it came has thousands of inventions; another one, the members."""
+    """The node through which the seeker came has thousands of inventions. Another node has the
+    members."""
 
     nodes = ("node", "other")
 
@@ -120,7 +121,7 @@ def test_a_seeker_knocks_at_a_bounded_number_of_doors() -> None:
 
 
 def test_newcomers_that_wait_themselves_are_passed_over() -> None:
-    """Each would wait for the other to let it in."""
+    """Each newcomer would wait for the other to let it in."""
     members = ("new-1", "new-2", "real-1")
     for _ in range(10):  # whichever answers first
         found = _ask(_Messenger(), type("_", (_Directory,), {"members": members})())

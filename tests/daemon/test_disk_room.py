@@ -1,4 +1,4 @@
-"""A disk that is too small for the whole model keeps this peer's own layers, and is not filled with
+"""A disk that is too small for the whole model keeps this peer's own layers. It is not filled with
 what it cannot take."""
 
 import asyncio
@@ -32,7 +32,7 @@ NEEDED_BYTES = (
     - state_bytes_limit(SPEC, 0)
     + max(state_bytes_limit(SPEC, layer) for layer in EVERY - {0})
 )
-"""For all layers but the first one, the largest of them twice."""
+"""Room for all layers but the first one, and for the largest of them twice."""
 
 
 class _SmallDisk(disk.MachineDisk):
@@ -80,8 +80,8 @@ def test_a_disk_without_room_for_the_model_is_not_filled_with_it_for_ever(
     caplog: pytest.LogCaptureFixture,
     takes_files: bool,
 ) -> None:
-    """Each layer was fetched until the disk was full, and then again, every thirty seconds. Under a
-    quota a disk says that it has room, and takes nothing."""
+    """Each layer was fetched until the disk was full, and then again, every thirty seconds. A disk
+    under a quota says that it has room, and takes nothing."""
     for name in ("RETRY_S", "LONGEST_REST_S"):
         monkeypatch.setattr(checkpoint_files, name, 0.01)
     monkeypatch.setattr(disk_room, "FIRST_REST_S", 0.1)
@@ -117,7 +117,8 @@ def test_a_disk_without_room_for_the_model_is_not_filled_with_it_for_ever(
 
 
 def test_of_what_never_becomes_whole_the_newest_stay_and_the_fullest(tmp_path: Path) -> None:
-    """Nothing ever went before one was whole: the disk became full of the peer's own layers."""
+    """Nothing was removed before one checkpoint was whole: the disk became full of the peer's own
+    layers."""
 
     async def scenario(compute: Compute) -> None:
         member = Checkpoints(tmp_path, SPEC, NO_BLOBS, compute, lambda files: None, lambda: True)
@@ -139,7 +140,8 @@ def test_of_what_never_becomes_whole_the_newest_stay_and_the_fullest(tmp_path: P
 def test_what_others_fetch_from_just_now_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes longer than four checkpoints where the model is large, or steps are short."""
+    """A fetch takes longer than four checkpoints where the model is large, or where steps are
+    short."""
 
     class _Later(now.MachineClock):
         late_ns = 0
@@ -188,7 +190,7 @@ def test_what_is_fetched_just_now_stays(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_takes_no_checkpoint_is_cleared_of_old_ones(tmp_path: Path) -> None:
-    """Else it stays full: only what was written made room."""
+    """The disk would stay full, as only a checkpoint that was written made room."""
 
     async def scenario(compute: Compute) -> None:
         class _Full(disk.MachineDisk):
@@ -207,7 +209,7 @@ def test_a_disk_that_takes_no_checkpoint_is_cleared_of_old_ones(tmp_path: Path) 
 
 
 class _Filling(disk.MachineDisk):
-    """So much room as these directories leave of it."""
+    """A disk of `all_bytes`, less what lies below `root`."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.all_bytes = root, 1 << 40
@@ -260,8 +262,8 @@ def _last_steps(
 def test_for_the_last_model_an_older_whole_one_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: tuple[int, ...]
 ) -> None:
-    """Older ones went with the next save, and after the last step there is none: it was refused
-    for ever, however many whole ones were there."""
+    """Older checkpoints went with the next save, and after the last step there is none. The last
+    model was refused for ever, however many whole checkpoints were there."""
     monkeypatch.setattr(checkpoint_files, "RETRY_S", 0.01)
     steps = {5: EVERY, 10: EVERY, **{step: {0} for step in between}, LAST: {0}}
 
@@ -287,7 +289,7 @@ def test_where_even_that_is_too_little_the_newest_whole_one_stays(
 def test_after_the_last_step_no_room_is_kept_for_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As much as this peer's own layers had to be free, for a checkpoint that never came."""
+    """Room for this peer's own layers had to stay free, for a checkpoint that never came."""
     monkeypatch.setattr(checkpoint_files, "RETRY_S", 0.01)
 
     def all_bytes() -> int:

@@ -1,4 +1,4 @@
-"""What arrives is handed on, whatever else is wrong with it."""
+"""A message is handed on, whatever else is wrong with it."""
 
 import asyncio
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ from tests.core.liars import contribution, evil_record
 
 
 class Receiver(Dispatch):
-    """With an agreement that has begun something as soon as it heard the sender."""
+    """A dispatch whose agreement begins something as soon as it hears the sender."""
 
     def __init__(self) -> None:
         self.done: list[Any] = []
@@ -61,14 +61,14 @@ def test_what_a_message_has_begun_is_done_though_it_carries_nonsense() -> None:
 
 
 def test_the_step_loop_learns_that_somebody_is_active() -> None:
-    """It may be all that the step under way has waited for."""
+    """The step under way may have waited for that word alone."""
     receiver = Receiver()
     receiver._receive("a", Active(Member("a", 1), GENESIS, 4))
     assert receiver.looks_again
 
 
 def test_what_the_agreement_did_not_open_is_not_learnt() -> None:
-    """Whoever passes on invented peers makes a daemon neither look at them nor call them."""
+    """A peer that passes on invented peers makes a daemon neither look at them nor call them."""
     receiver = Receiver()
     invented = tuple(contribution(4, None, Member(f"i{n}", 1)) for n in range(50))
     records = tuple(evil_record(Member(f"r{n}", 1)) for n in range(50))
@@ -97,8 +97,8 @@ def test_who_speaks_another_protocol_is_named_once_and_many_do_not_fill_the_log(
 
 
 def test_the_newcomers_that_a_newcomer_hears_of_are_looked_up_at_once() -> None:
-    """Of 32 keys that had asked and gone, one that asked twice a second had this peer ask libp2p
-    for all its connections 64 times a second."""
+    """32 keys had asked and gone. For one that asked twice a second, this peer asked libp2p for all
+    its connections 64 times a second."""
     looks: list[None] = []
 
     async def ends() -> dict[str, tuple[str, ...]]:
@@ -122,14 +122,14 @@ def test_the_newcomers_that_a_newcomer_hears_of_are_looked_up_at_once() -> None:
 
 
 def long_addresses(peer_id: str) -> tuple[str, ...]:
-    """As a record may hold them; each could be called."""
+    """As long as a record may hold them; each can be called."""
     host = ".".join(["a" * 60] * 3)
     return tuple(f"/dns4/{n}.{host}/tcp/4001/p2p/{peer_id}"[:256] for n in range(16))
 
 
 def test_newcomers_are_answered_however_long_the_addresses_of_members_are() -> None:
-    """Some dozens with records as long as may be, and nobody could be told anything: the answer was
-    larger than an answer may be. Of 32 that waited strangers got half a MB for each question."""
+    """With some dozens of the longest records nobody could be told anything: the answer was larger
+    than allowed. With 32 waiting, strangers got half a MB for each question."""
     ids = [identity_of_seed(number.to_bytes(32, "big")).peer_id for number in range(600)]
     liars = [record(it, addresses=long_addresses(it)) for it in ids[:300]]
     odd = [record(it, addresses=("\U0001f9a4" * 256,) * 16) for it in ids[300:400]]

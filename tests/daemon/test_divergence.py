@@ -1,5 +1,5 @@
-"""A run that comes to numbers that are none says so and stands still; nothing ends, and nothing of
-it is sent or committed."""
+"""A run whose numbers are not finite says so and stands still. No daemon ends, and no such number
+is sent or committed."""
 
 import asyncio
 from pathlib import Path
@@ -22,7 +22,7 @@ DEADLINE_S = 30.0
 
 
 class Outlet(QuietOutlet):
-    """The daemon's side: whenever the step cannot commit there is another view."""
+    """The daemon's side. Whenever the step cannot commit there is another view."""
 
     def __init__(self) -> None:
         self.trainer: Trainer | None = None

@@ -1,4 +1,4 @@
-"""What the doctor takes from a daemon that is there and takes no part."""
+"""What the doctor takes from a daemon that runs and takes no part."""
 
 import asyncio
 import socket
@@ -17,11 +17,12 @@ from p2p_dtfm.daemon.peers.facts.newcomer import within_limits
 from tests.core.builders import run_spec
 
 TOLD_BEFORE = {"reachability": "direct", "reason": "called back", "public_host": "192.0.2.7"}
-"""From before the pause: it is in the last status, which a paused daemon goes on showing."""
+"""A way in from before the pause. It is in the last status, which a paused daemon goes on
+showing."""
 
 
 class Unasked:
-    """A reachability service that asks nobody, as nobody was reached."""
+    """A reachability service that asks nobody, as its host reaches nobody."""
 
     def __init__(self, host: Any, relays: bool) -> None:
         """`host` reaches nobody."""
@@ -43,8 +44,8 @@ class Alone:
 def test_a_port_and_a_way_that_it_had_before_its_pause_are_not_taken_for_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    """Another program had taken the port, and the doctor said that the daemon has it; and who
-    reached that before the pause."""
+    """Another program had taken the port, and the doctor said that the daemon has it. It also told
+    who had reached that port before the pause."""
     status = {"state": state, "reason": "x", "peer_id": "me", "reachability": TOLD_BEFORE}
     found: list[Any] = []
 

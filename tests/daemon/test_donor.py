@@ -58,7 +58,7 @@ class Line:
 
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Every place needs every layer here: `test_asked_for_states` has those that do not."""
+    """Every place needs every layer here. `test_asked_for_states` has places that do not."""
     monkeypatch.setattr(KnownPlaces, "needs", lambda *asked: True)
 
     def run(scenario: Callable[..., Any]) -> None:
@@ -162,7 +162,7 @@ def test_a_state_stays_while_another_follower_may_fetch_it(play) -> None:
 def test_who_leaves_waits_as_long_as_what_it_sends_gets_on(
     play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a large layer the last gradient takes minutes, and nobody else has it."""
+    """The last gradient of a large layer takes minutes to send, and nobody else has it."""
     monkeypatch.setattr(donor_module, "CHUNK_ELEMENTS", 64)
     monkeypatch.setattr(donor_module, "LEAST_BYTES_PER_S", 100)
 
@@ -190,8 +190,8 @@ def test_who_leaves_waits_as_long_as_what_it_sends_gets_on(
 
 
 def test_a_full_disk_gives_one_state_after_the_other(play, tmp_path: Path) -> None:
-    """What was offered first went as the next one found no room, so nobody that needed two ever had
-    one (seed 700341)."""
+    """The first state on offer went when the next one found no room. A peer that needed two never
+    had one (seed 700341)."""
 
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
         donor._offers = Offers(tmp_path / "full", memory_limit_bytes=0)
@@ -219,7 +219,8 @@ def test_a_full_disk_gives_one_state_after_the_other(play, tmp_path: Path) -> No
 def test_a_state_is_there_though_one_of_the_same_bytes_goes_while_it_is_put(
     play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was offered again and again, and was not there, until a step committed (seed 800080)."""
+    """The state was offered again and again, and was not there, until a step committed (seed
+    800080)."""
 
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
         donor.subscribe("x", first := request({0: -1}))
@@ -244,7 +245,7 @@ def test_a_state_is_there_though_one_of_the_same_bytes_goes_while_it_is_put(
 
 
 class _SlowDisk(disk.MachineDisk):
-    """It takes a piece when it is told to."""
+    """A disk that takes a piece when it is told to."""
 
     def __init__(self) -> None:
         self.pieces = threading.Semaphore(0)
@@ -255,8 +256,8 @@ class _SlowDisk(disk.MachineDisk):
 
 
 def test_who_writes_a_state_for_others_gets_on(play, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stands between two steps and waits for nobody: a large state on a slow disk takes longer
-    than anybody waits for who completes nothing."""
+    """The donor stands between two steps and waits for nobody. A large state on a slow disk takes
+    longer than others wait for a peer that completes nothing."""
     monkeypatch.setattr(blob_store, "_CHUNK_BYTES", 1 << 12)
     slow = _SlowDisk()
 
@@ -300,7 +301,7 @@ def test_a_follower_that_cannot_be_reached_is_told_to_ask_again(play) -> None:
 
 
 def test_a_follower_is_told_where_gradients_cannot_be_sent_at_all(play) -> None:
-    """It would wait for them for ever."""
+    """The follower would wait for the gradients for ever."""
 
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
         async def fails(*frame: Any) -> None:
@@ -353,8 +354,8 @@ def test_a_follower_that_does_not_keep_up_is_dropped_and_not_waited_for(
 
 
 def test_layers_of_any_size_can_be_followed(play, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One step's gradients alone are more than may usually wait, and a state is more than others
-    may send as a file."""
+    """One step's gradients alone are more than may usually wait. A state is larger than a file that
+    others may send."""
     monkeypatch.setattr(guardians, "QUEUED_BYTES_LIMIT", 1)
 
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
@@ -374,7 +375,8 @@ def test_layers_of_any_size_can_be_followed(play, monkeypatch: pytest.MonkeyPatc
 def test_gradients_are_copied_once_a_step_however_often_somebody_asks_anew(
     play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each small request cost its holder a copy of all that it has reduced, while all waited."""
+    """Each small request made the holder copy all gradients that it had reduced, while all
+    waited."""
     clone, copied = torch.Tensor.clone, []
 
     def counted(tensor: Any, *of: Any, **form: Any) -> Any:
@@ -442,7 +444,8 @@ def test_who_leaves_waits_for_guardians_too(play) -> None:
 
 
 def test_who_leaves_does_not_wait_for_a_follower_that_was_lost(play) -> None:
-    """Else until its last request is forgotten: a minute, in which nobody wants anything."""
+    """The leaver waited until that follower's last request was forgotten: a minute, in which nobody
+    wants anything."""
 
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
         donor.take_over(view_named(VIEW))
@@ -483,7 +486,8 @@ def test_layers_that_are_not_here_are_refused_in_words(play) -> None:
 
 
 def test_what_is_on_its_way_goes_on_to_its_end_when_nobody_wants_it_any_more(play) -> None:
-    """A frame cut short costs the lane, and so the follower what it is sent there as a guardian."""
+    """A frame that is cut short breaks the lane. With it the follower loses what it is sent there
+    as a guardian."""
 
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
         donor.subscribe("x", request({0: -1, 1: -1}))
@@ -501,8 +505,9 @@ def test_what_is_on_its_way_goes_on_to_its_end_when_nobody_wants_it_any_more(pla
 
 
 def test_a_request_that_was_overtaken_takes_nobody_s_place(play) -> None:
-    """The follower asked again as its first request seemed lost, and that came after all: what the
-    donor told from then on it took for answers to an earlier request, and waited for ever."""
+    """The follower asked again, as its first request seemed lost; the first request came after all.
+    From then on the follower took the donor's words for answers to an earlier request, and waited
+    for ever."""
 
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
         lost, again = request({0: -1}), request({0: -1, 1: -1})
@@ -520,8 +525,8 @@ def test_a_request_that_was_overtaken_takes_nobody_s_place(play) -> None:
 
 
 def test_who_has_what_it_wanted_is_fed_nothing_though_its_request_comes_after_that(play) -> None:
-    """It was stopped as it asked. Nobody told that again: the donor sent it every step of the view,
-    and waited for it for a minute before it left."""
+    """The follower was stopped while it asked, and nobody stopped its request again. The donor sent
+    it every step of the view, and waited a minute for it before leaving."""
 
     async def scenario(donor: Donor, line: Line, blobs: BlobStore, states: dict) -> None:
         donor.agreed(view_named(VIEW, "x"))

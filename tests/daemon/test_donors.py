@@ -1,4 +1,4 @@
-"""Who is asked for a file first."""
+"""The peer that is asked for a file first."""
 
 from types import SimpleNamespace
 from typing import cast

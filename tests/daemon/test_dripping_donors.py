@@ -1,5 +1,5 @@
-"""Who gives a state slowly, on purpose or over a thin line, where others have it and where nobody
-has: in virtual time."""
+"""A donor gives a state slowly, on purpose or over a thin line, where others have the state and
+where nobody has. In virtual time."""
 
 import asyncio
 from collections.abc import Callable
@@ -40,7 +40,7 @@ SIZE_BYTES = len(bytes_of(1))
 
 
 class Swarm:
-    """Donors that offer what they are asked for, and one that follows."""
+    """Donors that offer what they are asked for, and one follower."""
 
     def __init__(self, hosts: dict[str, Any]) -> None:
         self._hosts = hosts
@@ -48,14 +48,14 @@ class Swarm:
         self.asked: list[str] = []
         self.done: list[str] = []
         self.lies: set[str] = set()
-        """Who gives other states than the rest have."""
+        """The donors that give other states than the rest have."""
         self.refuses: set[str] = set()
-        """Who offers a state, and has none."""
+        """The donors that offer a state, and have none."""
         self.silent: set[str] = set()
-        """Who takes what it is asked, and offers nothing."""
+        """The donors that are asked, and offer nothing."""
         self.version = STEP
         self.again_s: dict[str, float] = {}
-        """Who offers anew, under a new name, so often."""
+        """The donors that offer anew, under a new name, so often."""
         self.followers: Any = None
 
     async def joins(self, name: str, bytes_per_s: int, stall: Stall | None = None) -> None:
@@ -102,8 +102,8 @@ def follows(
     times: int = 1,
     and_then: Callable[[Swarm], None] | None = None,
 ) -> tuple[float, Swarm]:
-    """How long it takes until all layers are here, in the view after a failure, the last time.
-    `and_then` makes them all come once more."""
+    """How long the follower takes until all layers are here, in the view after a failure, the last
+    time. `and_then` makes all layers come once more."""
 
     async def whole(hosts: dict[str, Any]) -> tuple[float, Swarm]:
         swarm = Swarm(hosts)
@@ -139,7 +139,7 @@ async def all_here(swarm: Swarm, state: TrainerState) -> None:
 
 
 def view_with(donors: tuple[str, ...], uplinks: dict[str, int]) -> View:
-    """A failure before which these have held all layers."""
+    """The view after a failure, before which these donors have held all layers."""
     found = view_of(1, 4)
     records = tuple(
         msgspec.structs.replace(record, uplink_bytes_per_s=uplinks.get(record.peer_id, 0))
@@ -189,7 +189,7 @@ def test_who_has_not_what_it_offers_is_left(tmp_path: Path) -> None:
 
 
 def test_what_the_others_deny_is_not_fetched_to_its_end(tmp_path: Path) -> None:
-    """Over a line that it calls thin, and so for a minute at least."""
+    """The line is said to be thin, so the fetch would take a minute at least."""
 
     async def scene(swarm: Swarm) -> None:
         await swarm.joins(FIRST, 8_000)
@@ -249,7 +249,8 @@ def test_who_never_offers_anything_is_left(tmp_path: Path) -> None:
 
 
 def test_who_was_too_slow_is_not_the_first_again(tmp_path: Path) -> None:
-    """Nor for whom the members have refused, and who asks anew with the next view."""
+    """Nor is it the first for a follower that the members have refused, and that asks anew with the
+    next view."""
 
     async def scene(swarm: Swarm) -> None:
         await swarm.joins(FIRST, 100 * MBIT, lambda asked: 29.0)

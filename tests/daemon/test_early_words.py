@@ -1,5 +1,5 @@
-"""What is said of views that have not taken over here is kept by all that it takes: who is in no
-view yet lets everybody say it, and thirty-two keys that claimed four steps each took 470 MB."""
+"""Words about views that have not taken over here are kept within bounds. A peer in no view yet
+lets everybody say them: thirty-two keys that claimed four steps each took 470 MB."""
 
 import tracemalloc
 from types import SimpleNamespace

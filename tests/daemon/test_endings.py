@@ -54,7 +54,7 @@ def test_a_bug_among_them_stays_a_bug() -> None:
 
 
 def test_who_has_lost_its_p2pd_is_told_so_also_before_it_takes_part() -> None:
-    """It ended with a traceback, or looked for members with what was no longer there."""
+    """The daemon ended with a traceback, or looked for members with a host that was gone."""
     error = cause_of_end(Unreachable("me", P2PD_HAS_ENDED))
     assert isinstance(error, UserError) and "has ended by itself" in error.cause
 
@@ -72,7 +72,7 @@ def test_who_has_lost_its_p2pd_is_told_so_also_before_it_takes_part() -> None:
 
 
 def test_what_goes_wrong_after_the_last_step_is_no_good_end() -> None:
-    """Nobody looked, and the daemon ended with 0."""
+    """Nobody looked at the failed task, and the daemon ended with 0."""
 
     async def run_ended() -> None:
         raise ValueError("ours")
@@ -94,14 +94,14 @@ SAVE_AGAIN_S = 0.02
 
 
 async def wait_for_real(duration_s: float) -> None:
-    """By the machine's clock, by which a timeout goes."""
+    """Wait by the machine's clock, as a timeout does."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(duration_s):
             await asyncio.Event().wait()
 
 
 class Complete:
-    """As much of a daemon as stays after its run's last step; `whole` is what it and all others
+    """The part of a daemon that stays after its run's last step. `whole` is what it and all others
     have."""
 
     def __init__(self, exit_when_done: bool) -> None:
@@ -140,8 +140,8 @@ class Complete:
 
 
 def in_quick_time(scene: Callable[[Callable[[float], Awaitable[None]]], Awaitable[None]]) -> None:
-    """`scene(passes)`: a sleep takes a turn of the loop, and puts the clock on; `passes(s)` lets
-    others sleep for so long."""
+    """Play a scene, `scene(passes)`: a sleep takes a turn of the loop, and moves the clock on.
+    `passes(s)` lets others sleep for so long."""
     clock, sleep = SetClock(100 * SECOND_NS), asyncio.sleep
 
     async def quick_sleep(duration_s: float) -> None:
@@ -166,8 +166,8 @@ def in_quick_time(scene: Callable[[Callable[[float], Awaitable[None]]], Awaitabl
 
 @pytest.mark.parametrize("exit_when_done", [True, False], ids=["exits", "stays"])
 def test_nobody_ends_while_its_last_steps_are_computed_again(exit_when_done: bool) -> None:
-    """A crash had cost them: a minute later all others had ended, with 0 and without the model; and
-    who was told to leave only later did not hand over what it held."""
+    """A crash had cost the last steps. A minute later all others had ended, with 0 and without the
+    model. A member that was told to leave only later did not hand over what it held."""
 
     async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
         peer = Complete(exit_when_done)
@@ -188,7 +188,8 @@ def test_nobody_ends_while_its_last_steps_are_computed_again(exit_when_done: boo
 
 @pytest.mark.parametrize("is_lost_while", ["shares", "stays"])
 def test_what_is_computed_again_is_shared_again(is_lost_while: str) -> None:
-    """Who stays had done so, and the layers of who had died were on no disk (seed 800251)."""
+    """A member that stays had shared already, and the layers of the dead member were on no disk
+    (seed 800251)."""
     saved = list[int]()
 
     async def save(step: int, states: dict[int, object], lineage: str) -> None:
@@ -222,7 +223,8 @@ def test_what_is_computed_again_is_shared_again(is_lost_while: str) -> None:
 def test_a_run_whose_last_steps_are_computed_again_is_told_complete_once_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The report was written in the middle of them, and nothing was said in the end."""
+    """The report was written while the steps were computed again, and nothing was said in the
+    end."""
     told: list[int] = []
     monkeypatch.setattr(end_of_run, "write_report", lambda *of: True)
     monkeypatch.setattr(end_of_run, "last_words", lambda *of: told.append(1) or ())
@@ -254,7 +256,8 @@ def test_a_run_whose_last_steps_are_computed_again_is_told_complete_once_they_ar
 
 
 def test_who_ends_with_its_run_waits_for_those_that_still_fetch_the_model() -> None:
-    """All ended a minute after the last step: what travels longer than that nobody had whole."""
+    """All members ended a minute after the last step. Nobody had a model whole that travels longer
+    than that."""
 
     async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
         peer = Complete(exit_when_done=True)
@@ -274,7 +277,7 @@ def test_who_ends_with_its_run_waits_for_those_that_still_fetch_the_model() -> N
 
 
 def test_who_shares_the_model_tells_again_what_it_has_of_it() -> None:
-    """Who was cut off as it was told asked nobody for what it lacked."""
+    """A member that was cut off during that word asked nobody for what it lacked."""
 
     async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
         peer = Complete(exit_when_done=True)
@@ -290,7 +293,7 @@ def test_who_shares_the_model_tells_again_what_it_has_of_it() -> None:
 
 
 def test_who_ends_with_its_run_waits_for_nobody_for_ever() -> None:
-    """Somebody asks for its files again and again."""
+    """Another peer asks for its files again and again."""
 
     async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
         peer = Complete(exit_when_done=True)
@@ -307,8 +310,8 @@ def test_who_ends_with_its_run_waits_for_nobody_for_ever() -> None:
 def test_who_is_told_to_leave_before_the_last_step_shares_no_longer_than_who_is_told_after() -> (
     None
 ):
-    """The step committed before a view without it took over: it stayed until all others had the
-    whole model, be it on battery."""
+    """The step committed before a view without the leaver took over. It stayed until all others had
+    the whole model, even on battery."""
 
     async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
         peer = Complete(exit_when_done=False)
@@ -336,7 +339,7 @@ def test_strangers_that_fetch_keep_nobody_after_the_end() -> None:
 
 
 def test_a_closed_terminal_has_it_leave_in_order_and_nohup_outlives_it() -> None:
-    """The shell and the kernel both send a hang-up: two of them are no second Ctrl-C."""
+    """The shell and the kernel both send a hang-up: two of them do not count as a second Ctrl-C."""
 
     async def leaves() -> bool:
         life = Life(lambda: None)
@@ -369,7 +372,8 @@ def test_one_home_one_daemon(tmp_path: Path) -> None:
 def test_a_full_disk_keeps_nobody_out_of_its_own_home(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who came back from a pause to one ended: the number in the lock is for messages alone."""
+    """A daemon that came back from a pause to a full disk ended. The number in the lock is for
+    messages alone."""
 
     home = Home(tmp_path)
     home.acquire()
@@ -421,7 +425,7 @@ def test_a_disk_that_refuses_costs_the_line_only(tmp_path: Path) -> None:
 
 
 class SetClock:
-    """Stands where it is put."""
+    """A clock that stands where it is put."""
 
     def __init__(self, at_ns: int) -> None:
         self.at_ns = at_ns
@@ -440,7 +444,7 @@ class SetClock:
 
 
 def leaver(view: View) -> Departure:
-    """As much of a daemon as decides when to leave at last."""
+    """The part of a daemon that decides when to leave at last."""
     participant = SimpleNamespace(
         membership=SimpleNamespace(agreement=SimpleNamespace(view=view)),
         local=SimpleNamespace(life=Life(lambda: None)),
@@ -481,8 +485,8 @@ def _who_has_the_only_copy_waits(clock: SetClock) -> None:
 
 
 def test_who_cannot_end_its_step_waits_for_a_while_before_it_leaves() -> None:
-    """The run has diverged, or nobody gives its data: no step commits with which others would take
-    its layers over, and it was leaving for ever, also where it leaves for its hours."""
+    """The run has diverged, or nobody gives its data, so no step commits with which others take
+    over its layers. The member was leaving for ever, also at the end of its hours."""
     clock = SetClock(100 * SECOND_NS)
     contextvars.copy_context().run(_who_cannot_end_its_step_waits, clock)
 

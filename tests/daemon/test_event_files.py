@@ -1,4 +1,5 @@
-"""Figures for TensorBoard: written as it reads them, and none of its troubles stops training."""
+"""Figures for TensorBoard are written as TensorBoard reads them, and a failure there never stops
+training."""
 
 import struct
 import sys
@@ -16,7 +17,7 @@ from p2p_dtfm.ports.packages import how_to_install
 
 
 def events_of(directory: Path) -> Iterator[Event]:
-    """As TensorBoard reads them: u64 length · its checksum · event · its checksum."""
+    """The events, as TensorBoard reads them: u64 length · its checksum · event · its checksum."""
     for path in sorted(directory.glob("events.out.tfevents.*")):
         rest = path.read_bytes()
         while rest:

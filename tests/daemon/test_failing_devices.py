@@ -1,4 +1,4 @@
-"""A device without memory, or that is gone, is no bug of the daemon that computed on it."""
+"""A device that is gone or out of memory is no bug of the daemon that computed on it."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,7 +23,8 @@ SHORT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
 class Gone(RuntimeError):
-    """As PyTorch says it of a device that has failed; older ones have no class for it."""
+    """PyTorch's error for a device that has failed. Older versions of PyTorch have no class for
+    it."""
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +57,7 @@ def daemon_whose_task_raises(error: Exception) -> Any:
 def test_a_device_that_fails_in_a_step_is_told_of_with_what_helps(
     error: Exception, cause: str
 ) -> None:
-    """It was called a bug, to be reported; and so it was by webhook."""
+    """The failure was called a bug to be reported, also by webhook."""
     in_a_step = ExceptionGroup("step", [error, Unreachable("x", "stream reset")])
 
     async def ended() -> None:
@@ -93,8 +94,8 @@ def fails(error: Exception) -> Callable[[Acting], Any]:
 
 @pytest.mark.parametrize("error", [SHORT, GONE])
 def test_it_makes_way_and_takes_part_again_later(tmp_path: Path, error: Exception) -> None:
-    """As for any program of its owner's: a service had started it again in half a minute, found the
-    memory still taken, and ended for good."""
+    """A daemon makes way as for any program of its owner's. A service had started it again in half
+    a minute: the memory was still taken, and it ended for good."""
     resident = Told(tmp_path, (fails(error), fails(error), ends))
     assert asyncio.run(resident.run()) == 0
     assert all("the device has" in reason for reason in resident.away_for)
@@ -104,7 +105,7 @@ def test_it_makes_way_and_takes_part_again_later(tmp_path: Path, error: Exceptio
 
 
 def test_who_has_taken_part_for_long_tells_the_next_fault(tmp_path: Path) -> None:
-    """After weeks, it may be: it had told of one before these."""
+    """The daemon may have told of an earlier fault weeks before these."""
     faults = [fails(SHORT) for _ in range(2)]
 
     async def fails_after_long(daemon: Acting) -> int:
@@ -117,7 +118,7 @@ def test_who_has_taken_part_for_long_tells_the_next_fault(tmp_path: Path) -> Non
 
 
 def test_a_device_that_fails_at_a_first_start_ends_it(tmp_path: Path) -> None:
-    """Somebody watches."""
+    """The user watches a first start."""
 
     async def fails_as_it_measures(daemon: Acting) -> int:
         told = cause_of_end(SHORT)
@@ -130,7 +131,7 @@ def test_a_device_that_fails_at_a_first_start_ends_it(tmp_path: Path) -> None:
 
 
 def leaves_as(act: Callable[[Acting], Any]) -> Callable[[Acting], Any]:
-    """It was told to before that comes over it."""
+    """The daemon was told to leave before `act` happens to it."""
 
     async def leaves(daemon: Acting) -> int:
         daemon.is_to_leave = True
@@ -143,8 +144,8 @@ def leaves_as(act: Callable[[Acting], Any]) -> Callable[[Acting], Any]:
 def test_who_is_told_to_leave_does_so_whatever_fails_meanwhile(
     tmp_path: Path, acts: tuple[Callable[[Acting], Any], ...]
 ) -> None:
-    """Its owner wanted the memory for something else: it stayed, and joined again 5 minutes later;
-    and a service starts again what ends with the code of a fault."""
+    """The owner wanted the memory for something else, but the daemon stayed, and joined again 5
+    minutes later. A service also starts a program again that ends with the code of a fault."""
     resident = Told(tmp_path, acts)
     assert asyncio.run(resident.run()) == 0
     assert len(resident.away_for) == len(acts) - 1 and not resident.notices

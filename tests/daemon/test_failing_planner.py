@@ -1,4 +1,4 @@
-"""Where to plan fails all daemons fail alike: they go on with what they have, and say so."""
+"""Where planning fails, it fails alike for all daemons. They keep their plan, and say so."""
 
 import logging
 

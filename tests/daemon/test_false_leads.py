@@ -1,4 +1,5 @@
-"""Who says falsely that a run is complete, or withholds it, ends no seeker: others are asked."""
+"""A peer that says falsely that a run is complete, or withholds it, ends no seeker: others are
+asked."""
 
 import asyncio
 from pathlib import Path
@@ -57,7 +58,7 @@ def complete(
     agreed_in: str = SPEC.digest(),
     trained_in: str = SPEC.digest(),
 ) -> Welcome:
-    """The answer of a member of a swarm that has taken all steps, and shows it."""
+    """The answer of a member of a swarm that has taken all steps, and shows that."""
     certificate = self_made_view(MEMBERS, 8, MEMBERS, lambda peer: sign_in(agreed_in, peer))
     commit = tuple(
         sign_prepared(
@@ -112,8 +113,8 @@ def test_that_a_run_is_complete_is_shown_by_what_its_members_have_signed() -> No
 def test_whoever_cannot_show_the_end_names_those_that_can(
     monkeypatch: pytest.MonkeyPatch, can_show: bool
 ) -> None:
-    """It became a member after the last step. Who came back to it then was told to try elsewhere
-    (seed 501049)."""
+    """The asked peer became a member after the last step. A member that came back to it was told to
+    try elsewhere (seed 501049)."""
     others = (PeerAddress("a", ()), PeerAddress("b", ()))
     says_so = msgspec.structs.replace(complete("c"), standing=None, peers=others)
     shown = complete("b") if can_show else msgspec.structs.replace(complete("b"), standing=None)
@@ -133,9 +134,9 @@ def test_whoever_cannot_show_the_end_names_those_that_can(
 
 
 def test_the_end_of_another_run_is_none_of_this_one() -> None:
-    """A home has one key in all its runs, and no signature said in which it was made: one member of
-    both showed in a run that was under way what all had signed at the end of a shorter one, and
-    whoever asked it was told that there was nothing left to do."""
+    """A home has one key in all its runs, and a signature did not name its run. One member of two
+    runs showed the end of the shorter one in the run under way. Peers that asked it were told that
+    nothing was left to do."""
     other = "of another run"
     for false in (complete(agreed_in=other, trained_in=other), complete(trained_in=other)):
         fault = fault_of_end("a", false, SPEC)
@@ -144,7 +145,8 @@ def test_the_end_of_another_run_is_none_of_this_one() -> None:
 
 
 class Seeker(Leads):
-    """`leads` are who answers, and why it cannot be followed; None: it can."""
+    """A seeker. `leads` names the peers that answer, and why each cannot be followed. None: it
+    can."""
 
     leads: dict[str, UserError | None]
     asked: list[str]
@@ -215,8 +217,8 @@ def test_who_could_go_on_from_its_own_disk_is_told_how(tmp_path: Path, could_go_
 def test_who_could_go_on_is_told_of_the_option_that_it_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_service: bool, is_invited: bool
 ) -> None:
-    """Whoever had typed `--invite` was to leave out `--initial-peers`; and of a service, which all
-    members ran, nobody was told where that is."""
+    """A user who had typed `--invite` was told to leave out `--initial-peers`. Where all members
+    ran a service, nobody was told where the service's option stands."""
     monkeypatch.setattr("p2p_dtfm.daemon.node.other_versions.is_a_service", lambda: is_service)
     (there,) = peer_ids(tmp_path, 1)
     given: dict[str, object] = {"initial_peers": (f"/ip4/192.0.2.7/tcp/4001/p2p/{there}",)}
@@ -235,7 +237,7 @@ def test_who_could_go_on_is_told_of_the_option_that_it_was_given(
 
 
 def test_in_a_run_by_invitation_nobody_is_told_to_name_an_address(tmp_path: Path) -> None:
-    """By which nobody is let in there."""
+    """In such a run nobody is let in by an address."""
     daemon = seeker(tmp_path, {})
     invited = run_spec(admission={"mode": "invited", "key": "ab" * 32, "founder": "x" * 52})
     daemon._acquaintances.memory = memory_of(tmp_path, invited)
@@ -246,7 +248,7 @@ def test_in_a_run_by_invitation_nobody_is_told_to_name_an_address(tmp_path: Path
 
 
 def test_who_comes_back_to_a_complete_run_is_told_that_the_model_is_here(tmp_path: Path) -> None:
-    """It was told to ask a member for what lay in its own home."""
+    """The user was told to ask a member for a model that lay in the user's own home."""
     (known,) = peer_ids(tmp_path, 1)
     memory = memory_of(tmp_path, SPEC).met([acquaintance(known, ["/ip4/192.0.2.7/tcp/1"], 5)])
     over = RunComplete(memory.run_digest[:16], SPEC.total_steps)

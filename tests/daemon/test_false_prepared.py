@@ -1,4 +1,4 @@
-"""A Prepared that cannot be read: a member's costs it its place, a stranger's costs nothing."""
+"""A Prepared that cannot be read costs a member its place, and a stranger nothing."""
 
 import asyncio
 from pathlib import Path
@@ -16,8 +16,8 @@ from tests.daemon.trainer_parts import QuietOutlet, trainer_tools
 
 @pytest.mark.parametrize("is_member", [True, False], ids=["member", "stranger"])
 def test_who_is_turned_away_for_it(tmp_path: Path, is_member: bool) -> None:
-    """Of strangers, whose keys are made for nothing, so many would have had all that were refused
-    before forgotten."""
+    """Strangers make keys for nothing. Enough of them would push all earlier refused peers out of
+    memory."""
     nothing: Any = None
     tools = trainer_tools(tmp_path, ME, nothing, nothing)
     blamed: list[str] = []

@@ -1,5 +1,5 @@
-"""Files of checkpoints that are asked for again: of the last one, of which nobody says anything
-more, and of one whose step is taken a second time."""
+"""Files of checkpoints that are asked for again: of the last one, of which nobody says more, and of
+one whose step is taken a second time."""
 
 import asyncio
 from pathlib import Path
@@ -41,7 +41,7 @@ class _BusyAtFirst(_FromAnother):
 def test_a_file_that_did_not_come_is_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whose line was cut as the run ended had no model, for good."""
+    """A member whose line was cut as the run ended had no model, for good."""
     monkeypatch.setattr(checkpoint_files, "RETRY_S", 0.05)
     compute, step, told = Compute(), SPEC.total_steps, list[CheckpointFiles]()
 
@@ -71,8 +71,8 @@ def test_a_file_that_did_not_come_is_asked_for_again(
 def test_who_goes_back_counts_on_what_is_whole_on_its_way(
     tmp_path: Path, remembers: str | None, whole: int | None
 ) -> None:
-    """It went back between two checkpoints: none was whole then, so that old ones kept the room of
-    the next, and who left was told that all steps since step 0 are lost."""
+    """The member went back between two checkpoints, when none was whole. Old checkpoints kept the
+    room of the next, and a leaver was told that all steps since step 0 are lost."""
     compute = Compute()
 
     async def scenario() -> None:
@@ -88,8 +88,8 @@ def test_who_goes_back_counts_on_what_is_whole_on_its_way(
 
 
 def test_a_step_that_is_taken_again_is_completed_again(tmp_path: Path) -> None:
-    """Of a lineage that all have lost it was whole: told so of a few layers of the next one, nobody
-    asked for the others until training was beyond it (seed 500847)."""
+    """The checkpoint was whole in a lineage that all have lost. Told of a few layers of the next
+    lineage, nobody asked for the others until training was beyond it (seed 500847)."""
     compute, step, told = Compute(), 10, list[CheckpointFiles]()
 
     async def scenario() -> None:

@@ -74,7 +74,7 @@ class Line:
 
 @pytest.mark.parametrize("stops", [False, True])
 def test_what_arrives_while_it_is_stopped(tmp_path: Path, stops: bool) -> None:
-    """A holder says that this peer has the layer already that it asked for."""
+    """A holder says that this peer already has the layer that it asked for."""
     outlet = Outlet()
     line = Line()
     tools = trainer_tools(tmp_path, name_of(1), line)
@@ -103,7 +103,7 @@ def test_what_arrives_while_it_is_stopped(tmp_path: Path, stops: bool) -> None:
 
 
 class Blobs:
-    """Gives what it is told to give, when it is told to."""
+    """A blob exchange that gives what it is told to give, when it is told to."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -167,8 +167,8 @@ def test_layers_come_side_by_side_and_a_later_offer_replaces_an_earlier_one(tmp_
 def test_a_donor_that_gives_too_much_undoes_nothing_of_what_others_give(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It sent the beginnings of gradients of ever later steps: all layers were asked for anew, and
-    again, and whoever followed was never ready."""
+    """The donor sent the beginnings of gradients of ever later steps. All layers were asked for
+    anew, again and again, and the follower was never ready."""
     monkeypatch.setattr(arriving_gradients, "GRADIENTS_LIMIT_BYTES", 1 << 20)
     line, state = Line(), TrainerState()
     tools = trainer_tools(tmp_path, name_of(2), line)
@@ -207,8 +207,8 @@ def test_a_donor_that_gives_too_much_undoes_nothing_of_what_others_give(
 def test_a_donor_that_says_too_much_has_nothing_forgotten_that_others_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Thousands of commits, while what others give was still on its way: it could not be replayed,
-    was asked for anew, and so again and again."""
+    """The donor told thousands of commits while other donors' states were still on their way. They
+    could not be replayed, and were asked for anew, again and again."""
     monkeypatch.setattr(replaying, "COMMITTED_LIMIT", 4)
     line, state = Line(), TrainerState()
     tools = trainer_tools(tmp_path, name_of(2), line)
@@ -245,8 +245,8 @@ def test_a_donor_that_says_too_much_has_nothing_forgotten_that_others_said(
 def test_layers_of_any_size_can_be_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All gradients of a step are here before it is committed, and of a stage of 135 million
-    parameters these alone are more than may usually wait: with each step all was asked for anew."""
+    """All gradients of a step are here before it commits. For a stage of 135 million parameters
+    these are more than may usually wait: with each step all was asked for anew."""
     monkeypatch.setattr(arriving_gradients, "GRADIENTS_LIMIT_BYTES", 1)
     blobs: Any = Blobs()
     line, state = Line(), TrainerState()
@@ -286,8 +286,9 @@ def test_layers_of_any_size_can_be_followed(
 def test_what_others_than_their_holder_have_given_to_guard_is_confirmed_by_it(
     tmp_path: Path,
 ) -> None:
-    """Who gave it up before the view began could give another state than it gave the one that holds
-    it now: nobody saw it, and once that one died it was the state of all."""
+    """A holder that gave up a layer before the view began could give a guardian another state than
+    it gave the new holder. Nobody saw it, and when the new holder died that state became
+    everybody's."""
     me, holder, before = name_of(1), name_of(0), name_of(2)
     blobs: Any = Blobs()
     line, state = Line(), TrainerState()
@@ -347,9 +348,9 @@ def test_what_others_than_their_holder_have_given_to_guard_is_confirmed_by_it(
 
 
 def test_a_guardian_moves_nothing_on_by_a_step_that_is_not_committed_here(tmp_path: Path) -> None:
-    """Its holder had committed, and died; this peer still waited for the word of another one. What
-    it had of a step that it could not name counted for nobody, and the step was computed again
-    although it was told to be safe (seed 700021)."""
+    """The holder had committed, and died; this peer still waited for another member's word. Its
+    state of a step that it could not name counted for nobody. The step was computed again although
+    it was told to be safe (seed 700021)."""
     line, state = Line(), TrainerState()
     tools = trainer_tools(tmp_path, ME, line)
     view, _ = guarded(1, 7)
@@ -383,8 +384,8 @@ def test_a_guardian_moves_nothing_on_by_a_step_that_is_not_committed_here(tmp_pa
 
 
 def test_what_nobody_wants_any_more_ends_no_guardian(tmp_path: Path) -> None:
-    """Who guarded it goes on for a moment in the next view, for what it is to guard there, while a
-    commit drops the rest: the daemon ended with a KeyError (seed 700216)."""
+    """A guardian goes on for a moment in the next view, for what it is to guard there, while a
+    commit drops the rest. The daemon ended with a KeyError (seed 700216)."""
     line, state = Line(), TrainerState()
     tools = trainer_tools(tmp_path, ME, line)
     view, _ = guarded(1, 7)
@@ -416,7 +417,7 @@ def test_what_nobody_wants_any_more_ends_no_guardian(tmp_path: Path) -> None:
 
 
 def chunks(view: View, layer: int, step: int) -> Iterator[tuple[FrameHeader, bytearray]]:
-    """A gradient of a layer, as it travels."""
+    """The chunks of a layer's gradient, as they travel."""
     length = workload_of(SPEC).cost(layer).parameter_count
     for index, start in enumerate(range(0, length, CHUNK_ELEMENTS)):
         count = min(CHUNK_ELEMENTS, length - start)

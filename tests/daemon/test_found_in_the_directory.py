@@ -1,4 +1,4 @@
-"""What strangers draw from a member's uplink by asking what it knows of the directory."""
+"""How much strangers draw from a member's uplink when they ask what it knows of the directory."""
 
 import secrets
 from typing import Any
@@ -38,7 +38,7 @@ async def _full_node(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_one_stranger_draws_a_bounded_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It drew 32 MB in ten seconds, 57 times what it sent."""
+    """A stranger drew 32 MB in ten seconds, 57 times what it sent."""
 
     async def scenario() -> None:
         clock, answered = _Clock(), 0
@@ -68,7 +68,7 @@ def test_who_reads_the_members_of_a_large_run_reads_them_at_once(
 
 
 def test_whoever_asks_too_much_may_bring_its_presence() -> None:
-    """What is owed for answers keeps nobody from being found."""
+    """A debt for answers keeps nobody from publishing its presence."""
     keeper, nobody = GateKeeper(), "nobody"
     keeper.spend(nobody, "directory answer", 1 << 20)
     assert isinstance(keeper.enter(nobody, "directory answer", 0), str)

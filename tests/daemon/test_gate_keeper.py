@@ -1,4 +1,4 @@
-"""What a sender is to a daemon now, and what follows from it at its door."""
+"""What a sender is to a daemon at the moment, and what the daemon's gate does about that."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -168,7 +168,8 @@ def test_a_run_by_invitation_answers_nobody_who_is_not_invited() -> None:
 
 
 def test_who_is_in_the_view_came_before_though_what_is_known_was_taken_back() -> None:
-    """What it comes by now may be over; it was a stranger, and out for good."""
+    """The invitation that let this member in may be over by now; it was a stranger, and out for
+    good."""
     founder, guest = (identity_of_seed(bytes([n]) * 32) for n in (1, 2))
     run = "ab" * 32
     keeper = _keeper(_agreement(view=_view("me", guest.peer_id)))
@@ -206,8 +207,8 @@ def test_what_it_costs_to_read_newcomers_is_paid_by_all_of_them_together(view: A
 
 
 def test_what_it_costs_to_read_a_member_has_a_bound_as_well() -> None:
-    """Six thousand false signatures in a message took half a second each time, and a member may
-    send two thousand such messages a second."""
+    """Six thousand false signatures in a message took half a second to check each time. A member
+    may send two thousand such messages a second."""
     keeper, rate = _keeper(_agreement(view=_view("me", "a", "b"))), TABLE["opening"].near
     keeper.pays("a", rate.burst)
     keeper.require_message("a", _gather("a"), 100)

@@ -1,4 +1,4 @@
-"""Who is sent what no correct peer sends waits until others have found that out, too."""
+"""A peer that is sent what no correct peer sends waits until others have found that out, too."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from tests.core.test_stalls import A, view_of
 
 
 def test_who_takes_long_for_a_step_takes_long_to_find_out() -> None:
-    """On machines that took 2 s for a step auditors found out 0.3 s and more apart that a member
-    shows no tensors: each accused it alone, and two honest ones were out for it."""
+    """On machines that took 2 s for a step, auditors found out 0.3 s and more apart that a member
+    shows no tensors. Each accused it alone, and two honest auditors were out for it."""
     waits: Any = None
     watch = StepWatch(A, run_spec(), (), waits, 2 * SECOND_NS)
     assert watch.grace_s == 0.25

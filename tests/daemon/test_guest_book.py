@@ -58,7 +58,7 @@ FOUNDER, ALICE, BOB, CAROL = (peer(number) for number in range(1, 5))
 
 
 def book_of(folder: Path, who: Identity) -> GuestBook:
-    """Of a home that has just come to know its run."""
+    """The guest book of a home that has just come to know its run."""
     folder.mkdir(exist_ok=True)
     own = OwnInvitation(folder, RUN, who)
     own.directory_key = bytes(32)
@@ -76,7 +76,7 @@ def founders_line(folder: Path, may_invite: bool = False) -> InvitationLine:
 
 
 class Receiver(Dispatch):
-    """That asks its own book alone."""
+    """A dispatch that asks its own book alone."""
 
     def __init__(self, book: GuestBook, near: Sequence[str] = ()) -> None:
         self.blamed: list[str] = []
@@ -94,7 +94,7 @@ def watch_of(book: GuestBook, me: Identity, views: SimpleNamespace) -> tuple[Gue
 
 
 def test_whose_key_as_a_founder_is_lost_is_told_to_put_it_back(tmp_path: Path) -> None:
-    """It was to ask whoever had invited it."""
+    """The founder was told to ask the peer that had invited it."""
     admission = AdmissionSpec(mode="invited", founder=FOUNDER.peer_id, key="00" * 32)
     spec = run_spec(admission=admission)
     line, has_lost = founders_line(tmp_path / "founder"), ALICE
@@ -184,7 +184,8 @@ def test_one_bad_revocation_costs_no_other_and_all_are_told(
 
 
 def test_one_more_word_is_told_alone_and_costs_nobody_the_others_again(tmp_path: Path) -> None:
-    """Of a member that took something back each half second, all told all others all of them."""
+    """A member took back one guest each half second, and all members told one another the whole
+    list."""
     book = book_of(tmp_path / "home", CAROL)
     book.revoked([word(FOUNDER, f"somebody{number}") for number in range(10)])
     views = SimpleNamespace(view=view(1, ALICE, CAROL), next_view=None)
@@ -206,8 +207,8 @@ def test_one_more_word_is_told_alone_and_costs_nobody_the_others_again(tmp_path:
 def test_who_comes_in_again_and_again_by_other_lines_has_no_file_written_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each time all guests were, on the event loop; who may invite has lines without end, and a
-    member may say so two thousand times a second."""
+    """Each time all guests were written, on the event loop. A member that may invite has lines
+    without end, and may say so two thousand times a second."""
     monkeypatch.setattr(guest_book, "WRITE_EVERY_S", 10.0)
     book = book_of(tmp_path / "home", CAROL)
     lines = [founders_line(tmp_path / "founder") for _ in range(5)]
@@ -273,7 +274,7 @@ def test_a_delegate_takes_back_a_line_that_nobody_has_used_and_hears_how_long_it
 
 
 def test_who_came_by_a_line_that_is_closed_since_stays_and_invites_nobody(tmp_path: Path) -> None:
-    """It printed lines by which nobody was let in."""
+    """Such a guest printed lines by which nobody was let in."""
     line = founders_line(tmp_path / "founder", may_invite=True)
     founder, book = book_of(tmp_path / "founder", FOUNDER), book_of(tmp_path / "alice", ALICE)
     for each in (founder, book):
@@ -292,7 +293,7 @@ def test_who_came_by_a_line_that_is_closed_since_stays_and_invites_nobody(tmp_pa
 def test_who_waits_to_be_let_in_is_turned_away_once_its_invitation_is_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was let in with the next view, for which all wait, and then thrown out of it."""
+    """The newcomer was let in with the next view, for which all wait, and then thrown out of it."""
     world = swarm(["a", "b"])
     agreement = world.peers["a"].agreement
     settings = agreement._state.settings
@@ -317,7 +318,7 @@ def test_who_waits_to_be_let_in_is_turned_away_once_its_invitation_is_taken_back
 
 
 def meet(book: GuestBook, **called: Identity) -> Names:
-    """They are members by these names for a while, one after another."""
+    """These peers are members by these names for a while, one after another."""
     names = Names()
     for name, who in called.items():
         records: Any = [SimpleNamespace(peer_id=who.peer_id, called=name.rstrip("_"))]
@@ -327,7 +328,7 @@ def meet(book: GuestBook, **called: Identity) -> Names:
 
 
 def test_who_is_away_is_revoked_by_name(tmp_path: Path) -> None:
-    """A stolen laptop sleeps, and is in no view: it was "no members are called" so."""
+    """A stolen laptop sleeps, and is in no view: the answer was that no members have that name."""
     line, book = founders_line(tmp_path), book_of(tmp_path, FOUNDER)
     for guest in (ALICE, BOB):
         book.introduced(guest.peer_id, chain_by(line, guest))
@@ -343,8 +344,8 @@ def test_who_is_away_is_revoked_by_name(tmp_path: Path) -> None:
 def test_of_several_that_are_called_alike_none_is_revoked_by_name(
     tmp_path: Path, is_another_daemon: bool
 ) -> None:
-    """A guest that took the name of one that is away was revoked in its place, the more so after
-    the daemon was started again; and of two that are away no id was told."""
+    """A guest that took the name of an absent guest was revoked in that one's place, above all
+    after a restart of the daemon. Of two absent guests no id was told."""
     line, book = founders_line(tmp_path), book_of(tmp_path, FOUNDER)
     for guest in (ALICE, BOB, CAROL):
         book.introduced(guest.peer_id, chain_by(line, guest))
@@ -365,7 +366,8 @@ def test_of_several_that_are_called_alike_none_is_revoked_by_name(
 
 
 def test_by_a_name_nobody_is_revoked_while_somebody_away_may_have_it(tmp_path: Path) -> None:
-    """One that came, and went, while this daemon was away: it has never said its name here."""
+    """That guest may have come and gone while this daemon was away, so its name is not known
+    here."""
     line, book = founders_line(tmp_path), book_of(tmp_path, FOUNDER)
     for guest in (BOB, CAROL):
         book.introduced(guest.peer_id, chain_by(line, guest))
@@ -382,7 +384,8 @@ def test_by_a_name_nobody_is_revoked_while_somebody_away_may_have_it(tmp_path: P
 def test_what_a_full_disk_did_not_take_is_written_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who had been sent away came in again, once those that knew had started again."""
+    """A guest that had been sent away came in again, once the members that knew had started
+    again."""
     line = founders_line(tmp_path)
     book = book_of(tmp_path, FOUNDER)
     at_s, full = [now.monotonic_s()], [True]
@@ -409,8 +412,8 @@ def test_what_a_full_disk_did_not_take_is_written_once_there_is_room(
 def test_who_is_another_peer_now_comes_in_by_the_same_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As the daemon advises whose home was copied: all members refused it for good, as the line
-    seemed to be used already."""
+    """The daemon itself advises this where a home was copied. All members refused the new peer for
+    good, as the line seemed to be used already."""
     line = founders_line(tmp_path / "founder")
     before = OwnInvitation(tmp_path, RUN, BOB)
     before.come_by(line)
@@ -443,7 +446,8 @@ def test_a_home_that_came_in_before_peers_signed_their_chains_signs_its_own(
 def test_what_cannot_be_read_is_not_set_aside_as_if_it_were_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that failed for a moment cost a home its invitation, and who was taken back."""
+    """A disk that failed for a moment cost a home its invitation, and its list of guests that were
+    taken back."""
     own = OwnInvitation(tmp_path, RUN, ALICE)
     own.come_by(founders_line(tmp_path / "founder"))
     assert own.write()
@@ -466,7 +470,7 @@ def test_what_cannot_be_read_is_not_set_aside_as_if_it_were_damaged(
 def test_the_doctor_says_of_a_line_that_nobody_comes_in_by_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It looked at the ways that an expired one names, and found nothing wrong."""
+    """The doctor tested the addresses of an expired line, and found nothing wrong."""
     line, home = founders_line(tmp_path / "founder"), tmp_path / "home"
     assert check_invitation(home, line, ALICE).verdict is Grade.OK
     assert not home.exists(), "it only looks"
@@ -487,8 +491,8 @@ def test_the_doctor_says_of_a_line_that_nobody_comes_in_by_it(
 def test_the_doctor_looks_at_what_a_home_came_by_as_the_peer_that_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It asked with an identity for the occasion: a home in the run was told to paste its line
-    again, and failed once that had expired."""
+    """The doctor asked with an identity made for the occasion. A home in the run was told to paste
+    its line again, and failed once the line had expired."""
     line, home = founders_line(tmp_path / "founder"), tmp_path / "home"
     directory = home / "runs" / RUN[:16]
     directory.mkdir(parents=True)
@@ -520,7 +524,7 @@ def test_who_invites_is_told_that_nobody_elsewhere_can_call_what_the_line_names(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A founder who had forwarded a port handed out its machine's address at home."""
+    """A founder who had forwarded a port gave out its machine's address at home."""
     full = tuple(f"{it}/p2p/{BOB.peer_id}" for it in addresses)
     ordered = lambda home, what, method: new_line(None, RUN, {}, full)  # noqa: E731
     monkeypatch.setattr(cli_invite, "call_daemon", ordered)

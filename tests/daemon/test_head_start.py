@@ -1,4 +1,5 @@
-"""Who has met members asks these first, and the directory a second later, or when none answers."""
+"""A peer that has met members asks these first. It asks the directory a second later, or when none
+answers."""
 
 import asyncio
 import time
@@ -12,11 +13,12 @@ from p2p_dtfm.daemon.peers.member_search import HEAD_START_S, Found, MemberSearc
 
 MET = (("met", ("/ip4/192.0.2.7/tcp/1",)),)
 FOUND: Any = SimpleNamespace()
-"""A welcome; nobody reads it."""
+"""A welcome that nobody reads."""
 
 
 class Searched(MemberSearch):
-    """Those that were met answer after `met_s`, or fail to; the directory knows one at once."""
+    """Members that were met answer after `met_s`, or fail to. The directory knows a member at
+    once."""
 
     def __init__(self, met_s: float, met_answers: bool) -> None:
         async def own() -> tuple[str, ...]:

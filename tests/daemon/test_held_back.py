@@ -1,4 +1,4 @@
-"""Who computes alone tells the others of several steps at a time."""
+"""A peer that computes alone tells the others of several steps at a time."""
 
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId

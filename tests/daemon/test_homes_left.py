@@ -1,4 +1,5 @@
-"""A home whose daemon is gone is known as such, whoever has got the number of its process since."""
+"""A home whose daemon is gone is known as such, even if another process has got the daemon's number
+since."""
 
 import os
 import subprocess
@@ -22,7 +23,7 @@ def lock(root: Path, process: int, taken_s: float) -> None:
 
 @pytest.fixture
 def another() -> Iterator[int]:
-    """A program that began now, and is none of ours."""
+    """A program that began now, and is no daemon of ours."""
     with subprocess.Popen(["sleep", "60"]) as process:
         yield process.pid
         process.kill()
@@ -31,7 +32,8 @@ def another() -> Iterator[int]:
 def test_a_number_that_another_program_has_got_since_is_no_daemon(
     tmp_path: Path, another: int
 ) -> None:
-    """As after the machine was started again: each command waited, and said that it starts."""
+    """This happens after a restart of the machine: each command waited, and said that the daemon
+    starts."""
     lock(tmp_path, another, time.time() - 3600)
     lock(tmp_path / DEVICES / "2", another, time.time() - 3600)
     with pytest.raises(UserError, match="no daemon answers"):

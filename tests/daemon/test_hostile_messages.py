@@ -1,6 +1,7 @@
-"""Whatever another peer says, in whatever state this one is: it is taken, or it is the sender's
-fault. Nothing else is raised, at once or by a task later; nothing of it is kept that is long, and
-it takes no time. It comes as from the line: as bytes, through the gate and to who hands it on."""
+"""Whatever another peer says, in whatever state this peer is: this peer takes it, or it is the
+sender's fault. Nothing else is raised, at once or by a task later. No long text of it is kept, and
+it takes no time. Each message comes as from the line: as bytes, through the gate and to the
+dispatch."""
 
 import asyncio
 import gc
@@ -97,11 +98,11 @@ OF_STEPS = {
     FrameHeader,
 }
 LONGEST_S = 0.25
-"""Of this thread's own time, for one message."""
+"""Processor time of this thread, for one message."""
 TRIES = 3
-"""A collection of what all tests before have left may fall into one."""
+"""Tries of one message: a garbage collection of what earlier tests left may fall into one."""
 KEPT_LIMIT_BYTES = 256 << 10
-"""Of messages of one type: none of their long texts is kept."""
+"""Bytes kept of all messages of one type: none of their long texts is kept."""
 INTEGERS = (-1, 0, 1, 2, 5, 6, 1 << 31, (1 << 63) - 1, -(1 << 63), (1 << 64) - 1)
 FLOATS = (0.0, -1.0, 1e300, math.nan, math.inf, -math.inf)
 LONG = "x" * 300_000
@@ -188,7 +189,8 @@ def signed_by_other(prepared: Prepared) -> SignedPrepared:
 
 
 def hostile(message: Any) -> Iterator[Any]:
-    """The message, and it with every field in turn of any value that its type allows."""
+    """The message itself, and copies with each field in turn set to every value that its type
+    allows."""
     yield message
     if isinstance(message, SignedPrepared):  # what is signed is what matters
         for prepared in hostile(decode(message.signed.payload, Prepared)):
@@ -244,7 +246,7 @@ class Line:
 
 
 class Blobs:
-    """Nobody has any."""
+    """A blob exchange without any blobs."""
 
     async def fetch_bytes(
         self, digest: str, peers: list[str], max_bytes: int, on_came: Any = None
@@ -256,7 +258,7 @@ def no_view(trainer: Trainer, view: View) -> None: ...
 
 
 def agreed(trainer: Trainer, view: View) -> None:
-    """It follows the layers of its place in the next view."""
+    """This peer follows the layers of its place in the next view."""
     assert isinstance(view.plan, Plan)
     present = even_plan([OTHER, ME], (2,), SPEC)
     snapshot = msgspec.structs.replace(view.snapshot, planned=True, present=present)
@@ -281,7 +283,7 @@ def left(trainer: Trainer, view: View) -> None:
 
 
 def guards(trainer: Trainer, view: View) -> None:
-    """It keeps copies of the other's layers, which it gets every so often."""
+    """This peer keeps copies of the other peer's layers, which it gets every so often."""
     assert isinstance(view.plan, Plan)
     lags = lagging_view(OTHER, ME)
     lags = View(msgspec.structs.replace(lags.snapshot, planned=False), lags.plan)
@@ -293,7 +295,8 @@ def guards(trainer: Trainer, view: View) -> None:
 
 @pytest.fixture
 def silence() -> Iterator[None]:
-    """Loggers remember what is enabled: `disable` itself has them forget it."""
+    """Log nothing meanwhile. Loggers remember what is enabled, and `disable` makes them forget
+    it."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -302,7 +305,7 @@ def silence() -> Iterator[None]:
 @pytest.mark.usefixtures("silence")
 @pytest.mark.parametrize("prepare", [no_view, agreed, trains, guards, stopped, left])
 def test_every_message_with_every_value(tmp_path: Path, prepare: Any) -> None:
-    """Its name or its view says nothing of a message's worth: whatever is signed counts as such."""
+    """A message's name or view says nothing of its worth: everything signed counts as hostile."""
     torch.set_num_threads(1)
     blobs: Any = Blobs()
     tools = trainer_tools(tmp_path, ME, Line(), blobs)
@@ -337,7 +340,7 @@ def test_every_message_with_every_value(tmp_path: Path, prepare: Any) -> None:
 
 
 async def say_all(daemon: Daemon, kind: type, messages: Iterator[Any]) -> int:
-    """All of one type, with every value; how many were refused."""
+    """Say all messages of one type, with every value; returns how many were refused."""
     faults = 0
     tracemalloc.start()
     try:
@@ -374,7 +377,7 @@ def has_long(message: Any) -> bool:
 
 
 def kept_bytes() -> int:
-    """Of what bytes of messages have become."""
+    """The bytes that long texts of messages still take."""
     found = _found_bytes()
     if found >= KEPT_LIMIT_BYTES:
         gc.collect()  # which takes long
@@ -390,7 +393,8 @@ def _found_bytes() -> int:
 
 
 def test_nobody_is_two_steps_ahead_of_who_has_a_stage(tmp_path: Path) -> None:
-    """It lies, or belongs to somebody else: it is refused, not dropped without a word."""
+    """Such a peer lies, or its message belongs to somebody else. The message is refused, not
+    dropped without a word."""
     tools = trainer_tools(tmp_path, ME, Line(), Blobs())
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""A full disk costs time and not the daemon, also where a run begins with given weights."""
+"""A full disk costs time and ends no daemon, also where a run begins with given weights."""
 
 import asyncio
 import errno
@@ -17,7 +17,7 @@ from tests.core.builders import run_spec
 
 
 class Blobs:
-    """Of a disk that takes nothing twice; what comes then is of no use."""
+    """Blobs on a disk that takes nothing at the first two tries. What comes then is of no use."""
 
     def __init__(self, status: Status) -> None:
         self.status = status
@@ -43,7 +43,7 @@ def states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InitialStates:
 
 
 def test_what_training_never_needs_is_brought_once_there_is_room(states: InitialStates) -> None:
-    """The daemon ended, though its training needed nothing of it."""
+    """The daemon ended, though its training needed none of those weights."""
     asyncio.run(states.keep_beside(lambda: True))
     assert states._blobs.asked == 3  # type: ignore[attr-defined]
     assert not states._status.troubles.present()

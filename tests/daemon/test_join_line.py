@@ -1,4 +1,4 @@
-"""What a member passes on to newcomers, made of what other members say of themselves."""
+"""A member's line for newcomers, made of what other members say of themselves."""
 
 from p2p_dtfm.core.protocol.invited.line import open_line, read_line
 from p2p_dtfm.core.protocol.records import Reachability
@@ -36,7 +36,7 @@ def test_the_public_one_leads_to_this_peer_alone() -> None:
 
 
 def test_an_address_that_nobody_could_call_spoils_no_line() -> None:
-    """Whoever pastes it would be told that the line is malformed."""
+    """A user who pastes the line would be told that it is malformed."""
     bad = (
         "/ip4/8.8.4.4/tcp/0000019999999/p2p/b",
         "/ip4/8.8.4.4/p2p/b",

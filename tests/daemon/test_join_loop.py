@@ -1,4 +1,5 @@
-"""Asking to be let in, whoever is there: nobody, members that vanish, or only dead ones."""
+"""A newcomer asks to be let in, whoever is there: nobody, members that vanish, or only dead
+ones."""
 
 import asyncio
 import time
@@ -33,7 +34,7 @@ WISH: Any = "please"
 
 
 class FakeAgreement:
-    """Has a view once somebody living was asked `asked_for_view` times."""
+    """Has a view once living members were asked `asked_for_view` times."""
 
     def __init__(self) -> None:
         self.view: object = None
@@ -64,13 +65,13 @@ class FakeMessenger:
         self.asked: list[str] = []
         self.refuses: set[str] = set()
         self.newcomers: set[str] = set()
-        """That live, and ask to be let in themselves."""
+        """Peers that live, and ask to be let in themselves."""
         self.complete: set[str] = set()
-        """That say that the run is complete."""
+        """Peers that say that the run is complete."""
         self.trains: set[str] = set()
-        """That let others in, some time."""
+        """Peers that let others in at some time."""
         self.barred: dict[str, Barred] = {}
-        """Who says that this one is barred."""
+        """Peers that say that this newcomer is barred."""
         self.passed_over: dict[str, UserError] = {}
 
     async def ask(self, peer_id: str, message: object) -> bytes:
@@ -105,7 +106,7 @@ class FakeAcquaintances:
         self.looked = 0
         self.said: list[str] = []
         self.turned: UserError | None = None
-        """By somebody who is known."""
+        """The refusal of a peer that is known."""
         self._looks = iter(looks)
 
     async def call_again(self) -> None:
@@ -126,7 +127,7 @@ class FakeAcquaintances:
 
 
 class Newcomer(Entry):
-    """With all that the loop touches, and nothing else."""
+    """A newcomer with the parts that the loop touches, and nothing else."""
 
     def __init__(self, looks: Iterable[Found | None] = (), run: str = "") -> None:
         self.agreement = FakeAgreement()
@@ -216,7 +217,8 @@ def test_members_that_vanish_are_passed_over() -> None:
 
 @pytest.mark.parametrize("promises", [False, True])
 def test_who_comes_back_asks_those_that_it_has_met_and_lost_last(promises: bool) -> None:
-    """Each of them took ten seconds not to answer, and was asked before the members again."""
+    """Each lost member took ten seconds not to answer, and was asked before the present members
+    again."""
     newcomer = Newcomer()
     messenger, now_s = newcomer.messenger, now.monotonic_s()
     messenger.known, messenger.trains = ("gone-1", "gone-2", "member", "unmet"), {"member", "unmet"}
@@ -302,7 +304,7 @@ def test_who_came_back_to_members_that_then_died_goes_on_alone() -> None:
 
 
 async def waits_until_it_is_let_in(newcomer: Newcomer) -> None:
-    """It looks again and again, says why, and founds nothing."""
+    """The newcomer looks again and again, says why, and founds nothing."""
     while newcomer.acquaintances.looked < 6:
         await asyncio.sleep(0.001)
     assert newcomer.acquaintances.said and not newcomer.agreement.founded
@@ -310,7 +312,7 @@ async def waits_until_it_is_let_in(newcomer: Newcomer) -> None:
 
 
 def test_whose_members_are_of_another_version_by_now_waits_for_them() -> None:
-    """It went on alone beside them: as far as it saw nobody answered."""
+    """The newcomer went on alone beside the members: as far as it saw, nobody answered."""
     newcomer = Newcomer(run="tiny")
     newcomer.acquaintances.welcomed_by = "updated-since"
     newcomer.acquaintances.turned = OtherProtocol("updated-since", 99)
@@ -324,7 +326,7 @@ def test_whose_members_are_of_another_version_by_now_waits_for_them() -> None:
 
 
 def test_who_waits_before_it_founds_and_hears_of_another_version_founds_nothing() -> None:
-    """It came back to nobody, and one of those that it had met began meanwhile."""
+    """The newcomer came back to nobody, and a member that it had met began meanwhile."""
     newcomer = Newcomer(run="tiny")
 
     async def begins() -> None:
@@ -339,7 +341,7 @@ def test_who_waits_before_it_founds_and_hears_of_another_version_founds_nothing(
 
 
 def test_two_newcomers_do_not_wait_for_each_other() -> None:
-    """They came back as the last member died: each had found the other, and asked it for ever."""
+    """Both came back as the last member died. Each found the other, and asked it for ever."""
     newcomer = Newcomer(run="tiny")
     newcomer.acquaintances.welcomed_by = "came-back-too"
     newcomer.messenger.newcomers = {"came-back-too"}
@@ -380,7 +382,7 @@ def test_who_has_been_in_a_view_never_founds_another() -> None:
 
 
 def test_who_waits_for_an_agreed_view_says_so_again_and_again() -> None:
-    """The members may have given it up while this peer was silent for a moment."""
+    """The members may have given the view up while this peer was silent for a moment."""
     newcomer = Newcomer()
     messenger = newcomer.messenger
     newcomer.agreement.next_view = SimpleNamespace(member_ids=("first", "me", "second"))
@@ -438,8 +440,8 @@ def test_it_says_where_it_asks() -> None:
 
 
 def test_who_cannot_say_where_it_is_looks_for_members_all_the_same() -> None:
-    """Its p2pd had no time to answer for five seconds, as on a machine that does much else: the
-    daemon ended, and said that a peer that it works with is gone, itself."""
+    """The newcomer's p2pd had no time to answer for five seconds, on a busy machine. The daemon
+    ended, and said that a peer that it works with is gone, which was itself."""
 
     class Search(MemberSearch):
         async def _ask(self, sought: Sought, peer_id: str, *of: Any) -> Found | None:
@@ -479,7 +481,8 @@ def test_who_cannot_go_on_alone_at_once_does_not_begin_it_twice() -> None:
 def test_who_says_that_the_run_is_complete_and_does_not_show_it_is_not_asked_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It became a member with the last commit, and has nothing that shows it; others have."""
+    """That peer became a member with the last commit, and has nothing that shows the end; others
+    have."""
     newcomer = Newcomer()
     newcomer.messenger.known = ("shows-it", "only-says-it")
     newcomer.messenger.complete = {"shows-it", "only-says-it"}
@@ -494,8 +497,8 @@ def test_who_says_that_the_run_is_complete_and_does_not_show_it_is_not_asked_for
 def test_one_member_alone_has_nobody_end_who_is_agreed_on(
     others: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A Prepared of its own for the last step shows it, as nobody knows who has a stage there: a
-    member that started again was told so by one of those that had just let it in, and ended."""
+    """A Prepared of one member for the last step showed it, as nobody knows who has a stage there.
+    A member that started again was told so by a member that had just let it in, and ended."""
     newcomer = Newcomer()
     messenger = newcomer.messenger
     newcomer.agreement.next_view = SimpleNamespace(member_ids=("first", "liar", "me", "second"))
@@ -527,7 +530,7 @@ def test_an_agreed_view_is_waited_for_no_more_once_most_of_its_members_show_the_
 
 
 def test_a_view_that_is_given_up_while_its_members_are_reminded_is_waited_for_no_more() -> None:
-    """Meanwhile somebody has shown that the run is complete."""
+    """Meanwhile another peer has shown that the run is complete."""
     newcomer = Newcomer()
     newcomer.agreement.next_view = SimpleNamespace(member_ids=("first", "me", "second"))
     newcomer._complete = RunComplete("ab" * 8, 40)
@@ -541,8 +544,8 @@ def test_a_view_that_is_given_up_while_its_members_are_reminded_is_waited_for_no
 
 
 def test_a_dead_member_that_is_reminded_holds_up_nobody_whose_view_is_given_up() -> None:
-    """It takes ten seconds not to answer: for so long it was told that layers are fetched, and
-    nobody else was asked."""
+    """The dead member takes ten seconds not to answer. For so long the user was told that layers
+    are fetched, and no other peer was asked."""
     newcomer = Newcomer()
     messenger = newcomer.messenger
     newcomer.agreement.next_view = SimpleNamespace(member_ids=("dead", "me"))
@@ -564,7 +567,8 @@ def test_a_dead_member_that_is_reminded_holds_up_nobody_whose_view_is_given_up()
 
 
 def test_who_is_let_in_as_it_reminds_asks_no_more_than_what_it_was_about_to() -> None:
-    """It asked a turn later, and was no newcomer any more: its daemon ended (seed 502881)."""
+    """The newcomer asked a turn later, when it was no newcomer any more: its daemon ended (seed
+    502881)."""
     newcomer = Newcomer()
     agreed = newcomer.agreement.next_view = SimpleNamespace(member_ids=("first", "me"))
     newcomer.messenger.trains = {"first"}
@@ -583,8 +587,9 @@ def test_who_is_let_in_as_it_reminds_asks_no_more_than_what_it_was_about_to() ->
 def test_other_newcomers_show_nothing_and_are_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Agreed on with one member, as the last step commits, and with two that are as new: most of
-    these three would never show the end, and it waited for as long as states may take."""
+    """A newcomer was agreed on with one member, as the last step commits, and with two other
+    newcomers. Most of these three would never show the end, so it waited for as long as states may
+    take."""
     newcomer = Newcomer()
     agreed = SimpleNamespace(member_ids=("first", "me", "new", "newer"))
     newcomer.agreement.next_view = agreed
@@ -634,8 +639,8 @@ def test_who_has_trained_a_run_and_missed_its_last_step_ends_without_an_error(
 
 
 def test_a_founder_that_was_left_behind_founds_again_where_nobody_is_in_a_view_any_more() -> None:
-    """The others went on without it, and have all started again since: they ask it to let them in,
-    it asked them, and so did all for ever."""
+    """The others went on without the founder, and have all started again since. They ask it to let
+    them in, and it asked them, for ever."""
     founder = Newcomer(run="given")
     founder.participant.views = [{"view": 1}]
     founder.participant.trainer = SimpleNamespace(states={0: "of step 9"})
@@ -649,7 +654,7 @@ def test_a_founder_that_was_left_behind_founds_again_where_nobody_is_in_a_view_a
 
 
 def test_who_is_refused_again_and_again_looks_for_others_and_goes_on_alone() -> None:
-    """By one that looks for members itself, and waits for this peer: both did so for ever."""
+    """The refusing peer looks for members itself, and waits for this peer: both did so for ever."""
     founder = Newcomer(run="given")
     founder.messenger.known, founder.messenger.refuses = ("looks-too",), {"looks-too"}
     play(founder.join)
@@ -658,7 +663,7 @@ def test_who_is_refused_again_and_again_looks_for_others_and_goes_on_alone() -> 
 
 
 def test_who_founds_a_run_of_which_there_is_a_view_asks_to_be_let_in() -> None:
-    """Those with whom it would have founded are members of that view since."""
+    """The peers with which it would have founded are members of that view by now."""
     newcomer = Newcomer()
     newcomer.membership.founds = True
     newcomer.agreement.others_have_a_view = True
@@ -669,7 +674,7 @@ def test_who_founds_a_run_of_which_there_is_a_view_asks_to_be_let_in() -> None:
 
 
 class ComesToNothingAtFirst(FakeAgreement):
-    """Those that it founds with start again meanwhile."""
+    """The peers with which it founds start again meanwhile."""
 
     has_heard_of_view = False
     tries = 0
@@ -681,8 +686,8 @@ class ComesToNothingAtFirst(FakeAgreement):
 
 
 def test_who_founds_with_newcomers_that_start_again_founds_anew() -> None:
-    """It took them for members of another view, looked for that for half a minute, and found
-    nothing."""
+    """The founder took the newcomers for members of another view. It looked for that view for half
+    a minute, and found nothing."""
     newcomer = Newcomer([None] * 9, run="given")
     newcomer.agreement = newcomer.membership.agreement = ComesToNothingAtFirst()
     newcomer.membership.joiners = lambda: ("somebody",)
@@ -694,7 +699,7 @@ def test_who_founds_with_newcomers_that_start_again_founds_anew() -> None:
 
 @pytest.mark.parametrize("agreed", ["view", "next_view", "attempting"])
 def test_who_is_let_in_while_it_looks_does_not_say_that_nobody_answers(agreed: str) -> None:
-    """It trained, and told its user for a minute that no member of the run answers."""
+    """The peer trained, and told its user for a minute that no member of the run answers."""
     newcomer = Newcomer(run="given")  # that may go on alone, after long enough
 
     async def look_in_vain(run_digest: str) -> None:
@@ -710,7 +715,7 @@ def test_who_is_let_in_while_it_looks_does_not_say_that_nobody_answers(agreed: s
 
 
 def test_who_is_let_in_while_it_looks_neither_goes_on_alone_nor_away() -> None:
-    """It was in a view, and told to leave: others want its layers first."""
+    """The peer was in a view, and was told to leave. The others want its layers first."""
     newcomer = Newcomer(run="given")
     newcomer.participant.views = [{"view": 1}]
     newcomer._alone_since_s = now.monotonic_s() - 1.0

@@ -1,4 +1,4 @@
-"""Audits of a step that was stopped, and what others are told of them meanwhile."""
+"""Audits of a step that was stopped, and what others are told of these audits meanwhile."""
 
 import asyncio
 import dataclasses
@@ -37,7 +37,7 @@ def audits_in(directory: Path) -> Any:
 def test_who_fetches_what_a_lost_work_has_read_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others wait for its Prepared, and would take it for who stands still."""
+    """The others wait for this peer's Prepared, and would take it for a peer that stands still."""
     recomputing, said = audits_in(tmp_path)._recomputing, []
 
     async def fetched(*what: Any) -> bool:
@@ -54,7 +54,7 @@ def test_who_fetches_what_a_lost_work_has_read_says_so(
 def test_of_very_many_that_are_gone_some_are_told_of_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More make an account false, and with it everybody's Prepared."""
+    """More names than allowed make an account false, and with it everybody's Prepared."""
     audits = audits_in(tmp_path)
     gone = [SimpleNamespace(peer_id=f"gone-{n:02}") for n in range(GONE_LIMIT + 3)]
 
@@ -78,8 +78,8 @@ def test_of_very_many_that_are_gone_some_are_told_of_the_next_time(
 
 
 def test_who_waits_for_what_one_peer_alone_can_give_names_that_one(tmp_path: Path) -> None:
-    """A frame as well as a part; what any of several gives is fetched. Others that take an auditor
-    for one that fetches do not follow it to whom it names."""
+    """This holds for a frame as well as for a part; what any of several can give counts as fetched.
+    Others that take an auditor for one that fetches do not follow it to the peer that it names."""
     recomputing, said = audits_in(tmp_path)._recomputing, []
 
     async def fetch_bytes(*what: Any) -> bytes:
@@ -99,8 +99,8 @@ def test_who_waits_for_what_one_peer_alone_can_give_names_that_one(tmp_path: Pat
 def test_who_takes_long_for_the_works_of_others_begins_only_some_of_them(
     monkeypatch: pytest.MonkeyPatch, takes_s: float, begun: int
 ) -> None:
-    """All others would wait for its word for so long that they would be rid of it: where somebody
-    dies in a drawn step there are nine such works."""
+    """All others would wait for this auditor's word until they were rid of it. Where a member dies
+    in a drawn step, there are nine such works."""
     seconds = [0.0]
     monkeypatch.setattr(stopped_steps.now, "monotonic_s", lambda: seconds[0])
     names = [f"peer-{number:02}" for number in range(20)]
@@ -155,8 +155,8 @@ def test_where_only_chunks_are_others_what_does_not_depend_on_them_is_compared()
 def test_who_got_its_states_since_is_not_held_to_the_parameters_of_before(
     life: int, has_moved: bool, found: list[str]
 ) -> None:
-    """It came back after a power cut, in a step that is not its view's first, and its guardian gave
-    it false states: it was barred for these."""
+    """The peer came back after a power cut, in a step that is not its view's first, and its
+    guardian gave it false states. It was barred for these."""
     plan, wire = two_by_two(), WirePlan({}, {})
     shares = [
         msgspec.structs.replace(in_a_stage("honest"), parameters={1: word * 32})

@@ -1,5 +1,5 @@
-"""Who says that it lacks somebody's claim is told it by others that have heard it: by some of them,
-and not at once."""
+"""A member that says that it lacks a claim is told the claim by some others that have heard it, and
+not at once."""
 
 import msgspec
 import pytest
@@ -64,7 +64,8 @@ def test_some_pass_on_a_claim_that_one_says_it_lacks_for_long(
 def test_who_had_to_be_told_of_a_claim_is_told_of_the_next_ones_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who tells all but one was never found out, and made each step take two seconds."""
+    """A member that tells all but one peer was never found out, and made each step take two
+    seconds."""
     seconds, told = [0.0], list[tuple[str, ShownClaims]]()
     monkeypatch.setattr(late_words.now, "monotonic_s", lambda: seconds[0])
     books = {me: book_of() for me in "bd"}
@@ -103,8 +104,8 @@ def test_who_had_to_be_told_of_a_claim_is_told_of_the_next_ones_at_once(
 
 
 def test_of_whom_says_two_things_of_many_works_all_are_told_a_few_times() -> None:
-    """One is enough for nobody to be waited for, and a view's members are told a few of them alone
-    in each message: each of these from each to each, for each word, was a flood."""
+    """One contradiction is enough for nobody to wait for its maker, and a message tells a view's
+    members only a few. Each contradiction from each member to each, for each word, was a flood."""
     told, book = list[ShownClaims](), book_of("abc")
     words = LateWords(
         "a", VIEW, STEP, PLAN, book, lambda peer_id, said: told.append(said), lambda: b""

@@ -1,4 +1,5 @@
-"""Who is told to leave while it is in no view of the others' does not come back to them first."""
+"""A peer that is told to leave while it is in no view of the others' does not come back to them
+first."""
 
 import asyncio
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ PAUSE_NS = 60_000_000_000
 
 
 class Outside:
-    """As much of a daemon as was thrown out; `did` is what became of it."""
+    """The parts of a daemon that was thrown out; `did` is what became of it."""
 
     def __init__(self) -> None:
         self.did: list[str] = []
@@ -51,8 +52,8 @@ class Outside:
 
 @pytest.mark.parametrize("is_needed", [False, True])
 def test_who_is_told_to_leave_while_it_waits_to_come_back_leaves(is_needed: bool) -> None:
-    """It began another life, and asked to be let in; unless the others want for what it has, when
-    it leaves as anybody does."""
+    """The peer began another life, and asked to be let in. It has to come back only where the
+    others want what it has; then it leaves as anybody does."""
 
     async def scene() -> list[str]:
         peer = Outside()

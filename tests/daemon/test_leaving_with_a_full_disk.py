@@ -1,4 +1,5 @@
-"""Whose disk is full when it leaves, or when its run ends: nothing is lost without a word."""
+"""A peer's disk is full when the peer leaves, or when its run ends: nothing is lost without a
+word."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -34,7 +35,7 @@ class FullDisk:
 
 
 def leaves_with(checkpoints: FullDisk, members: int) -> Departure:
-    """As much of a daemon as ends at step 140; it is the first of the view's members."""
+    """The parts of a daemon that ends at step 140. It is the first of the view's members."""
 
     async def nothing() -> None:
         pass
@@ -61,7 +62,7 @@ def leaves_with(checkpoints: FullDisk, members: int) -> Departure:
 def test_what_only_it_has_waits_for_room_on_its_disk_before_it_leaves(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It left, and said that training goes on: on the next start it began at step 0."""
+    """The peer left, and said that training goes on. On the next start it began at step 0."""
     for after, members, attempts in ((4, 1, 4), (1, 1, 1), (4, 2, 1)):
         caplog.clear()
         full = FullDisk(after)
@@ -88,7 +89,7 @@ def test_what_a_full_disk_never_takes_is_said_to_be_lost(caplog: pytest.LogCaptu
 def test_a_finished_model_that_only_it_has_waits_for_room_as_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The daemon ended with 0, and no disk had what was trained."""
+    """The daemon ended with 0, and no disk had the trained model."""
     for members, attempts in ((1, 4), (2, 0)):
         full, codes = FullDisk(4), []
         leaves = leaves_with(full, members)
@@ -110,8 +111,8 @@ def test_a_finished_model_that_only_it_has_waits_for_room_as_well(
 def test_nobody_is_told_to_use_a_model_that_is_not_here(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its disk was full: `generate` then said that there is no checkpoint. So it did where there
-    was room for this peer's own layers, and none for the others'."""
+    """The disk was full, and `generate` then said that there is no checkpoint. The same happened
+    where there was room for this peer's own layers alone."""
     monkeypatch.setattr(end_of_run, "write_report", lambda *of: True)
     told: list[tuple[str, ...]] = []
     monkeypatch.setattr(end_of_run, "last_words", lambda state, path, commands: ())

@@ -1,4 +1,4 @@
-"""Parameters that are lent to whoever judges a work and has other layers: right ones, or none."""
+"""Parameters that are lent to an auditor that has other layers: right ones, or none."""
 
 import asyncio
 from collections.abc import Sequence
@@ -31,7 +31,8 @@ LASTS = {layer: STATES[layer] for layer in range(2, END)}
 
 
 def borrowed(lender: BegunWith, answers: dict[str, str]) -> dict[int, LentLayer] | None:
-    """To b, of a's work. `answers`: "gives", "denies", "is far" or "cuts", by holder."""
+    """The parameters that b borrows, for a's work. `answers`: "gives", "denies", "is far" or
+    "cuts", by holder."""
 
     async def fetch(peer_ids: Sequence[str], blob: str, size_bytes: int) -> bytes:
         assert set(peer_ids) == set("ac")
@@ -64,7 +65,7 @@ def test_who_has_other_layers_gets_the_parameters_that_were_claimed() -> None:
 
 
 def test_what_all_holders_have_claimed_and_none_shows_is_held_against_them() -> None:
-    """Or who withholds its parameters would be audited by nobody."""
+    """Otherwise nobody would audit a holder that withholds its parameters."""
     lender = BegunWith(FIRSTS)
     with pytest.raises(NoParameters) as told:
         borrowed(lender, {"a": "denies", "c": "denies"})

@@ -60,7 +60,7 @@ def test_hours_go_by_the_time_where_the_machine_is_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A laptop that was taken along trained by day. `TZ` stands here for /etc/localtime, which no
-    test may write: the C library reads either anew only when it is told to."""
+    test may write. The C library reads either anew only when it is told to."""
     resident = Resident(Settings(home=tmp_path))
     try:
         monkeypatch.setenv("TZ", "UTC0")
@@ -133,7 +133,7 @@ def test_the_oldest_goes_first_and_two_checkpoints_of_each_run_stay(tmp_path: Pa
 
 
 def test_the_fullest_checkpoint_stays_beside_newer_parts(tmp_path: Path) -> None:
-    """Others' layers are still on their way for the newer ones: the only whole one went first."""
+    """The newer checkpoints still lack layers of others. The only whole one was removed first."""
     whole = checkpoint(tmp_path, "mine", 10, 100, (0, 1, 2))
     parts = [checkpoint(tmp_path, "mine", step, 100 - step) for step in (20, 30, 40)]
     trim(tmp_path, tmp_path / "runs" / "mine", 1)
@@ -143,7 +143,8 @@ def test_the_fullest_checkpoint_stays_beside_newer_parts(tmp_path: Path) -> None
 def test_a_checkpoint_that_is_fetched_just_now_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What went under its layers read as a disk that does not take the whole model."""
+    """The removal of a layer during its fetch looked like a disk that does not take the whole
+    model."""
     steps = [checkpoint(tmp_path, "mine", step, 100 - step, (0, 1)) for step in (10, 20, 30, 40)]
     steps += [checkpoint(tmp_path, "mine", 5, 200, (0, 1, 2))]
     in_use, trimmed = [steps[1]], asyncio.Event()
@@ -169,7 +170,7 @@ def test_a_checkpoint_that_is_fetched_just_now_stays(
 
 
 def test_models_that_a_run_started_from_are_no_shards(tmp_path: Path) -> None:
-    """Its checkpoints of adapters are of no use without them."""
+    """The run's checkpoints of adapters are of no use without them."""
     layers = [blob(tmp_path, "tuned", f"{n:064x}", 2 << 20, 500) for n in range(3)]
     files = tuple(InitialFile(path.name, 2 << 20) for path in layers)
     named = blob(tmp_path, "tuned", "e" * 64, 0, 500)
@@ -182,7 +183,8 @@ def test_models_that_a_run_started_from_are_no_shards(tmp_path: Path) -> None:
 
 
 def test_what_is_of_no_use_any_more_of_other_runs_goes_and_no_only_copy(tmp_path: Path) -> None:
-    """It counted, and nothing ever removed it: newer checkpoints went in its place."""
+    """Useless files of other runs counted, and nothing ever removed them. Newer checkpoints went in
+    their place."""
     mine = tmp_path / "runs" / "mine"
     of_no_use = ("offers/state", "blobs/quarantine/shard", "checkpoints/damaged-step-00000001/a",
                  "checkpoints/step-00000002/torn")  # fmt: skip
@@ -209,8 +211,8 @@ def test_what_is_of_no_use_any_more_of_other_runs_goes_and_no_only_copy(tmp_path
 
 
 def test_of_another_run_what_cannot_be_read_is_not_taken_for_torn(tmp_path: Path) -> None:
-    """Its newest model went, where its disk failed for a moment or a newer version had written it;
-    and the only copy of layers of which a part was damaged."""
+    """A failed read took a run's newest model, where its disk failed for a moment or a newer
+    version had written it. It also took the only copy of layers of which a part was damaged."""
     mine = tmp_path / "runs" / "mine"
     checkpoint(tmp_path, "old", 10, 100, (0, 1))
     newest, partial = (checkpoint(tmp_path, "old", step, 50, (0, 1, 2)) for step in (20, 30))
@@ -230,7 +232,7 @@ def test_of_another_run_what_cannot_be_read_is_not_taken_for_torn(tmp_path: Path
 
 
 def test_data_that_somebody_else_has_prepared_there_stay(tmp_path: Path) -> None:
-    """A founder's own, whose run spec names them, went with the corpus that comes along."""
+    """A founder's own data, which its run spec names, went with the corpus that comes along."""
     names = ("python-standard-library", "digits", "mine")
     for name in names:
         (tmp_path / "prepared" / name).mkdir(parents=True)
@@ -242,7 +244,8 @@ def test_data_that_somebody_else_has_prepared_there_stay(tmp_path: Path) -> None
 def test_of_many_shards_all_are_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each removal looked at all files again: of a hundred thousand that took half a day."""
+    """Each removal looked at all files again: with a hundred thousand files that took half a
+    day."""
     shards = [blob(tmp_path, "old", f"{n:064x}", 1 << 20, 100 - n) for n in range(12)]
     os.link(shards[0], tmp_path / "runs" / "another-name")
     whole = []
@@ -294,7 +297,7 @@ def goes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_checkpoint_that_is_pruned_while_it_is_counted_ends_nothing(
     tmp_path: Path, goes_meanwhile: Path
 ) -> None:
-    """Both happen at once: when there is a new one."""
+    """Both happen at once, when there is a new checkpoint."""
     (tmp_path / "one").write_bytes(bytes(5000))
     assert size_of(tmp_path) == 5000
     assert not goes_meanwhile.exists(), "else this test tests nothing"
@@ -313,8 +316,8 @@ def test_nor_does_one_of_another_device_while_a_daemon_comes_to_its_home(
 def test_a_disk_that_cannot_be_looked_at_for_a_moment_ends_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As one of another machine, or where an old run is being removed: a daemon that trained ended,
-    and it was called a bug."""
+    """The disk may be another machine's, or an old run may be being removed. A daemon that trained
+    ended, and that was called a bug."""
     looked: list[int] = []
 
     def trim(*_: object) -> int:

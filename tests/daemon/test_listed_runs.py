@@ -29,7 +29,7 @@ SOMEBODY = "12D3KooWRbpEJ767DUrmMgm1PApxQQP6RGu8ZLY4XCYqd54AiwbL"
 
 
 class NothingIsFetched:
-    """In place of what asks peers for files."""
+    """Stands for the part that asks peers for files."""
 
     async def fetch(self, *arguments: object) -> Path:
         raise AssertionError(f"fetched {arguments}")
@@ -48,7 +48,7 @@ def values_of(name: str) -> dict:
 
 
 def changed(place: int, **keys: object) -> bytes:
-    """The run that comes along, with something else in one of its tables."""
+    """The packaged run, with other values in one of its tables."""
     values = values_of("mixed-width")
     values["layers"][place] |= keys
     return RunSpec.model_validate(values).canonical_bytes()
@@ -98,7 +98,7 @@ def test_a_run_that_the_directory_would_not_take_is_not_founded(tmp_path: Path) 
 
 
 class EmptyDirectory:
-    """Knows no run, nor anybody."""
+    """A directory that knows no run, nor any peer."""
 
     async def fetch_run(self, run_digest: str) -> None:
         return None
@@ -114,7 +114,7 @@ class EmptyDirectory:
 
 
 class Asked:
-    """A member that tells its run to whoever asks."""
+    """A member that tells its run to every peer that asks."""
 
     def __init__(self, spec: RunSpec) -> None:
         payload = spec.canonical_bytes()

@@ -1,4 +1,4 @@
-"""An audit of many microbatches: others see it get on, and jobs come between."""
+"""An audit of many microbatches: others see its progress, and other jobs run between."""
 
 import asyncio
 from typing import Any
@@ -19,7 +19,7 @@ PLAN = Plan((Pipeline((Stage("a", 0, LAYERS, 1),), 0, 8),), (), 1)
 
 
 class Batches:
-    """Notes how much is done as each microbatch begins."""
+    """Notes the progress as each microbatch begins."""
 
     def __init__(self, compute: Compute) -> None:
         self._compute = compute

@@ -1,4 +1,4 @@
-"""A daemon whose p2pd has ended, as what strangers had it keep filled the memory, comes back."""
+"""A daemon comes back after its p2pd has ended, as when strangers' data filled the memory."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from tests.daemon.test_residents import Acting, Told, ends
 
 
 def daemon_without_p2pd(saved: list[Any]) -> Any:
-    """As much of a daemon as holds a layer after 140 steps, and one that lags."""
+    """The parts of a daemon that holds a layer after 140 steps, and another layer that lags."""
     done: list[str] = []
 
     async def settled() -> None:
@@ -47,7 +47,7 @@ def daemon_without_p2pd(saved: list[Any]) -> Any:
 
 
 def test_it_saves_what_it_holds_before_it_ends() -> None:
-    """Of layers that it alone had, all since the last checkpoint was lost."""
+    """Where it alone had a layer, all steps since the last checkpoint were lost."""
     saved: list[Any] = []
 
     async def ended() -> None:
@@ -84,7 +84,7 @@ def test_it_comes_back_at_once_or_a_while_later_if_that_was_soon(
     when: str,
     away_s: float,
 ) -> None:
-    """It ended for good, with code 1."""
+    """The daemon ended for good, with code 1."""
     resident = Told(tmp_path, (loses_p2pd(took_part_s, monkeypatch), ends))
     began_s = now.wall_s()
     assert asyncio.run(resident.run()) == 0

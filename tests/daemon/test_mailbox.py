@@ -1,4 +1,4 @@
-"""The mailbox takes each due frame once; everything else is its sender's fault."""
+"""The mailbox takes each due frame once. Any other frame is its sender's fault."""
 
 import asyncio
 import contextlib
@@ -182,7 +182,7 @@ def test_before_its_first_step_it_holds_no_more_steps_than_later() -> None:
 
 
 def test_what_came_before_the_first_step_and_is_of_none_that_is_near_is_not_kept() -> None:
-    """Who invents two steps, and sends its real ones as well, had four held for the whole view."""
+    """A sender that invents two steps beside its real ones had four held for the whole view."""
     box = mailbox(step=None)
     for step in (10**12, 10**12 + 1):
         box.put("a", header(step=step), bytearray())
@@ -351,7 +351,8 @@ def test_who_stands_in_gets_each_pipelines_tensors_from_its_own_neighbours() -> 
 
 
 def test_of_a_step_that_goes_on_only_what_is_missing_comes() -> None:
-    """b has forwarded 0 and 3, and has the gradient of 0; 3 is another pipeline's in the plan."""
+    """b has forwarded 0 and 3, and has the gradient of 0. In the plan 3 belongs to another
+    pipeline."""
     box = mailbox()
     box.replay(5, StageReplay((0, 3, 1), forwards=2, backwards=1))
     box.put("a", header(index=1), bytearray(1))
@@ -379,7 +380,7 @@ ROW = Plan(
 HEADS = msgspec.structs.replace(
     PLAN, pipelines=(Pipeline((Stage("b", 0, 6, 1),), 0, 3), PLAN.pipelines[1])
 )
-"""b and d have it."""
+"""b and d have the head."""
 
 
 def audited(plan: Plan) -> tuple[Mailbox, Callable[[int], tuple[int]]]:

@@ -1,4 +1,5 @@
-"""Making way for the owner of a machine: battery, metered lines, others' programs; coming back."""
+"""A daemon makes way for its machine's owner (battery, metered lines, other programs), and comes
+back."""
 
 import asyncio
 import subprocess
@@ -50,7 +51,7 @@ def told(
     into: list[OwnerSight],
     each_s: float = 5.0,
 ) -> list[str | None]:
-    """What is said of each of these sights, one after another."""
+    """What the daemon says at each of these sights, one after another."""
 
     async def look() -> list[str | None]:
         live_by(clock)
@@ -175,7 +176,7 @@ def test_metered_as_the_network_manager_has_it(answer: str, metered: bool) -> No
 
 
 def test_what_others_use_is_seen_and_what_is_ours_is_not() -> None:
-    """A process that turns its core, as another's program and as one of ours."""
+    """A process that loads a core stands for another program, and then for one of ours."""
     for extra, is_ours in (("x", False), ("p2p_dtfm", True)):
         use = ProcessorUse()
         turning = subprocess.Popen([sys.executable, "-c", "while True: pass", extra])
@@ -202,7 +203,7 @@ def test_what_others_use_is_seen_and_what_is_ours_is_not() -> None:
 def test_it_stays_away_while_the_owner_needs_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Begun on battery, it waits; when the plug is in again it takes part by itself."""
+    """Started on battery, the daemon waits. Once the plug is in again it takes part by itself."""
     plugged = False
     monkeypatch.setattr(yields, "on_battery", lambda: not plugged)
     monkeypatch.setattr(yields, "is_metered", lambda: False)

@@ -1,4 +1,4 @@
-"""What a home remembers of its runs, on disk: whole or not at all, bounded, and never fatal."""
+"""A home's memory of its runs, on disk: written whole or not at all, bounded, and never fatal."""
 
 import asyncio
 import logging
@@ -79,7 +79,7 @@ def test_whoever_was_seen_last_comes_first_and_all_is_bounded(tmp_path: Path) ->
 def test_what_a_newer_program_remembers_is_left_for_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whose home is used with an older program once, and says nothing wrong of its memory."""
+    """An older program uses the home once, and says nothing wrong of its memory."""
     identity = Identity.load_or_create(tmp_path / "identity.key")
     values = decode(run_spec().canonical_bytes(), dict[str, Any])
     payload = encode({**values, "colour": "blue"})
@@ -120,7 +120,8 @@ def test_a_damaged_memory_is_set_aside_and_told_once(
 
 @pytest.mark.parametrize("torn", [0, 1])
 def test_of_two_that_were_written_one_may_be_torn(torn: int, tmp_path: Path) -> None:
-    """A disk that lies keeps half of the newest; the wall clock was put back between the two."""
+    """A disk that lies keeps half of the newest file. The wall clock was put back between the
+    two."""
     (one,) = peer_ids(tmp_path, 1)
     older = memory_of(tmp_path, used_s=9)
     met = older.met([acquaintance(one, ["/ip4/192.0.2.7/tcp/4001"], 5)])
@@ -166,7 +167,8 @@ def test_a_person_who_edits_it_loses_only_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_an_address_that_was_remembered_and_is_none_goes_alone(tmp_path: Path) -> None:
-    """Whoever was a member had its own words written down: each later start ended of them."""
+    """A member's own words were written down, and each later start of this peer ended because of
+    them."""
     (one, two) = peer_ids(tmp_path, 2)
     bad = tuple(f"/ip4/192.0.2.7/tcp/0000019999999/p2p/{peer}" for peer in (one, two))
     good = f"/ip4/192.0.2.7/tcp/4001/p2p/{one}"
@@ -200,7 +202,8 @@ def test_the_run_used_last_is_the_one_to_take_up(tmp_path: Path) -> None:
 def test_of_very_many_runs_those_used_last_are_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By their names the newest could be the one that is left out, and is what to take up."""
+    """Runs were chosen by name, so the one left out could be the newest, which is the one to take
+    up."""
     monkeypatch.setattr(home_memory, "RUNS_LIMIT", 3)
     for seed in range(8):
         memory = memory_of(tmp_path, run_spec(seed=seed), used_s=seed)
@@ -228,8 +231,8 @@ def test_an_address_that_a_peer_made_up_ends_no_search() -> None:
 def test_a_container_is_the_same_machine_at_each_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has another host name each time, and no number of its own: at each start it was told that
-    its home had been on another machine."""
+    """A container has another host name at each start, and no number of its own. At each start the
+    user was told that the home had been on another machine."""
     mark, names = tmp_path / ".containerenv", iter(["a1b2", "c3d4", "e5f6", "a7b8"])
     monkeypatch.setattr(home_memory, "MACHINE_ID", tmp_path / "machine-id")
     monkeypatch.setattr(home_memory, "CONTAINER_MARKS", (mark,))

@@ -1,4 +1,4 @@
-"""The messenger delivers all it is told, several at once, and forgets idle peers."""
+"""The messenger delivers all messages, several at once, and forgets idle peers."""
 
 import asyncio
 from functools import partial
@@ -89,7 +89,8 @@ def test_what_was_told_before_the_end_still_arrives(tmp_path: Path) -> None:
 
 
 def test_what_is_not_answered_yet_is_not_said_again(tmp_path: Path) -> None:
-    """On a machine that 32 daemons shared, all that was repeated each half second piled up."""
+    """On a machine that 32 daemons shared, the messages that were repeated each half second piled
+    up."""
 
     async def scenario() -> None:
         one = await Host.start(tmp_path / "one.key", LOOPBACK)
@@ -158,8 +159,8 @@ def test_who_asks_is_told_of_what_was_taken_and_not_of_what_was_refused(tmp_path
 def test_nobody_waits_for_the_answer_to_an_earlier_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
-    """Nor where it is not known where the other one is, which has come by itself: far away it got a
-    message for each way there and back, and could not follow quick steps."""
+    """The same holds for a peer that came by itself and whose address is not known. A peer far away
+    got one message for each round trip, and could not follow quick steps."""
     monkeypatch.setattr(messenger_module, "UNDER_WAY_LIMIT", 3)
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""What to type where a package is missing works where the program itself was installed."""
+"""The advised command for a missing package works where the program itself was installed."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ def test_beside_the_program_with_its_own_python(monkeypatch: pytest.MonkeyPatch)
 def test_by_pipx_where_pipx_has_installed_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`pip` is then no command of the environment's, or another environment's."""
+    """`pip` is then no command of that environment, or is another environment's."""
     place = tmp_path / "p2p-dtfm"
     place.mkdir()
     (place / "pipx_metadata.json").write_text("{}")
@@ -32,7 +32,8 @@ def test_by_pipx_where_pipx_has_installed_it(
     [("torch", "torch"), ("prometheus_client", "prometheus-client"), ("google", ""), ("_lzma", "")],
 )
 def test_a_package_is_installed_by_its_own_name(module: str, package: str) -> None:
-    """Where protobuf was missing it said to install `google`, which is something else."""
+    """Where protobuf was missing the program advised to install `google`, which is another
+    package."""
     fixes = not_loaded(ModuleNotFoundError(f"No module named {module!r}", name=module)).fixes
     said = [fix for fix in fixes if fix.startswith("install it: ")]
     assert said == ([f"install it: {how_to_install(package)}"] if package else [])
@@ -52,14 +53,15 @@ main()
 
 @pytest.mark.parametrize("missing", ["torch", "hivemind"])
 def test_the_doctor_says_which_package_is_missing(missing: str, tmp_path: Path) -> None:
-    """It ended with a traceback, as it needs them itself: it was to look for that."""
+    """The doctor ended with a traceback, as it needs these packages itself; it has to report
+    them."""
     cause = _what_the_doctor_says(tmp_path, missing)
     assert "a package that p2p-dtfm needs cannot be loaded: " in cause
     assert f"install it: {how_to_install(missing)}" in cause
 
 
 def test_the_doctor_says_that_one_is_broken(tmp_path: Path) -> None:
-    """A library that it brings along has gone, or is another system's."""
+    """A library that the package brings along has gone, or is another system's."""
     (tmp_path / "torch.py").write_text('raise OSError("libtorch.so: cannot open\\nmore of it")')
     cause = _what_the_doctor_says(tmp_path, "")
     assert "cannot be loaded: libtorch.so: cannot open" in cause
@@ -75,7 +77,8 @@ def test_the_doctor_says_that_one_is_broken(tmp_path: Path) -> None:
     ids=["the daemon", "another command"],
 )
 def test_so_does_what_else_needs_it(command: tuple[str, ...], tmp_path: Path) -> None:
-    """A daemon said that this was a bug, with its traceback, and other commands ended with one."""
+    """A daemon said that this was a bug, with its traceback, and other commands ended with a
+    traceback."""
     (tmp_path / "torch.py").write_text('raise OSError("libtorch.so: cannot open")')
     cause = _what_is_said(tmp_path, *command, str(tmp_path / "home"), "")
     assert "cannot be loaded: libtorch.so: cannot open" in cause
@@ -93,7 +96,7 @@ def _what_the_doctor_says(folder: Path, missing: str) -> str:
 
 
 def _what_is_said(folder: Path, *arguments: str) -> str:
-    """The last one: which package is not there; empty: all are."""
+    """The last line of the output. `missing` is the package that is not there; empty: all are."""
     sources = str(Path(__file__).parents[2])
     done = subprocess.run(
         [sys.executable, "-c", DOCTOR, *arguments],

@@ -1,5 +1,5 @@
-"""Whoever this peer asks to be let in names members, and is believed where they are. Of 40
-that one named behind a door of somebody else's, a newcomer knocked there 40 times."""
+"""A member that is asked to let this peer in names other members, and is believed where they are.
+One named 40 behind a third party's door, and a newcomer knocked there 40 times."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ def messenger() -> Messenger:
 
 
 def knocks(heard: Messenger, host: str = VICTIM_HOST) -> int:
-    """At how many different peers' addresses that lead there it would knock."""
+    """For how many peers this peer would knock at an address of that host."""
     found = set()
     for peer_id in heard.known:
         for address in heard.where(peer_id):
@@ -114,7 +114,7 @@ def test_a_listener_that_was_named_often_is_knocked_at_seldom(tmp_path: Path) ->
 
 
 def test_who_has_gone_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each that was ever a member was kept, and asked for files, for a daemon's whole life."""
+    """Each peer that was ever a member was kept, and asked for files, for a daemon's whole life."""
     seconds = [1000.0]
     monkeypatch.setattr(now, "monotonic_s", lambda: seconds[0])
     heard, (member, quiet, gone, unheard) = messenger(), IDS[:4]

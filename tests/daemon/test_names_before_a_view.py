@@ -1,4 +1,4 @@
-"""Whoever joins calls the member that it asks by the name that this gives itself."""
+"""A newcomer calls the member that it asks by the name that the member gives itself."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""When what is known of links is worth a new plan, and that one new plan is made of it."""
+"""When news of links is worth a new plan, and that one new plan is made of it."""
 
 import pytest
 
@@ -38,8 +38,8 @@ def test_news_of_links(
 
 
 def test_what_two_have_seen_at_once_makes_one_view() -> None:
-    """Each of eight daemons asked, one a moment after another had opened the view that had it all;
-    so every new plan was agreed on twice."""
+    """Each of eight daemons asked. Each did so a moment after another had opened the view that
+    already had it all, so every new plan was agreed on twice."""
     world = swarm(["a", "b", "c"])
     before = world.peers["a"].agreement.view.id.number
     a, b = world.peers["a"], world.peers["b"]

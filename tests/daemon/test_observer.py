@@ -1,4 +1,4 @@
-"""What a daemon tells of itself: problems while they last, events once each, ids cut short."""
+"""A daemon's account of itself: problems while they last, events once each, ids cut short."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ log = logging.getLogger("p2p_dtfm")
 
 
 def agreement_of(spec: RunSpec) -> Agreement:
-    """Of a peer in no view."""
+    """The agreement of a peer in no view."""
     terms = terms_of(spec)
     constants = RunConstants("run", workload(), lambda _: b"", lambda *_: True, terms)
     return Agreement(Member(name_of(0), 1), constants)
@@ -60,7 +60,7 @@ def test_a_warning_is_one_event_and_no_problem(observed: tuple[Status, Observer]
 
 
 def test_a_warning_of_another_day_is_another_event(observed: tuple[Status, Observer]) -> None:
-    """What happened on Monday and again on Thursday was told of Monday alone."""
+    """A warning on Monday and again on Thursday was told for Monday alone."""
     _, observer = observed
     first = log.makeRecord("p2p_dtfm", logging.WARNING, "", 0, "the line broke", (), None)
     for after_s in (0.0, 300.0, 800.0, 90_000.0):
@@ -72,7 +72,7 @@ def test_a_warning_of_another_day_is_another_event(observed: tuple[Status, Obser
 
 
 def test_before_it_begins_nothing_is_heard() -> None:
-    """A daemon that ends before it begins, as with settings that cannot be, hears nothing more."""
+    """A daemon that ends before it begins, as with impossible settings, hears nothing more."""
     observer = Observer(Status())
     log.warning("something")
     assert not observer.state().events
@@ -114,8 +114,8 @@ def test_a_late_step_is_a_problem_that_names_whom_it_waits_for(
 def test_a_long_first_step_of_a_view_is_no_problem(
     observed: tuple[Status, Observer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What steps take was forgotten with the last one of the view before, which is committed as the
-    next one begins."""
+    """The length of steps was forgotten with the last step of the view before, which commits as the
+    next view begins."""
     status, observer = observed
     monkeypatch.setattr(module, "LATE_S", 0.0)
     status.say(State.TRAINING, "step 3 of 9")
@@ -132,8 +132,8 @@ def test_a_long_first_step_of_a_view_is_no_problem(
 
 
 def test_a_clock_that_is_set_makes_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without a clock of its own begins in 1970: for half a century nobody had let it
-    in, a second after it began to ask."""
+    """A machine without a clock of its own begins in 1970. A second after it began to ask, its user
+    heard that nobody had let it in for half a century."""
     wall_s, monotonic_s = 0.0, 0.0
     monkeypatch.setattr(now, "wall_s", lambda: wall_s)
     status = Status(clock_s=lambda: monotonic_s)
@@ -174,7 +174,7 @@ def test_views_tell_who_came_and_who_went(observed: tuple[Status, Observer]) -> 
 
 
 def test_of_hundreds_that_come_at_once_a_few_are_named(observed: tuple[Status, Observer]) -> None:
-    """Else nothing else is left of two hundred events."""
+    """Otherwise these names fill all of the two hundred events."""
     _, observer = observed
     shot = snapshot([Peer() for _ in range(300)], workload())
     few = View(msgspec.structs.replace(shot, records=shot.records[:1]), NoPlan("for the test"))
@@ -211,7 +211,8 @@ def test_three_friends_with_unlike_processors_hear_that_nobody_audits(
 def test_who_judges_whom_is_found_once_for_a_plan(
     observed: tuple[Status, Observer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each open page asks each second, and of hundreds it takes a part of one."""
+    """Each open page asks each second, and among hundreds of members the answer takes a good part
+    of a second."""
     status, observer = observed
     asked: list[Any] = []
     real = judged.few_judges
@@ -300,7 +301,8 @@ def test_a_newcomer_shows_the_step_of_the_others_before_it_takes_part() -> None:
 
 
 def test_who_joins_a_swarm_that_began_again_shows_the_step_that_it_is_at() -> None:
-    """All had lost the run's first steps: it went on telling of those that it had heard of."""
+    """All members had lost the run's first steps. The newcomer went on telling the steps that it
+    had heard of before."""
     status = Status()
     observer = Observer(status)
     observer.came_to(0, 2, 7)

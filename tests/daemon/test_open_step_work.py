@@ -46,7 +46,7 @@ def sent(values: Tensor) -> Outgoing:
 
 
 def test_it_goes_on_with_what_it_has_and_drops_what_is_others() -> None:
-    """Two forwards and a backward were said; one more of each may be there."""
+    """Two forwards and a backward were said, and one more of each may be there."""
     stage = Stage()
     for number in (0, 1, 2):
         stage.forward(number)
@@ -99,7 +99,7 @@ def test_a_stage_that_begins_to_recompute_owes_nothing() -> None:
 
 
 def test_too_much_is_not_kept_but_first_unsaid() -> None:
-    """What was said before counts until the next word."""
+    """What the stage said before counts until its next word."""
     size_bytes = 4 * 2 * 32 * 32
     stage = Stage(limit_bytes=2 * size_bytes)
     for number in (0, 1):
@@ -117,7 +117,7 @@ def test_too_much_is_not_kept_but_first_unsaid() -> None:
 
 
 def test_what_is_sent_to_be_evaluated_is_shown_until_the_step_commits() -> None:
-    """Beside what trains; and it is no progress of the step."""
+    """These tensors are shown beside the tensors that train, and are no progress of the step."""
     work = Stage().work
     work.edges = {}
     values = tensor(1)

@@ -1,4 +1,5 @@
-"""Who was asked speaks another protocol: the next one is asked, and what to do is said."""
+"""A peer that was asked speaks another protocol: the next one is asked, and the user is told what
+to do."""
 
 import asyncio
 from functools import partial
@@ -30,7 +31,7 @@ NEWER, OLDER = PROTOCOL_VERSION + 1, PROTOCOL_VERSION - 1
 
 
 class Later(msgspec.Struct):
-    """As a version to come may welcome others."""
+    """The welcome of a later version."""
 
     protocol_version: int
     run_spec: Signed
@@ -43,7 +44,7 @@ class MuchLater(msgspec.Struct):
 
 
 class Messenger:
-    """`says`: by whom is asked; who is not in it does not answer."""
+    """A messenger that answers by `says`, by peer id. Peers that are not in it do not answer."""
 
     me = "me"
 
@@ -79,7 +80,7 @@ def ask(messenger: Messenger, *peers: str, digest: str = "") -> Any:
 
 
 def test_of_several_peers_the_next_one_is_asked(ours: Signed) -> None:
-    """The first old one in a line ended it."""
+    """The first peer of an older version in a line ended the search."""
     welcomes = {"old": Welcome(OLDER, ours, (), 1), "ours": Welcome(PROTOCOL_VERSION, ours, (), 1)}
     messenger = Messenger(welcomes)
     assert ask(messenger, "old", "ours")[0] == "ours"
@@ -93,7 +94,7 @@ def test_of_several_peers_the_next_one_is_asked(ours: Signed) -> None:
 def test_whoever_is_older_is_to_be_updated(
     ours: Signed, version: int, in_the_same_form: bool
 ) -> None:
-    """A service that ended with 5 was not begun again once that was done."""
+    """A service that ended with 5 was not started again after the update."""
     welcome = Welcome(version, ours, (), 1) if in_the_same_form else Later(version, ours)
     for peers in (("other",), ("gone", "other")):
         with pytest.raises(OtherProtocol, match=f"speaks protocol {version}, this") as error:
@@ -111,8 +112,8 @@ def test_who_trains_another_run_in_another_version_trains_another_run(ours: Sign
 def test_a_run_is_told_from_another_whatever_is_new_in_a_welcome(
     ours: Signed, trains_ours: bool
 ) -> None:
-    """With one new field who had moved to another run counted as a member of this one: a home
-    waited for it, and --new was refused with the advice to type --new."""
+    """With one new field in its welcome, a peer that had moved to another run counted as a member
+    of this run. A home waited for it, and --new was refused with the advice to type --new."""
     there = ours if trains_ours else Signed(ours.peer_id, "run", b"as nobody reads it", b"")
     welcome, digest = Later(NEWER, there), digest_bytes(ours.payload)
     with pytest.raises(OtherProtocol if trains_ours else AnotherRun):
@@ -125,8 +126,8 @@ def test_who_says_of_its_run_what_nobody_can_read_is_of_another_version() -> Non
 
 
 def test_nothing_is_kept_of_what_strangers_have_answered(ours: Signed) -> None:
-    """Answers of up to 1 MiB, by hundreds of keys, for as long as the daemon lived: a kept error
-    held on to where it was raised. Asked again, it is the same."""
+    """Answers of up to 1 MiB, by hundreds of keys, stayed for as long as the daemon lived, as a
+    kept error held on to its place of origin. The same peer asked again gives the same result."""
     messenger: Any = Messenger({"old": Welcome(OLDER, ours, (), 1)})
     messenger.pass_over = partial(real_messenger.Messenger.pass_over, messenger)
     for _ in range(2):
@@ -145,8 +146,8 @@ def test_where_nobody_is_there_nothing_is_said_of_versions() -> None:
 
 @pytest.mark.parametrize("says_so", ["initial peer", "met", "stranger"])
 def test_who_comes_by_an_invitation_is_told_to_update(ours: Signed, says_so: str) -> None:
-    """As all of those name the run, it was to ask whether the run is still trained. Strangers that
-    the directory names can have nobody told to update instead."""
+    """As all invited peers name the run, the user was told to ask whether the run is still trained.
+    Strangers in the directory cannot make the program advise an update instead."""
     digest = run_spec().digest()
     present = SimpleNamespace(peer_id="there", addresses=())
     answer = Welcome(NEWER, ours, (), 1)
@@ -182,7 +183,7 @@ def test_who_comes_by_an_invitation_is_told_to_update(ours: Signed, says_so: str
 
 
 def test_nobody_is_told_to_name_the_run_to_who_speaks_otherwise(ours: Signed) -> None:
-    """Which is of use where the address is of a bootstrap node."""
+    """That advice is of use where the address is a bootstrap node's."""
     messenger: Any = Messenger({"old": Welcome(OLDER, ours, (), 1)})
     with pytest.raises(UserError) as error:
         asyncio.run(discovery.find_run(messenger, cast(Any, None), ["old"], (), "", str, bool))
@@ -192,7 +193,8 @@ def test_nobody_is_told_to_name_the_run_to_who_speaks_otherwise(ours: Signed) ->
 def test_of_those_that_it_met_only_half_of_the_last_view_keep_it_from_founding(
     tmp_path: Path,
 ) -> None:
-    """One key that was a member once, or that the first answerer named, was enough, for good."""
+    """One key that was a member once, or that the first answering peer named, was enough, for
+    good."""
     peers = peer_ids(tmp_path, 4)
     daemon = seeker(tmp_path, {}, run="tiny")
     memory = memory_of(tmp_path).met(acquaintance(it, [AT], 5) for it in peers)
@@ -219,8 +221,9 @@ def test_of_those_that_it_met_only_half_of_the_last_view_keep_it_from_founding(
 def test_those_of_the_last_view_that_it_can_hear_of_keep_it_from_founding(
     tmp_path: Path, fellows: int
 ) -> None:
-    """Of a hundred a home remembers 48, and asks 32; of a view of its own alone nobody; and the
-    file of views may be none that this version can read. It went on beside its swarm."""
+    """A home remembers 48 of a hundred peers, and asks 32; of a view of its own alone it knows
+    nobody. This version may not be able to read its file of views. The daemon went on beside its
+    swarm."""
     peers = [f"peer-{number}" for number in range(fellows + 9)]
     daemon = seeker(tmp_path, {}, run="tiny")
     memory = memory_of(tmp_path).met(Acquaintance(it, (AT,), 99) for it in peers[fellows:])
@@ -253,7 +256,7 @@ def test_where_peers_are_given_all_of_those_that_answer_have_to_be_of_another_ve
 def test_a_given_peer_of_this_version_that_could_not_be_followed_has_answered(
     tmp_path: Path,
 ) -> None:
-    """The owner was to update this program instead of being told why not."""
+    """The owner was told to update this program, and not why the peer could not be followed."""
     one, other = peer_ids(tmp_path, 2)
     given = tuple(f"{AT}/p2p/{it}" for it in (one, other))
     daemon = seeker(tmp_path, {}, run="tiny", initial_peers=given)
@@ -268,7 +271,7 @@ def test_a_given_peer_of_this_version_that_could_not_be_followed_has_answered(
 def test_who_goes_on_apart_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, apart: bool
 ) -> None:
-    """A service keeps the setting: at the next protocol it went on alone without a word."""
+    """A service keeps the setting: at the next protocol version it went on alone without a word."""
     (fellow,) = peer_ids(tmp_path, 1)
     daemon = seeker(tmp_path, {}, apart=apart)
     memory = memory_of(tmp_path).met([acquaintance(fellow, [AT], 5)])

@@ -1,4 +1,4 @@
-"""In a large swarm a peer knows where it is, measures some links, and says so in a small record."""
+"""In a large swarm a peer knows its place, measures some links, and says so in a small record."""
 
 import msgspec
 
@@ -40,7 +40,7 @@ def test_nothing_is_said_of_places_in_a_small_swarm() -> None:
 
 
 def test_peers_that_answer_one_another_find_their_places() -> None:
-    """On a line, 10 ms apart."""
+    """The peers are on a line, 10 ms apart."""
     places = {name: OwnPlace(name) for name in PEERS[:8]}
     for place in places.values():
         place.is_asked_for = True

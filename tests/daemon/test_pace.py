@@ -1,4 +1,4 @@
-"""Speed and time left: what is measured now, the same on all peers, whenever they came."""
+"""Speed and time left as measured now: the same on all peers, whenever they came."""
 
 import pytest
 

@@ -42,8 +42,8 @@ def test_it_ends_when_its_time_has_come_and_may_be_changed(tmp_path: Path) -> No
 def test_a_pause_that_ends_outside_of_its_hours_is_over_when_they_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`--hours 22-07`, paused for two hours at six: it took part from eight until the next
-    morning."""
+    """With `--hours 22-07`, a daemon paused for two hours at six. It took part from eight until the
+    next morning."""
     monkeypatch.setattr(resident_module, "LOOK_EVERY_S", 0.05)
     home, clock = tmp_path / "home", [datetime(2026, 3, 1, 8, 0)]
     settings = Settings(home=home, dashboard="off", hours="22-07", on_battery=True, on_metered=True)
@@ -73,8 +73,8 @@ def test_a_pause_that_ends_outside_of_its_hours_is_over_when_they_begin(
 def test_who_asks_for_a_pause_while_it_is_looked_whether_to_go_on_has_one(
     has_paused: bool, why: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the owner's machine does is asked of other programs, which takes a moment: a pause that
-    was answered in that moment was not kept, or was said to end with the hours."""
+    """The daemon asks other programs about its owner's machine, which takes a moment. A pause
+    answered in that moment was not kept, or was said to end with the hours."""
     monkeypatch.setattr(resident_module, "LOOK_EVERY_S", 0.05)
     home = tmp_path / "home"
     resident = Resident(Settings(home=home, dashboard="off", on_battery=True, on_metered=True))
@@ -104,14 +104,15 @@ def test_who_asks_for_a_pause_while_it_is_looked_whether_to_go_on_has_one(
 
 
 def test_who_is_away_for_weeks_says_until_which_day() -> None:
-    """A day of the week was all that was said, of a pause of thirty days."""
+    """Of a pause of thirty days the user was told only a day of the week."""
     at = time.mktime((2026, 3, 1, 9, 30, 0, 0, 0, -1))
     assert "until Sunday 09:30;" in for_a_while(at, at - 86_400)
     assert "until Sunday 2026-03-01 09:30;" in for_a_while(at, at - 20 * 86_400)
 
 
 def test_who_resumes_while_the_daemon_still_leaves_is_not_forgotten(tmp_path: Path) -> None:
-    """The pause had begun, so it had to be waited for: nobody did, and it never ended."""
+    """The pause had begun, so something had to wait for its end. Nothing did, and it never
+    ended."""
     life = Life(lambda: None)
     assert not life.resume(), "it is not paused"
     life.pause("for a test")
@@ -129,8 +130,8 @@ def test_who_resumes_while_the_daemon_still_leaves_is_not_forgotten(tmp_path: Pa
 
 
 def test_the_last_word_of_the_user_counts_while_the_daemon_still_leaves() -> None:
-    """`pause`, `resume` and `pause` again, and it came back; so did who asked for two hours after a
-    pause without an end, or while the hours ended."""
+    """After `pause`, `resume` and `pause` again, the daemon came back. So did one that was given
+    two hours after a pause without an end, or while the hours ended."""
     life = Life(lambda: None)
     assert life.pause("asked for") and life.resume()
     assert life.pause("for two hours", 7200.0, is_asked=True)
@@ -145,7 +146,7 @@ def test_the_last_word_of_the_user_counts_while_the_daemon_still_leaves() -> Non
 def test_who_resumes_while_it_makes_way_takes_part_in_spite_of_what_is_in_the_way(
     tmp_path: Path,
 ) -> None:
-    """It came back, saw the battery, and left again."""
+    """The daemon came back, saw the battery, and left again."""
     resident = Resident(Settings(home=tmp_path / "home", dashboard="off"))
     on_battery = OwnerSight(on_battery=True)
     resident._yields = yields = Yields(False, False, 0, lambda: on_battery)
@@ -165,7 +166,7 @@ def test_who_resumes_while_it_makes_way_takes_part_in_spite_of_what_is_in_the_wa
 def test_a_paused_daemon_says_that_it_is_when_it_is_asked_for_what_it_cannot_do(
     tmp_path: Path,
 ) -> None:
-    """They were told that daemon and command are of different versions."""
+    """Callers were told that daemon and command are of different versions."""
     home = tmp_path / "home"
     resident = Resident(Settings(home=home, dashboard="off"))
     asked = {"invite?seconds=60": "POST", "revoke?who=x": "POST", "trace?steps=1": "GET"}
@@ -195,7 +196,7 @@ def test_what_is_asked_for_is_bounded() -> None:
 
 
 def test_what_a_daemon_refuses_its_command_says(tmp_path: Path) -> None:
-    """`resume` did not read the answer, and said of a daemon that left for good that it would join
+    """`resume` did not read the answer. It said of a daemon that left for good that it would join
     the others again."""
     home = Home(tmp_path)
 
@@ -238,7 +239,8 @@ def test_a_bug_in_a_daemon_is_not_called_another_version(tmp_path: Path) -> None
 
 
 def test_a_bug_in_looking_costs_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the owner's hours, battery and load: nobody would see that they are not made way for."""
+    """The look is at the owner's hours, battery and load. Without a report nobody would see that
+    the daemon does not make way for them."""
     monkeypatch.setattr(resident_module, "LOOK_EVERY_S", 0.01)
     resident = Resident(Settings(home=tmp_path / "home", dashboard="off"))
     looks: list[object] = [RuntimeError("a bug"), "the computer runs on its battery"]
@@ -274,7 +276,7 @@ def test_a_bug_in_looking_costs_one_look(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 class Clocks:
-    """Of a machine that sleeps, or whose clock on the wall is set."""
+    """The clocks of a machine that sleeps, or whose wall clock is set."""
 
     def __init__(self) -> None:
         self.awake_s, self.asleep_s, self.set_by_s = 1000.0, 0.0, 0.0
@@ -301,7 +303,7 @@ def clocks() -> Iterator[Clocks]:
 
 
 def test_who_stood_still_can_say_so_when_the_others_have_gone_on(clocks: Clocks) -> None:
-    """A machine that slept, or was busy: its user heard "rejoins: view 17 has succeeded 16 without
+    """The machine slept, or was busy. Its user heard "rejoins: view 17 has succeeded 16 without
     this peer", and nothing of why."""
     standstill = Standstill()
 
@@ -321,7 +323,8 @@ def test_who_stood_still_can_say_so_when_the_others_have_gone_on(clocks: Clocks)
 
 
 def test_a_clock_that_is_set_is_no_standstill(clocks: Clocks) -> None:
-    """Put right by 47 days, it was told as so long a sleep; put back, it hid one."""
+    """A clock put right by 47 days was told as a sleep of that length. A clock put back hid a
+    sleep."""
     standstill = Standstill()
     clocks.set_by_s += 47 * 86_400.0
     standstill.look()

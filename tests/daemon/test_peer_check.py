@@ -1,4 +1,4 @@
-"""What the doctor makes of an initial peer that is not reached."""
+"""The doctor's advice for an initial peer that is not reached."""
 
 import asyncio
 from typing import Any
@@ -12,7 +12,7 @@ from p2p_dtfm.net.errors import Unreachable
 def test_who_may_call_nobody_outside_does_not_look_for_it_on_the_other_side(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Behind a company's firewall the other side's was to be opened."""
+    """Behind a company's firewall the user was told to open the other side's."""
 
     async def dropped(*arguments: object) -> Any:
         raise TimeoutError

@@ -1,4 +1,4 @@
-"""The map of peers: near in round trip, near on the map; and it stays as it was."""
+"""The map of peers: near in round trip means near on the map, and the map stays as it was."""
 
 import math
 
@@ -54,7 +54,8 @@ def test_the_map_stays_when_peers_come_and_go() -> None:
 
 @pytest.mark.parametrize("told_ns", [0, 1 << 59])
 def test_who_says_that_all_are_near_or_far_moves_nobody_else(told_ns: int) -> None:
-    """With no way at all to each it drew all others on one spot, on every member's page."""
+    """A peer that stated no distance at all to each other peer drew all others to one spot, on each
+    member's page."""
     honest = city_records({"ams": 4, "nyc": 4, "tyo": 4}, between_ms=150)
     measured = [
         msgspec.structs.replace(it, links={**it.links, "zoe": Link(150 * MS, 1)}) for it in honest
@@ -70,7 +71,7 @@ def test_who_says_that_all_are_near_or_far_moves_nobody_else(told_ns: int) -> No
 
 
 def test_unmeasured_pairs_are_placed_by_the_way_through_others() -> None:
-    """A chain of which only neighbours have measured each other."""
+    """In a chain only neighbours have measured each other."""
     names = ["a", "b", "c"]
     records = [
         record("a", links={"b": Link(10 * MS, 1)}),

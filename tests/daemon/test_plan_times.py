@@ -1,4 +1,4 @@
-"""When the members are asked to plan anew, by what steps take."""
+"""When the length of steps makes members ask for a new plan."""
 
 from itertools import pairwise
 
@@ -17,20 +17,20 @@ MILLISECOND_NS = 1_000_000
 
 
 class Clock:
-    """Steps of a swarm of two."""
+    """Steps of a swarm of two members."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.times = PlanTimes(lambda: self.now_s)
 
     def asked(self) -> str | None:
-        """Looks twice, a few seconds apart."""
+        """The reason to ask, after two looks a few seconds apart."""
         first = self.times.why_anew()
         self.now_s += 4.0
         return first or self.times.why_anew()
 
     def train(self, view: View, step_s: float, steps: int = 30) -> None:
-        """Take over and commit so many steps once the view has settled."""
+        """Take over the view, and commit so many steps once it has settled."""
         self.times.took_over(view)
         self.now_s += SETTLED_S
         for _ in range(steps):
@@ -96,7 +96,7 @@ def test_a_gain_that_does_not_come_is_taken_back() -> None:
 
 @pytest.mark.parametrize("step_s", [60.0, 600.0])
 def test_a_gain_that_does_not_come_is_taken_back_however_long_steps_take(step_s: float) -> None:
-    """What was measured was forgotten after ten minutes, before a new plan had shown its time."""
+    """The measured times were forgotten after ten minutes, before a new plan had shown its time."""
     clock = Clock()
     clock.train(view_of((1,), int(1000 * step_s)), step_s, steps=12)
     clock.train(view_of((2,), int(500 * step_s)), 1.4 * step_s, steps=12)
@@ -132,7 +132,8 @@ MUON = {"peak_learning_rate": 3e-3, "kind": "muon"}
 def test_a_device_is_stated_as_slow_as_it_is_seen_to_be(
     changes: dict, forwards: int, updates: int
 ) -> None:
-    """One whose stage recomputes, or updates by Muon, stated itself a third slower than it is."""
+    """A device whose stage recomputes, or updates by Muon, stated itself a third slower than it
+    is."""
     alone = view_of((1,), 1000, **changes)
     pace, device, work = DevicePace(), alone.snapshot.records[0].device, alone.snapshot.workload
     count = alone.plan.pipelines[0].microbatch_count

@@ -17,7 +17,7 @@ from p2p_dtfm.daemon.node.daemon import Daemon
 def test_a_taken_port_is_told_before_p2pd_starts(
     setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After it, a user had waited for nothing."""
+    """The refusal came after p2pd's start, and the user had waited for nothing."""
 
     async def start(*_: object) -> None:
         raise AssertionError("it has begun")

@@ -1,4 +1,4 @@
-"""A Prepared that its maker has told to all but this peer comes from others as well."""
+"""Where a maker told its Prepared to all but this peer, this peer gets it from others."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,7 @@ def signed(maker: str, step: int = STEP) -> Signed:
 
 
 class Receiver(Dispatch):
-    """Of a member that lacks what `maker` has said of the open step."""
+    """A member that lacks the Prepared of `maker` for the open step."""
 
     def __init__(self) -> None:
         self.heard: list[Statement] = []

@@ -1,4 +1,4 @@
-"""Of which steps somebody else could show that they are committed."""
+"""Which steps another peer could show to be committed."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,7 @@ ME = name_of(0)
 
 
 class Told:
-    """A messenger that keeps whom to tell when something has been taken."""
+    """A messenger that keeps what to call once a message has been taken."""
 
     def __init__(self) -> None:
         self.taken: dict[int, Any] = {}

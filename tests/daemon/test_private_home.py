@@ -1,4 +1,4 @@
-"""What a home holds is for its user alone, and the dashboard's token is on no command line."""
+"""A home's contents are for its user alone, and the dashboard's token is on no command line."""
 
 import asyncio
 import contextlib
@@ -52,7 +52,8 @@ def test_all_that_is_in_a_home_is_private(tmp_path: Path) -> None:
 def test_a_folder_that_nobody_else_may_enter_is_not_gone_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each start and each pause changed every file of all runs, while nobody was answered."""
+    """Each start and each pause changed every file of all runs, and nobody was answered
+    meanwhile."""
     shards = tmp_path / "home" / "runs" / ("ab" * 8) / "blobs"
     shards.mkdir(parents=True)
     home, gone_through = Home(tmp_path / "home"), list[Path]()
@@ -76,7 +77,7 @@ def test_a_folder_that_nobody_else_may_enter_is_not_gone_through(
 
 
 def test_a_directory_of_other_things_keeps_its_mode(tmp_path: Path) -> None:
-    """With `--home .` in a project scripts below its own `runs` were none any more."""
+    """With `--home .` in a project, scripts below its own `runs` could no longer be executed."""
     (tmp_path / "letter.txt").write_text("mine")
     script, kept = tmp_path / "runs" / "first" / "again.sh", tmp_path / "runs" / ("ab" * 8) / "x"
     for path in (script, kept):
@@ -116,7 +117,7 @@ def test_a_browser_is_given_a_private_file(tmp_path: Path, monkeypatch: pytest.M
 
 
 def _far_down(root: Path) -> Home:
-    """One whose path is longer than a socket's may be: its socket lies where all users write."""
+    """A home whose path is too long for a socket: the socket lies where all users write."""
     home = Home(root / ("x" * 100))
     home.root.mkdir()
     assert not home.socket.is_relative_to(home.root)
@@ -126,8 +127,8 @@ def _far_down(root: Path) -> Home:
 def test_another_users_socket_is_not_spoken_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever can guess a home's path can be there before its daemon: it would be told to leave,
-    say which page a browser opens, and answer for the daemon."""
+    """A user who can guess a home's path can be there before its daemon. That user's program would
+    be told to leave, say which page a browser opens, and answer for the daemon."""
     home = _far_down(tmp_path)
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     asked = threading.Event()

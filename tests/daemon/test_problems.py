@@ -1,4 +1,4 @@
-"""What is wrong: nothing while nothing is; the right cause and one action while something is."""
+"""Problems: none while nothing is wrong, and the right cause with one action while something is."""
 
 import logging
 from dataclasses import replace
@@ -43,8 +43,8 @@ def test_a_late_step_names_who_is_silent_before_whom_it_waits_for() -> None:
 
 
 def test_the_first_step_of_a_view_is_late_by_the_plan() -> None:
-    """Nothing is known of late: where steps take more than ten seconds it waited for "tensors of
-    its neighbours", at the beginning of every view."""
+    """Nothing is known of late: where steps take more than ten seconds the peer waited for "tensors
+    of its neighbours", at the beginning of every view."""
     first = replace(WELL, step_s=None, predicted_s=20.0, uncommitted_s=70.0)
     assert not texts(first) and not texts(replace(first, step_s=1.0))
     assert texts(replace(first, uncommitted_s=110.0))
@@ -57,8 +57,8 @@ def test_who_is_alone_has_no_neighbours() -> None:
 
 
 def test_who_waits_for_something_of_its_own_does_not_blame_its_neighbours() -> None:
-    """Alone, and without the data that only a peer that was killed had, one was told to look at
-    the computers of its neighbours."""
+    """A lone peer lacked data that only a killed peer had. It was told to look at its neighbours'
+    computers."""
     why = "data shard 5bd6 is missing here (…aaaaaa: refused; …bbbbbb: refused)"
     reason = f"{why}; it is taken as soon as a peer has it"
     lacking = replace(WELL, state=State.WAITING, reason=reason, uncommitted_s=12.0)
@@ -96,8 +96,8 @@ def confined(**to: Any) -> Workload:
 
 
 def test_what_helps_depends_on_why_there_is_no_plan() -> None:
-    """Another computer was asked for whatever the reason, and by its address where only who is
-    invited is let in."""
+    """The advice was another computer, whatever the reason, and an address even where only invited
+    peers are let in."""
 
     short = [Peer(memory_bytes=64 << 20)]
     small = compute_plan(snapshot(short))
@@ -121,7 +121,7 @@ def test_what_helps_depends_on_why_there_is_no_plan() -> None:
 def test_where_an_end_lacks_room_no_small_computer_helps(
     largest: int, named: tuple[int, ...], helps: str
 ) -> None:
-    """Nor one that may not have it: any was asked for."""
+    """Nor does one that may not have the end. The advice asked for any computer."""
     whole = confined(ends=tuple(map(name_of, named)))
     larger = msgspec.structs.replace(whole.embedding, state_bytes=1017 * MEBIBYTE)
     work = msgspec.structs.replace(whole, embedding=larger, head=larger)

@@ -30,7 +30,7 @@ NO_WORDS = ("description", "maxProperties")
 
 
 def without_words(schema: Any) -> Any:
-    """Names and kinds of fields, without what is written about them, nor how many nobody says."""
+    """Names and kinds of fields, without their descriptions and largest numbers of properties."""
     if isinstance(schema, dict):
         return {k: without_words(v) for k, v in sorted(schema.items()) if k not in NO_WORDS}
     if isinstance(schema, list):
@@ -47,7 +47,7 @@ def test_what_daemons_say() -> None:
 
 
 def test_what_signatures_cover() -> None:
-    """Who looks for another text finds that nobody has signed anything."""
+    """A daemon that expects another text finds that nobody has signed anything."""
     text = signing_in("a run", lambda payload: payload)(covered("a peer", "ready", b"said"))
     assert digest_bytes(text) == COVERED[PROTOCOL_VERSION]
 

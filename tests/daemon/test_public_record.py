@@ -1,4 +1,4 @@
-"""What a member publishes of itself fits into the directory, however much there is to say."""
+"""A member's published record fits into the directory, however much there is to say."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ SOMEBODY = "12D3KooWRbpEJ767DUrmMgm1PApxQQP6RGu8ZLY4XCYqd54Aiw"
 
 
 def published(own: Identity, link_count: int, address_count: int, long: int = 0) -> PeerRecord:
-    """As a node of the directory takes it."""
+    """The record as a node of the directory takes it."""
     widest = msgspec.structs.replace(device(), kind="k" * NAME_LIMIT, name="n" * NAME_LIMIT)
     relayed = f"/ip4/255.255.255.255/tcp/65535/p2p/{SOMEBODY}aa/p2p-circuit/p2p/{own.peer_id}"
     addresses = tuple(f"/dns4/{'h' * long}{n}{relayed}" for n in range(address_count))
@@ -76,7 +76,8 @@ def test_what_fits_is_said_exactly(tmp_path: Path) -> None:
 
 
 def test_who_has_met_many_comes_back_with_a_record_of_a_newcomers_size(tmp_path: Path) -> None:
-    """Links to all that had come and gone made it one that nobody let in."""
+    """Links to all peers that had come and gone made the record so large that nobody let its maker
+    in."""
     own = Identity.load_or_create(tmp_path / "own")
     record = SelfRecord(Member(own.peer_id, 1), RUN, device(), (), None)  # type: ignore[arg-type]
     peers = [f"{SOMEBODY}{n:03}" for n in range(LINKS_KEPT)]

@@ -1,5 +1,5 @@
-"""The page of a node that trains nothing: whom it asks, whom it believes, and what it says when
-nobody answers."""
+"""The page of a node that trains nothing: whom the node asks, whom it believes, and what it says
+when nobody answers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ LINE = "p2p-dtfm --initial-peers NODE --run-digest RUN"
 
 
 def told(**changes: Any) -> PublicFacts:
-    """What a member that trains says."""
+    """The answer of a member that trains."""
     facts = msgspec.structs.replace(
         nothing_heard(RUN, "p2p-dtfm --invite of-the-member", ""), run="a-run", state="training"
     )
@@ -43,8 +43,8 @@ def told(**changes: Any) -> PublicFacts:
 
 
 class Shelf:
-    """A directory in which these hosts are present, in a run whose spec the first one has signed:
-    the digest names what is signed, and not by whom."""
+    """A directory in which these hosts are present, in a run whose spec the first one has signed.
+    The digest names the signed content, and not its signer."""
 
     def __init__(self, peers: Sequence[Host]) -> None:
         self.peers = list(peers)
@@ -92,7 +92,7 @@ def test_it_shows_the_middle_word_and_says_when_nobody_answers(
 def test_an_address_that_is_none_does_not_stop_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does a bug: each time it is asked anew."""
+    """Nor does a bug stop the page: each time the members are asked anew."""
     monkeypatch.setattr(public_status, "ASK_EVERY_S", 0.05)
 
     async def play() -> None:
@@ -121,7 +121,8 @@ def test_an_address_that_is_none_does_not_stop_the_page(
 
 
 def test_whom_it_asks_is_bounded_and_changes(tmp_path: Path) -> None:
-    """Of a thousand members few allow it: those who answered are asked again, and others by lot."""
+    """Of a thousand members few allow it. The node asks again those that answered, and others by
+    lot."""
 
     async def play() -> None:
         async with hosts(tmp_path, 1) as (node,):
@@ -161,7 +162,8 @@ def test_what_cannot_be_is_not_drawn(changes: dict[str, Any]) -> None:
 
 
 def test_a_number_beyond_all_is_the_fault_of_who_says_it() -> None:
-    """One of those that are asked together ended the question, and the page stood still."""
+    """One of the members asked together gave such a number. It ended the question, and the page
+    stood still."""
     digits = b"1" + b"0" * 400
     body = msgspec.json.encode(told(step=77)).replace(b'"step":77', b'"step":' + digits)
     assert digits in body

@@ -1,4 +1,4 @@
-"""What a peer concludes about its way in, and when a link counts as another one."""
+"""A peer's conclusions about its way in, and when a link counts as another one."""
 
 import asyncio
 import math
@@ -76,7 +76,7 @@ def test_a_link_that_leads_another_way_is_measured_anew() -> None:
 
 
 class Failing(SelfRecord):
-    """Whose probes fail for as long as `fails`, and who counts them."""
+    """A record whose probes fail for as long as `fails`, and are counted."""
 
     fails, probes = True, 0
 
@@ -89,7 +89,7 @@ class Failing(SelfRecord):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds, to be moved."""
+    """A clock in seconds, which tests move."""
     seconds = [1000.0]
     monkeypatch.setattr(now, "monotonic_s", lambda: seconds[0])
     monkeypatch.setattr(self_record, "PROBE_PAUSE_S", 0.0)
@@ -97,7 +97,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def keeping_links(record: SelfRecord, lives: dict[str, int], view: object = None) -> RecordKeeping:
-    """Who measures the links of `record`: it knows where two peers are; `lives`: who is there."""
+    """The part that measures the links of `record` and knows the addresses of two peers. `lives`:
+    the peers that are there."""
     keeping = RecordKeeping.__new__(RecordKeeping)
     keeping._messenger = SimpleNamespace(known=(FIRST, RELAY))  # type: ignore[assignment]
     keeping._agreement = SimpleNamespace(view=view)  # type: ignore[assignment]
@@ -108,8 +109,8 @@ def keeping_links(record: SelfRecord, lives: dict[str, int], view: object = None
 
 
 def test_a_link_that_could_not_be_measured_is_measured_later(clock: list[float]) -> None:
-    """It never was again: its end was too busy for a second, and the plan went by a guess for good.
-    Who fails again is tried ever more seldom."""
+    """The link was never measured again: its other end was too busy for a second, and the plan went
+    by a guess for good. A peer that fails again is tried ever more seldom."""
     record = Failing(Member(SECOND, 1), "00" * 32, device(), (), None)  # type: ignore[arg-type]
     keeping = keeping_links(record, {FIRST: 1, RELAY: 1})
 
@@ -134,8 +135,8 @@ def test_a_link_that_could_not_be_measured_is_measured_later(clock: list[float])
 
 
 def test_a_link_to_who_was_away_is_measured_when_it_comes_back(clock: list[float]) -> None:
-    """Who is first after a power cut calls all others in vain, and measured no link to them in all
-    its life. While they are away they are not tried."""
+    """The first peer after a power cut calls all others in vain, and measured no link to them in
+    all its life. While they are away they are not tried."""
     record = Failing(Member(SECOND, 1), "00" * 32, device(), (), None)  # type: ignore[arg-type]
     lives: dict[str, int] = {}
     keeping = keeping_links(record, lives)
@@ -156,7 +157,7 @@ def test_a_link_to_who_was_away_is_measured_when_it_comes_back(clock: list[float
 
 
 def test_who_has_met_many_measures_those_who_are_there(clock: list[float]) -> None:
-    """Who had met 64 peers in its life measured no link to a newcomer any more."""
+    """A peer that had met 64 peers in its life measured no link to a newcomer any more."""
     record = Failing(Member(SECOND, 1), "00" * 32, device(), (), None)  # type: ignore[arg-type]
     record.fails = False
     gone = [f"gone-{number}" for number in range(100)]
@@ -176,8 +177,8 @@ def test_the_record_says_how_a_peer_is_reached() -> None:
 
 
 def seen_by(answers: dict[str, tuple[int, ...]], trusted: str) -> ReachabilityService:
-    """Of a peer behind a router that has a relay; `answers`: at which port each says that it gets
-    through."""
+    """The service of a peer behind a router, with a relay. `answers`: at which ports each peer says
+    that it gets through."""
 
     async def see(peer_id: str) -> SeenAddress:
         return SeenAddress("5.9.0.4", 4001, answers[peer_id])
@@ -206,7 +207,8 @@ def seen_by(answers: dict[str, tuple[int, ...]], trusted: str) -> ReachabilitySe
 
 
 def test_a_stranger_does_not_talk_a_peer_out_of_its_relays() -> None:
-    """That it got through to it: from then on nobody did, and it asked nobody else any more."""
+    """The stranger said that it got through. From then on nobody else did, and the peer asked no
+    one any more."""
     liars = {f"12D3KooW{n}": (4001,) for n in "123"}
     service = seen_by(dict(liars), "")
     asyncio.run(service._look_after())
@@ -222,8 +224,8 @@ def test_where_most_that_it_trusts_get_through_it_needs_no_relays_any_more() -> 
 
 
 def called_at(*views: tuple[str, int]) -> list[str]:
-    """What a peer states, beside its own addresses, that has been called back so: at which host,
-    and how many ports answered there."""
+    """The addresses that a peer states beside its own, after it was called back. Each view gives
+    the host, and how many ports answered there."""
     answers = {f"12D3KooW{n}": (4001,) * count for n, (_, count) in enumerate(views)}
     service = seen_by(answers, "")
     service._reservations.clear()
@@ -244,8 +246,8 @@ def called_at(*views: tuple[str, int]) -> list[str]:
 
 
 def test_who_is_called_at_its_router_tells_others_to_call_there() -> None:
-    """Two of whom each had forwarded a port by hand gave up their relays, knew of one another what
-    is valid at home alone, and neither could call."""
+    """Each of two peers had forwarded a port by hand, and gave up its relays. Each knew only the
+    other's address at home, and neither could call."""
     there = ["/ip4/5.9.0.4/tcp/4001"]
     assert called_at(("5.9.0.4", 1)) == called_at(("5.9.0.4", 1), ("5.9.0.4", 0)) == there
     assert called_at(("192.168.1.7", 1), ("5.9.0.4", 1)) == there, "a neighbour sees it elsewhere"
@@ -270,7 +272,8 @@ def test_who_is_called_there_no_more_does_not_say_so_any_longer() -> None:
 def test_whose_router_has_forgotten_what_it_forwards_hears_of_it_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who could be called once was believed to be so for ever; strangers are asked for nothing."""
+    """A peer that could be called once was believed to be so for ever. Strangers are asked for
+    nothing."""
     asked, trusted = list[str](), "12D3KooW1"
     service = seen_by({trusted: (), "12D3KooW2": ()}, trusted)
     service._reservations.clear()
@@ -301,7 +304,7 @@ def test_whose_router_has_forgotten_what_it_forwards_hears_of_it_after_a_while(
 def test_one_renewal_without_an_answer_gives_up_no_relay(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A relay that was busy for a moment was left, and asked again after a minute."""
+    """A relay that was busy for a moment was given up, and asked again after a minute."""
     service = seen_by({RELAY: ()}, RELAY)
     answers = [False, True, False, False, False]
 
@@ -321,7 +324,7 @@ def test_one_renewal_without_an_answer_gives_up_no_relay(
 
 
 def test_whose_relays_go_on_tells_where_its_router_sends_from_now() -> None:
-    """To punch: others dialled where it had been before it moved."""
+    """Others need that address to punch: they dialled the router's address from before the move."""
     service = seen_by({"12D3KooW1": ()}, "12D3KooW1")
     service.finding = replace(service.finding, public_host="5.9.9.9", public_port=1)
     asyncio.run(service._look_after())
@@ -332,8 +335,8 @@ def test_whose_relays_go_on_tells_where_its_router_sends_from_now() -> None:
 def test_who_knows_nobody_asks_as_soon_as_somebody_is_there_and_again_soon_without_an_answer(
     clock: list[float],
 ) -> None:
-    """Started while all others were away, a founder behind a router took itself for one that can be
-    called, and had no relay, for a minute after they had come back."""
+    """A founder behind a router started while all others were away. It took itself for callable,
+    and had no relay, for a minute after they had come back."""
     service = seen_by({"12D3KooW1": ()}, "12D3KooW1")
     service._reservations.clear()
     service.finding = ReachabilityFinding(Reachability.UNKNOWN, "")
@@ -377,7 +380,7 @@ async def _closed(peer_id: str) -> SeenAddress:
 def test_strangers_that_say_nothing_do_not_keep_a_peer_from_its_relays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each is waited for, and whoever connects chooses an id that comes first."""
+    """Each stranger is waited for, and a stranger may choose an id that comes first."""
     strangers = [f"12D3KooA{number:02}" for number in range(50)]
     asked: list[str] = []
 
@@ -447,7 +450,8 @@ def test_what_could_not_be_told_of_another_way_is_told_later(
 def keeping_presence(
     host: Any, service: Any, record: SelfRecord, told: list[Any]
 ) -> presence.PresenceKeeping:
-    """`told`: what each new version of `record` says of the way in."""
+    """The parts that tell others of the way in. `told`: what each new version of `record` says of
+    it."""
     loops = presence.PresenceKeeping.__new__(presence.PresenceKeeping)
     loops._network = SimpleNamespace(host=host, reachability=service)  # type: ignore[assignment]
 
@@ -470,7 +474,8 @@ LOOPBACK, HERE, THERE = (
 
 
 class Moving:
-    """The host of a peer that can be called, and is moved about; and who tells others of it."""
+    """The host of a peer that can be called and is moved about, and the part that tells others of
+    it."""
 
     is_only_local = False
     peer_id = SECOND
@@ -495,7 +500,7 @@ class Moving:
         return {FIRST: ("/ip4/5.9.0.1/tcp/4001",)}
 
     async def tell(self) -> list[Any]:
-        """What it has told by the end of a few rounds."""
+        """What the peer has told by the end of a few rounds."""
         loop, enough = asyncio.create_task(self.presence.keep_reachable()), self.rounds + 5
         while self.rounds < enough:
             assert not loop.done(), loop
@@ -511,8 +516,9 @@ def moving(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> Moving:
 
 
 def test_a_peer_whose_address_changes_tells_the_new_one(moving: Moving, clock: list[float]) -> None:
-    """It told the old one for as long as it lived, as a change of relays alone was noticed. What
-    changes to and fro is told once a minute; that there is no network for now, not at all."""
+    """The peer told its old address for as long as it lived, as it noticed a change of relays
+    alone. An address that changes to and fro is told once a minute. That there is no network for
+    now is not told at all."""
     direct = Reachability.DIRECT
 
     async def scenario() -> None:
@@ -536,7 +542,7 @@ def test_a_peer_whose_address_changes_tells_the_new_one(moving: Moving, clock: l
 def test_a_way_in_that_others_have_found_is_told_and_is_no_move(
     moving: Moving, clock: list[float]
 ) -> None:
-    """The machine is where it was: nobody need look again."""
+    """The machine is where it was, so nobody need look again."""
     found = f"/ip4/5.9.0.4/tcp/4001/p2p/{SECOND}"
 
     async def scenario() -> None:
@@ -552,7 +558,7 @@ def test_a_way_in_that_others_have_found_is_told_and_is_no_move(
 def test_a_peer_that_has_moved_behind_a_router_takes_relays(
     moving: Moving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who could be called once asked nobody ever again."""
+    """A peer that could be called once never asked anybody again."""
     answers: list[SeenAddress | None] = [None, SeenAddress("5.9.0.9", 4001, ())]
     asked, service = [0], moving.service
 
@@ -585,7 +591,7 @@ def test_a_peer_that_has_moved_behind_a_router_takes_relays(
 
 
 def test_others_join_where_a_peer_is_now() -> None:
-    """`status` told the address of when the view was agreed on; a view may stand for weeks."""
+    """`status` told the address from when the view was agreed on; a view may stand for weeks."""
     own = SelfRecord(Member(SECOND, 1), "00" * 32, device(), (THERE,), None)  # type: ignore[arg-type]
     status = StatusApi.__new__(StatusApi)
     status._network = SimpleNamespace(me=Member(SECOND, 1))  # type: ignore[assignment]

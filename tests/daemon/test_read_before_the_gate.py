@@ -1,4 +1,4 @@
-"""What a message costs before anybody has asked whether its sender may say it."""
+"""The cost of a message before anybody has asked whether its sender may say it."""
 
 import functools
 import random
@@ -28,7 +28,7 @@ CHANCE = random.Random(2)
 
 
 def test_chosen_numbers_do_not_hold_up_who_reads_them() -> None:
-    """One such message of a stranger took 1.3 s of the event loop, one of 467 KB 7 s."""
+    """One such message of a stranger took 1.3 s of the event loop, and one of 467 KB took 7 s."""
     numbers = dict.fromkeys(crowded_numbers(), 0)
     body = encode_for_wire([1, FollowLayers(VIEW, 1, numbers, False)])
     began = time.process_time()
@@ -88,7 +88,7 @@ def test_what_is_no_message_is_unreadable(body: bytes) -> None:
 
 
 def _asked(keeper: GateKeeper, sender: str, body: bytes) -> str:
-    """Why a message is not read; empty: it is."""
+    """Why a message is not read; empty: it is read."""
     read: list[int] = []
     original = wire.decode
     wire.decode = lambda *given: read.append(1) or original(*given)  # type: ignore[assignment]
@@ -110,8 +110,8 @@ def _keeper(**facts: Any) -> GateKeeper:
 
 
 def test_what_is_not_its_senders_to_say_is_not_read() -> None:
-    """50,000 members in 270 KB took 13 ms to read, and all strangers together may say four hundred
-    messages a second."""
+    """A message that names 50,000 members in 270 KB took 13 ms to read. All strangers together may
+    say four hundred messages a second."""
     keeper = _keeper(view=_view("me", "a"))
     gather = Gather(Member("evil", 1), 1, True, GENESIS, 1, (), tuple(MANY) * 100, "")
     large = pack(1, gather)

@@ -1,4 +1,5 @@
-"""Who stays resident, from one daemon to the next: with what it comes back, and whether it does."""
+"""A program that stays resident, from one daemon to the next: with which settings it comes back,
+and whether it does."""
 
 import asyncio
 import errno
@@ -63,7 +64,8 @@ class Acting:
 
 
 class Staged(Resident):
-    """Its daemons do one act each; of its times away the reasons are told, and that they end."""
+    """A resident whose daemons do one act each. Of its times away it notes the reasons, and it ends
+    them."""
 
     def __init__(
         self,
@@ -116,7 +118,8 @@ async def is_cut_off(daemon: Acting) -> int:
 
 
 def test_a_founder_that_comes_back_to_nobody_does_not_found_anew(tmp_path: Path) -> None:
-    """As it was started, it read the file again; with `--new` it founded yet another run."""
+    """Read again as it was started, it founded anew from the file; with `--new` it founded yet
+    another run."""
     memory = memory_of(tmp_path)
     write_memory(place_of(tmp_path, memory), memory)
 
@@ -138,7 +141,7 @@ def test_a_founder_that_comes_back_to_nobody_does_not_found_anew(tmp_path: Path)
 def test_a_founder_that_is_paused_again_before_it_took_part_does_not_found_anew(
     tmp_path: Path,
 ) -> None:
-    """It came back as it was started then: with `--new` to a run of its own, at step 0."""
+    """The founder came back as it was started: with `--new` to a run of its own, at step 0."""
     memory = memory_of(tmp_path)
     write_memory(place_of(tmp_path, memory), memory)
 
@@ -182,8 +185,8 @@ PASSING = [
 def test_what_may_pass_keeps_who_comes_back_from_a_pause_away_for_a_while(
     tmp_path: Path, error: Exception, cause: str
 ) -> None:
-    """A game had the memory in that minute, or a disk was full: it ended, and no service starts
-    again what has ended for such a reason. Nobody had been asked, and nobody watched."""
+    """A game had the memory in that minute, or a disk was full. The program ended, and no service
+    starts again what has ended for such a reason. Nobody watched, and nobody was told."""
     settings = Settings(home=tmp_path, run="tiny", **EVER)
     resident = Staged(settings, (pauses, raises(error), raises(error), ends))
     assert asyncio.run(resident.run()) == 0
@@ -209,8 +212,8 @@ def test_so_it_does_who_was_outside_its_hours_or_made_way_when_it_was_started(
 def test_so_does_a_service_at_its_first_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """At log-in other programs had the memory, or the port: it ended for good, and who looked was
-    told that no daemon answers."""
+    """At log-in other programs had the memory, or the port. The service ended for good, and its
+    user was told that no daemon answers."""
     monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getpid()))
     settings = Settings(home=tmp_path, run="tiny", **EVER)
     resident = Staged(settings, (raises(error), raises(LASTING)))
@@ -227,8 +230,8 @@ LASTING = UserError("run tiny is complete", exit_code=5)
 def test_a_service_whom_nobody_answers_at_its_first_start_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever invites is off: systemd started it again after half a minute, and each time it said
-    that it takes part no more."""
+    """The inviting peer is off. systemd started the service again after half a minute, and each
+    time it said that it takes part no more."""
     monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getpid()))
     resident = Told(tmp_path, (is_cut_off, is_cut_off, is_cut_off, ends))
     assert asyncio.run(resident.run()) == 0
@@ -249,7 +252,7 @@ def test_a_service_whom_nobody_answers_at_its_first_start_says_so_once(
 def test_a_first_start_and_what_does_not_pass_end_it(
     tmp_path: Path, acts: Sequence[Callable[[Acting], Awaitable[int]]]
 ) -> None:
-    """Somebody watches, another try would come to the same, or it took part by then."""
+    """A user watches, another try would come to the same, or the daemon took part by then."""
     resident = Staged(Settings(home=tmp_path, run="tiny", **EVER), acts)
     with pytest.raises((UserError, OSError)):
         asyncio.run(resident.run())
@@ -257,7 +260,7 @@ def test_a_first_start_and_what_does_not_pass_end_it(
 
 
 def test_who_pauses_while_it_comes_back_in_vain_is_paused(tmp_path: Path) -> None:
-    """For as long as was said: it is not for it to try again meanwhile."""
+    """The pause lasts for as long as was said, and the program does not try again meanwhile."""
 
     async def pauses_in_vain(daemon: Acting) -> int:
         daemon.pause("asked for again")
@@ -270,7 +273,7 @@ def test_who_pauses_while_it_comes_back_in_vain_is_paused(tmp_path: Path) -> Non
 
 
 class Told(Staged):
-    """With what it sends to who asked to be told."""
+    """A resident that keeps the notices that it sends."""
 
     def __init__(
         self, home: Path, acts: Sequence[Callable[[Acting], Awaitable[int]]], run: str = "tiny"
@@ -280,7 +283,7 @@ class Told(Staged):
         self._attention._outbox = SimpleNamespace(send=self.notices.append, close=self._close)  # type: ignore[assignment]
 
     async def _close(self) -> None:
-        """Nothing waits."""
+        """Nothing waits to be sent."""
 
 
 def test_that_it_cannot_take_part_is_told_once(tmp_path: Path) -> None:
@@ -299,7 +302,7 @@ def test_that_it_cannot_take_part_is_told_once(tmp_path: Path) -> None:
 def test_a_full_disk_is_no_bug_to_who_asked_to_be_told(
     tmp_path: Path, error: Exception, is_bug: bool
 ) -> None:
-    """The terminal said that it is full, and the webhook that this program has a bug."""
+    """The terminal said that the disk is full, and the webhook that this program has a bug."""
     resident = Told(tmp_path, (raises(error),))
     with pytest.raises(type(error)):
         asyncio.run(resident.run())
@@ -309,7 +312,7 @@ def test_a_full_disk_is_no_bug_to_who_asked_to_be_told(
 
 
 class Homeless(Told):
-    """It loads, and stays away, as it does."""
+    """A resident that loads and stays away as the real one does."""
 
     _load_what_trains = Resident._load_what_trains
     _stay_away = Resident._stay_away
@@ -336,8 +339,8 @@ def has_no_disk(home: Path) -> None:
 def test_a_service_whose_home_cannot_be_used_says_so_once_and_waits_for_it(
     tmp_path: Path, tries_often: None, run: str
 ) -> None:
-    """It ended, systemd began it again after half a minute, and each time its owner was told, on
-    the screen and by webhook, that it takes part no more."""
+    """The service ended, and systemd started it again after half a minute. Each time its owner was
+    told, on the screen and by webhook, that it takes part no more."""
     home = tmp_path / "disk" / "home"
     memory = memory_of(tmp_path)
 
@@ -360,8 +363,8 @@ def test_a_service_whose_home_cannot_be_used_says_so_once_and_waits_for_it(
 def test_a_service_makes_no_home_where_its_disk_was_taken_away(
     tmp_path: Path, tries_often: None
 ) -> None:
-    """It waited for its disk, which its owner unmounted to look at: what was there then was an
-    empty directory."""
+    """The service waited for its disk, which its owner had unmounted to look at. The mount point
+    was an empty directory."""
     home = tmp_path / "disk" / "home"
 
     async def waits() -> None:
@@ -407,8 +410,8 @@ AT_NIGHT: dict[str, Any] = {"hours": "22-07", "run": "tiny", **EVER}
 
 
 def test_hours_that_end_while_the_program_loads_are_over(tmp_path: Path) -> None:
-    """A clock that was put right then, or the last half minute of the hours: it took itself for one
-    that was resumed outside of them, and took part all day."""
+    """The clock was put right then, or it was the last half minute of the hours. The daemon took
+    itself for resumed outside of its hours, and took part all day."""
     clock = [NIGHT]
 
     def load() -> None:
@@ -427,7 +430,7 @@ def test_hours_that_end_while_the_program_loads_are_over(tmp_path: Path) -> None
 def test_who_comes_back_within_its_hours_leaves_if_they_end_while_it_loads(
     tmp_path: Path, began: datetime, by_itself: bool, is_over: bool
 ) -> None:
-    """Who resumed outside of them takes part until they end next, as before."""
+    """A daemon that was resumed outside of its hours takes part until they end next, as before."""
     clock = [began]
     resident = Resident(Settings(home=tmp_path / "home", **AT_NIGHT), lambda: clock[0])
 
@@ -447,7 +450,7 @@ def test_who_comes_back_within_its_hours_leaves_if_they_end_while_it_loads(
 
 
 class Loading(Staged):
-    """It stays away as it does, and loads for as long as the scene has it load."""
+    """A resident that stays away as the real one does, and loads for as long as the scene says."""
 
     _stay_away = Resident._stay_away
 
@@ -466,7 +469,7 @@ class Loading(Staged):
         return daemon
 
     async def resumes(self) -> None:
-        """Until the program loads."""
+        """Returns once the program loads."""
         while not Home(self._settings.home).socket.exists():
             await asyncio.sleep(0.01)
         await self.press("resume")
@@ -492,8 +495,8 @@ async def by_button(resident: Loading) -> None:
 def test_who_is_told_to_leave_while_it_loads_what_trains_leaves(
     tmp_path: Path, tell: Callable[[Loading], Awaitable[None]]
 ) -> None:
-    """As hours began, or after a resume: its page said that it is paused, and offered to resume;
-    whatever was said to it was forgotten, and it joined the others."""
+    """Hours began, or its user resumed. Its page said that it is paused, and offered to resume. It
+    forgot each order, and joined the others."""
 
     async def is_told() -> None:
         resident = Loading(tmp_path / "home", ())
@@ -512,7 +515,7 @@ def test_who_is_told_to_leave_while_it_loads_what_trains_leaves(
 
 
 def test_who_is_told_to_leave_before_its_daemon_listens_leaves(tmp_path: Path) -> None:
-    """The page's button, and the signals, are those of the time away until then."""
+    """Until then the page's button and the signals are those of the time away."""
 
     async def is_told() -> None:
         resident = Loading(tmp_path / "home", (is_paused,))
@@ -531,7 +534,8 @@ def test_who_is_told_to_leave_before_its_daemon_listens_leaves(tmp_path: Path) -
 
 
 def test_a_pause_is_kept_though_others_were_lost_while_it_left(tmp_path: Path) -> None:
-    """Somebody had died in that moment: it joined anew at once, and the pause was forgotten."""
+    """A member had died in that moment. The daemon joined anew at once, and the pause was
+    forgotten."""
 
     async def is_cut_off_for_a_pause(daemon: Acting) -> int:
         daemon.pause("asked for")
@@ -551,7 +555,7 @@ def test_a_pause_is_kept_though_others_were_lost_while_it_left(tmp_path: Path) -
 
 
 def away_in(home: Path, status: dict[str, Any]) -> Away:
-    """What a process of a laboratory has left, that has taken a step back."""
+    """What a process of a laboratory has left behind, after it took a step back."""
     live = Live(0.0, "1", "a", "paused", "asked for", 0.0, committed_here=7, undone_here=2)
     shown = DashboardState(msgspec.structs.replace(live, marks=("shaped links: x",)))
     settings = as_plain(Settings(home=home, dashboard="off"))
@@ -575,7 +579,7 @@ def while_paused(home: Path, away: Away, look: Callable[[Resident], Awaitable[No
 def test_who_was_upgraded_while_it_was_paused_begins_afresh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It loaded the rest of the new version into the process of the old one."""
+    """The resumed daemon loaded the rest of the new version into the process of the old one."""
     program = tmp_path / "__init__.py"
     program.write_text("old")
     monkeypatch.setattr(away_module, "_stamp", partial(away_module._stamp, program))
@@ -608,7 +612,7 @@ def test_who_was_upgraded_while_it_was_paused_begins_afresh(
 
 
 def test_a_pause_outlives_an_upgrade(tmp_path: Path) -> None:
-    """What was shown may be written otherwise by then, and a setting be none any more."""
+    """By then the shown state may be written otherwise, and a setting may no longer exist."""
     left = msgspec.json.decode(msgspec.json.encode(away_in(tmp_path, {})))
     left["shown"] = {"live": "another"}
     left["settings"]["gone"], left["until_s"] = 1, 9e9
@@ -621,7 +625,7 @@ def test_a_pause_outlives_an_upgrade(tmp_path: Path) -> None:
 
 
 def test_a_pause_keeps_what_makes_figures_those_of_a_laboratory(tmp_path: Path) -> None:
-    """The page showed the curves of one without saying so; and what counts up for Prometheus fell,
+    """The page showed the curves of a laboratory run without saying so. Prometheus's counters fell,
     and rose again after the pause."""
 
     async def look(resident: Resident) -> None:
@@ -632,7 +636,7 @@ def test_a_pause_keeps_what_makes_figures_those_of_a_laboratory(tmp_path: Path) 
 
 
 def test_who_is_paused_tells_of_no_view(tmp_path: Path) -> None:
-    """A lone founder, with whose leave its view did not end, said that it is in one."""
+    """A lone founder, whose view did not end with its leave, said that it is in a view."""
     before = {
         "view": 3, "agreement": {"phase": "in a view", "reason": "view 3 is in force"},
         "weak_points": {"peers": ["a"], "links": []}, "tensors_over": {"a": {"forward": 2}},

@@ -1,4 +1,4 @@
-"""Text that the model writes as it learns: the same each time, and never more than its time."""
+"""Text that the model writes as it learns: the same each time, and never beyond its time budget."""
 
 import asyncio
 from collections.abc import Iterator
@@ -119,7 +119,7 @@ def test_a_long_run_keeps_every_second_text(compute: Compute) -> None:
 def test_where_nobody_will_write_the_page_says_why(
     settings: dict[str, Any], withheld: tuple[int, ...], why: str
 ) -> None:
-    """It promised a text after each evaluation."""
+    """The page promised a text after each evaluation."""
     observer = Observer(Status())
     local = SimpleNamespace(settings=Settings(**settings), observer=observer)
     membership: Any = SimpleNamespace(local=local, run=None)
@@ -131,7 +131,7 @@ def test_where_nobody_will_write_the_page_says_why(
 
 
 def test_texts_begin_as_the_manifest_says(compute: Compute) -> None:
-    """Those of a run whose documents begin with a token of their own began without it."""
+    """In a run whose documents begin with a token of their own, texts began without it."""
     observer = Observer(Status())
     tokenizer = starting_with(ByteTokenizer(), 7)
     run = SimpleNamespace(spec=SPEC, tokenizer=tokenizer, blobs=None)

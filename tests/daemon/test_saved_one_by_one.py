@@ -1,4 +1,4 @@
-"""A stage is saved one layer after the other, whoever trains on meanwhile."""
+"""A stage is saved one layer after the other, whether or not training goes on meanwhile."""
 
 import asyncio
 import contextvars
@@ -30,13 +30,13 @@ from tests.daemon.trainer_parts import NO_BLOBS, SPEC
 
 LINEAGE = "5a" * 32
 FORGOTTEN_WITHIN_S = 30.0
-"""Whoever has written it says so, and then lets it go."""
+"""Time for a writer to let go of a layer after it has said that the layer is written."""
 
 
 def test_a_stage_is_saved_one_layer_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A copy of the whole stage beside it was as much memory again, at each checkpoint."""
+    """The copy of the whole stage took as much memory again, at each checkpoint."""
     compute, step = Compute(), 5
     states = {layer: LayerState.genesis(SPEC, layer) for layer in range(layer_count(SPEC))}
     for state in states.values():
@@ -75,7 +75,8 @@ def test_a_stage_is_saved_one_layer_at_a_time(
 
 
 def test_a_layer_that_goes_on_while_others_are_saved_is_left_out(tmp_path: Path) -> None:
-    """Who leaves saves beside training: a restart may take the last step back, or one more come."""
+    """A peer that leaves saves beside training: a restart may take the last step back, or one more
+    step may come."""
     compute, step = Compute(), 5
     states = {layer: LayerState.genesis(SPEC, layer) for layer in range(3)}
     for state in states.values():
@@ -101,7 +102,8 @@ def test_a_layer_that_goes_on_while_others_are_saved_is_left_out(tmp_path: Path)
 
 
 class _Stopped(disk.MachineDisk):
-    """Takes nothing until it may; `most`: how many wrote a file at once."""
+    """A disk that takes nothing until it may. `most`: the largest number of files under way at
+    once."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.begun, self.may_go_on, self.most = threading.Event(), threading.Event(), 0
@@ -156,7 +158,7 @@ def _stage(step: int) -> dict[int, LayerState]:
 def test_where_whoever_saves_is_cancelled_the_checkpoint_is_written_to_its_end(
     tmp_path: Path,
 ) -> None:
-    """There were files of layers, and no manifest that names them."""
+    """The files of layers were there, without the manifest that names them."""
 
     async def nothing(checkpoints: Checkpoints) -> None:
         pass
@@ -167,7 +169,7 @@ def test_where_whoever_saves_is_cancelled_the_checkpoint_is_written_to_its_end(
 
 
 def test_nobody_else_writes_while_a_cancelled_save_still_does(tmp_path: Path) -> None:
-    """The thread goes on, and another save wrote the same file at the same time."""
+    """The thread went on, and another save wrote the same file at the same time."""
     stopped, later = _Stopped(), list[asyncio.Task[None]]()
 
     async def saves_again(checkpoints: Checkpoints) -> None:
@@ -189,7 +191,7 @@ def test_nobody_else_writes_while_a_cancelled_save_still_does(tmp_path: Path) ->
 def test_what_goes_wrong_with_a_cancelled_save_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, is_bug: bool
 ) -> None:
-    """Nobody waits for it any more."""
+    """Nobody waits for that save any more."""
     full = OSError(errno.ENOSPC, "No space left on device")
     stopped, troubles = _Stopped(ValueError("ours") if is_bug else full), Troubles()
 

@@ -76,7 +76,7 @@ def test_what_is_saved_and_removed_is_known_at_once(tmp_path: Path) -> None:
 def test_old_checkpoints_are_removed_while_the_daemon_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files of many layers are gone only after a while, in which others heard nothing of it."""
+    """Removing files of many layers takes a while, in which others heard nothing of it."""
     compute, begun, others_went_on = Compute(), threading.Event(), threading.Event()
     checkpoints = Checkpoints(tmp_path, SPEC, NO_BLOBS, compute, lambda files: None, lambda: True)
     states = {layer: LayerState.genesis(SPEC, layer) for layer in range(layer_count(SPEC))}
@@ -105,7 +105,7 @@ def test_old_checkpoints_are_removed_while_the_daemon_goes_on(
 def test_who_comes_back_to_a_damaged_checkpoint_goes_on_from_the_one_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a power cut may leave it: as long as it was, and other bytes. The daemon ended, at each
+    """A power cut may leave a file as long as it was, with other bytes. The daemon ended at each
     start, and others were told that it had this step."""
     compute, root, resumed = Compute(), tmp_path / "checkpoints", []
     checkpoints = Checkpoints(root, SPEC, NO_BLOBS, compute, lambda files: None, lambda: True)
@@ -144,8 +144,8 @@ def test_who_comes_back_to_a_damaged_checkpoint_goes_on_from_the_one_before(
 def test_who_leaves_again_while_it_arrives_keeps_the_checkpoint_that_it_left_with(
     tmp_path: Path,
 ) -> None:
-    """It was given states of the step at which it had left, and had not taken over: of what
-    lineage they are it does not know. One of none stood in the place of a sound checkpoint."""
+    """The peer was given states of the step at which it had left, and had not taken over. It does
+    not know their lineage. A checkpoint of no lineage stood in the place of a sound one."""
     compute = Compute()
     checkpoints = Checkpoints(tmp_path, SPEC, NO_BLOBS, compute, lambda files: None, lambda: True)
     states = {layer: LayerState.genesis(SPEC, layer) for layer in (0, 1)}
@@ -172,8 +172,8 @@ def test_who_leaves_again_while_it_arrives_keeps_the_checkpoint_that_it_left_wit
 
 
 def test_where_no_checkpoint_can_be_loaded_none_is_touched(tmp_path: Path) -> None:
-    """What keeps them from being read may be over: each was put aside in turn, and deleted for the
-    next one; then the run began anew."""
+    """What keeps the checkpoints from being read may pass. Each was put aside in turn, and deleted
+    for the next one; then the run began anew."""
     compute, root = Compute(), tmp_path / "checkpoints"
     checkpoints = Checkpoints(root, SPEC, NO_BLOBS, compute, lambda files: None, lambda: True)
     states = {layer: LayerState.genesis(SPEC, layer) for layer in range(layer_count(SPEC))}
@@ -203,13 +203,14 @@ def test_where_no_checkpoint_can_be_loaded_none_is_touched(tmp_path: Path) -> No
 
 
 def path_is_named(text: str, root: Path) -> bool:
-    """Whoever wants to look at what is damaged is told where it is now."""
+    """A user who wants to look at the damaged file is told where it is now."""
     aside = list(root.glob("damaged-*"))
     return len(aside) == 1 and str(aside[0]) in text
 
 
 def test_of_checkpoints_that_is_safe_which_another_one_has_as_well(tmp_path: Path) -> None:
-    """Who had the newest alone lost power, and the others went on from an older one (800096)."""
+    """The only peer with the newest checkpoint lost power, and the others went on from an older one
+    (800096)."""
     compute, root = Compute(), tmp_path / "checkpoints"
     told = list[CheckpointFiles]()
     checkpoints = Checkpoints(root, SPEC, NO_BLOBS, compute, told.append, lambda: True)
@@ -238,7 +239,8 @@ def test_of_checkpoints_that_is_safe_which_another_one_has_as_well(tmp_path: Pat
 
 
 def test_the_newest_whole_one_is_of_the_side_that_this_peer_is_on(tmp_path: Path) -> None:
-    """After going over to others that have come less far, what it had saved counts no more."""
+    """The peer went over to others that have come less far, and its own saved steps count no
+    more."""
     compute, root = Compute(), tmp_path / "checkpoints"
     checkpoints = Checkpoints(root, SPEC, NO_BLOBS, compute, lambda files: None, lambda: True)
     states = {layer: LayerState.genesis(SPEC, layer) for layer in range(layer_count(SPEC))}
@@ -312,7 +314,7 @@ class _FromAnother:
 def test_whose_disk_was_full_when_the_last_step_was_saved_gets_the_model_from_the_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And what it could not begin is not told of with each message of theirs."""
+    """The peer also does not report, at each message of theirs, a save that it could not begin."""
     compute, step = Compute(), SPEC.total_steps
     mine, theirs = tmp_path / "mine", tmp_path / "theirs"
     states = {layer: LayerState.genesis(SPEC, layer) for layer in range(layer_count(SPEC))}
@@ -347,7 +349,8 @@ def test_whose_disk_was_full_when_the_last_step_was_saved_gets_the_model_from_th
 
 
 def test_who_becomes_a_spare_has_no_checkpoint_to_write(tmp_path: Path) -> None:
-    """Its page said for good that they cannot be written: only one that is written ended that."""
+    """The spare's page said for good that checkpoints cannot be written: only a written one ended
+    that."""
     compute, troubles, has_stage = Compute(), Troubles(), True
     states = {0: LayerState.genesis(SPEC, 0)}
     states[0].version = 5
@@ -374,7 +377,7 @@ def test_who_becomes_a_spare_has_no_checkpoint_to_write(tmp_path: Path) -> None:
 def test_a_spare_takes_the_last_model_of_what_was_committed_whatever_a_member_says(
     tmp_path: Path,
 ) -> None:
-    """Of the last step one says a lineage and files of its own, long before it is there."""
+    """A member tells a lineage and files of its own for the last step, long before that step."""
     compute, step = Compute(), SPEC.total_steps
     theirs, mine = tmp_path / "theirs", tmp_path / "mine"
     states = {layer: LayerState.genesis(SPEC, layer) for layer in range(layer_count(SPEC))}
@@ -419,7 +422,7 @@ def test_a_spare_takes_the_last_model_of_what_was_committed_whatever_a_member_sa
 
 
 def test_nobody_hides_what_the_others_have_saved(tmp_path: Path) -> None:
-    """One member's checkpoints, however new, take the place of its own alone."""
+    """A member's checkpoints, however new, take the place of its own earlier ones alone."""
     compute = Compute()
     spec = SPEC.model_copy(update={"total_steps": 10_000})
     checkpoints = Checkpoints(tmp_path, spec, NO_BLOBS, compute, lambda files: None, lambda: False)
@@ -442,7 +445,7 @@ def test_nobody_hides_what_the_others_have_saved(tmp_path: Path) -> None:
 
 
 class _Slow(_FromAnother):
-    """As who has a file alone, and gives it when it likes."""
+    """The only holder of a file, which gives it when it likes."""
 
     def __init__(self, *theirs: Path) -> None:
         super().__init__(*theirs)
@@ -471,8 +474,8 @@ def _states(step: int, layers: set[int]) -> dict[int, LayerState]:
 def test_who_gives_a_file_slowly_holds_up_nobody_who_saves(
     tmp_path: Path, begun_anew: bool
 ) -> None:
-    """Training waits until its layers are saved: who alone has one that the others lack gave it as
-    slowly as it liked, thirty seconds for each 32 KiB, and all stood still."""
+    """Training waits until its layers are saved. The only holder of a layer gave it as slowly as it
+    liked, thirty seconds for each 32 KiB, and all stood still."""
     compute, mine, theirs = Compute(), tmp_path / "mine", tmp_path / "theirs"
     every = set(range(layer_count(SPEC)))
 
@@ -505,8 +508,9 @@ def test_who_gives_a_file_slowly_holds_up_nobody_who_saves(
 
 
 def test_what_was_announced_first_and_comes_last_hides_nothing(tmp_path: Path) -> None:
-    """Each call goes its own way. Who ends with its run waited a minute for one that had told it
-    before that it has the whole model, and nobody asked that one for what it alone had left."""
+    """Each call goes its own way. A peer that ends with its run waited a minute for another that
+    had told it before that it has the whole model. Nobody asked that one for what it alone had
+    left."""
     compute = Compute()
     checkpoints = Checkpoints(tmp_path, SPEC, NO_BLOBS, compute, lambda files: None, lambda: False)
     files = {layer: ("ab" * 32, 100) for layer in range(layer_count(SPEC))}

@@ -1,4 +1,4 @@
-"""How slow another one is seen to be: by when its parts come, less their way, and for how long."""
+"""How slow a peer is seen to be: by when its parts come, less their way, and for how long."""
 
 import msgspec
 import pytest
@@ -34,7 +34,7 @@ def view_of(stages: tuple[int, ...], bytes_per_s: int = 1 << 40) -> View:
 BATCH = {"global_batch": 24, "microbatch": 2}
 REPLICAS, PIPELINE, ALONE = view_of((1, 1, 1)), view_of((1, 2)), view_of((1,))
 WORK_NS = 4 * (4 * 30_000_000 + 2 * 3_000_000)
-"""Of each of three, by its record."""
+"""Time of each of three peers, by its record."""
 
 
 class Clock:
@@ -46,7 +46,7 @@ class Clock:
     def train(
         self, took_ns: int, steps: int = STEPS_ENOUGH, size_bytes: int = 0, by: str = OTHER
     ) -> None:
-        """So long after each step's beginning the first part comes."""
+        """In each step the first part comes so long after the beginning."""
         for _ in range(steps):
             self.paces.begins(self.step)
             self.now_ns += took_ns
@@ -76,7 +76,8 @@ def test_who_is_three_times_as_slow_as_it_says_is_told_of() -> None:
 
 
 def test_who_says_that_other_layers_take_years_makes_nobody_say_what_no_record_may() -> None:
-    """Whoever told of it was refused by all, and out: the liar's own word was in what they told."""
+    """A peer that repeated this was refused by all, and out: the liar's own figure was in its
+    record."""
     found = REPLICAS.snapshot
     long = (LayerTiming(LAYER_LIMIT_NS - 1, LAYER_LIMIT_NS - 1),) * 256
     liar = found.records[1]
@@ -108,7 +109,7 @@ def test_who_is_nearly_as_fast_as_it_says_is_not(percent: int) -> None:
 
 
 def test_what_the_line_takes_is_not_its_devices_doing() -> None:
-    """Two others get as much at the same time."""
+    """Two other peers get as much at the same time."""
     clock, line = Clock(), 10 * MIB
     clock.paces.took_over(view_of((1, 1, 1), line))
     clock.train(WORK_NS + 2 * SECOND_NS, size_bytes=line)
@@ -165,7 +166,8 @@ def test_who_has_no_work_any_more_is_tried_again_ever_later() -> None:
 
 
 def test_where_steps_take_long_it_is_tried_again_after_forty() -> None:
-    """After a minute it had its work back before a step was done without it."""
+    """A peer that was tried again after a minute had its work back before a step was done without
+    it."""
     clock = Clock()
     clock.paces.took_over(REPLICAS)
     clock.train(3 * WORK_NS)
@@ -180,7 +182,7 @@ def test_where_steps_take_long_it_is_tried_again_after_forty() -> None:
 
 
 def test_the_log_says_in_words_who_is_slower_than_it_says() -> None:
-    """It said "young-moose: 36962722 ns (0: as it says)"."""
+    """The log said "young-moose: 36962722 ns (0: as it says)"."""
     text = "x is slower than it says, as seen here: it takes 37.0 ms for a layer of each kind"
     assert pace_text("x", 36_962_722) == text
     assert pace_text("x", None) == "x is as fast as it says again, as seen here"

@@ -1,5 +1,5 @@
-"""A segment's reduction between its holders: what is short is the event loop's own work, what is
-long that of other threads, and either way all have the same sums."""
+"""A segment's reduction between its holders. Short work is the event loop's own, and long work that
+of other threads; either way all have the same sums."""
 
 import asyncio
 from collections import defaultdict
@@ -25,7 +25,7 @@ ELEMENTS, CHUNKS = 600, 6
 
 
 class Counted(Compute):
-    """Its jobs beside the compute thread."""
+    """Counts the jobs that run beside the compute thread."""
 
     beside = 0
 
@@ -35,7 +35,7 @@ class Counted(Compute):
 
 
 class Between:
-    """One holder's way to the others, which are in this process."""
+    """One holder's way to the other holders, which are in this process."""
 
     def __init__(self, me: str, mail: "defaultdict[Any, asyncio.Queue[bytearray]]") -> None:
         self._me = me
@@ -54,7 +54,8 @@ class Between:
 
 
 async def _reduced(gradients: Sequence[torch.Tensor]) -> tuple[list[Any], list[Any], int]:
-    """What all have in the end, the digests that they state, and their jobs beside."""
+    """What all holders have in the end, the digests that they state, and the number of their jobs
+    beside."""
     spec, mail = run_spec(), defaultdict[Any, Any](asyncio.Queue)
     size = ELEMENTS // CHUNKS
     bounds = [(size * n, size * (n + 1)) for n in range(CHUNKS)]
@@ -99,8 +100,8 @@ def test_all_have_the_same_sums_whoever_adds_them(
 
 
 def test_where_one_chunk_fails_nothing_of_the_others_is_waited_for_any_more() -> None:
-    """Numbers that are none ended it, and what it had waited for beside them was said to be lacking
-    for as long as the step stood."""
+    """Numbers that are not finite ended the reduction. What it had waited for beside them was told
+    as lacking for as long as the step stood."""
     waits: set[tuple[str, int]] = set()
 
     class Nobody(Between):

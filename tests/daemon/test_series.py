@@ -61,7 +61,7 @@ def test_a_step_that_is_repeated_replaces_what_came_of_it_before() -> None:
 
 
 def test_who_paused_after_the_first_step_goes_on_with_each_one_after_the_next_pause() -> None:
-    """What lay between its first step and its second was taken for what lies between all."""
+    """The distance between its first step and its second was taken for that between all."""
     first = Series(points_limit=100)
     for step in (3, *range(500, 560)):
         first.committed(outcome(step), None)

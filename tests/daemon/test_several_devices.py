@@ -1,4 +1,4 @@
-"""What each daemon is told, where one command begins several."""
+"""The settings of each daemon, where one command starts several."""
 
 import errno
 import io
@@ -95,7 +95,7 @@ def test_a_daemon_reads_what_it_was_told(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_full_disk_ends_none_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that did not answer for a moment had the file written again, and all had to leave."""
+    """A daemon did not answer for a moment, so the file was written again, and all had to leave."""
     log = io.StringIO()
     parent = SeveralDevices(told(home=tmp_path), ("cpu", "cpu"), io.StringIO(), log)
     homes = [tmp_path, tmp_path / "devices/2"]
@@ -120,7 +120,8 @@ def test_a_full_disk_ends_none_of_them(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_home_in_use_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever answered in it was believed to be the first of them: others were begun beside it."""
+    """Any daemon that answered there was believed to be the first of them, and others were started
+    beside it."""
 
     class Begun(Exception):
         pass
@@ -151,7 +152,7 @@ def test_a_home_in_use_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 class Process:
-    """Of a daemon that lives, or has ended with a code."""
+    """The process of a daemon that lives, or has ended with a code."""
 
     def __init__(self, code: int | None = None) -> None:
         self.code = code
@@ -165,8 +166,8 @@ class Process:
 def test_one_of_a_service_that_fails_is_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_service: bool
 ) -> None:
-    """None of them knew that it is of a service, and who ended, as where another program had the
-    memory at log-in, was not begun again for as long as one of the others lived."""
+    """None of the daemons knew that it belongs to a service. One that ended at log-in, as another
+    program had the memory, was not started again while one of the others lived."""
     seconds, begun = [1000.0], []
     monkeypatch.setattr(now, "monotonic_s", lambda: seconds[0])
 
@@ -209,7 +210,7 @@ def test_one_of_a_service_that_fails_is_begun_again(
 def test_one_that_cannot_be_begun_again_ends_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where memory was short for a moment those that trained had to leave."""
+    """Memory was short for a moment, and the daemons that trained had to leave."""
     seconds, log, begun = [1000.0], io.StringIO(), []
     monkeypatch.setattr(now, "monotonic_s", lambda: seconds[0])
     monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getpid()))
@@ -233,7 +234,7 @@ def test_one_that_cannot_be_begun_again_ends_no_other(
 
 
 def test_a_log_that_nobody_reads_any_more_holds_up_no_daemon(tmp_path: Path) -> None:
-    """As behind `| head`: nobody took what a daemon wrote, and it stood still once its pipe was
+    """Behind `| head` nobody read what a daemon wrote, and it stood still once its pipe was
     full."""
 
     class Closed(io.StringIO):

@@ -1,4 +1,4 @@
-"""Data shards that several parts of a daemon want, and that a change of views does not stop."""
+"""Data shards that several parts of a daemon want. A change of views does not stop their fetch."""
 
 import asyncio
 import contextlib
@@ -32,8 +32,8 @@ async def donor_and_fetches(
 
 
 def test_who_gives_up_waiting_loses_nothing_that_came(tmp_path: Path) -> None:
-    """A founder with 47 kB/s up: five homes began to fetch anew with the second view, and were
-    called silent before the end."""
+    """From a founder with 47 kB/s up, five homes began to fetch anew with the second view. They
+    were called silent before the end."""
 
     async def scenario() -> None:
         async with donor_and_fetches(tmp_path, CONTENT) as (donor, fetches, store):

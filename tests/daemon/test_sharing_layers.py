@@ -1,4 +1,4 @@
-"""All members fetch the whole model at once: what one of them has the others get from it, too."""
+"""All members fetch the whole model at once, and each gives the others what it has got."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,7 +20,7 @@ EVERY = set(range(SPEC.model.layer_count))
 
 
 class _Recording(_FromAnother):
-    """`most`: so many files; then nothing comes any more."""
+    """`most`: as many files as come; then nothing comes any more."""
 
     def __init__(self, *theirs: Path, most: int = 100, denies: str = "") -> None:
         super().__init__(*theirs)
@@ -59,7 +59,7 @@ async def _until(is_so: Callable[[], bool]) -> None:
 
 
 def test_members_begin_with_layers_that_differ_and_ask_the_donors_in_turn(tmp_path: Path) -> None:
-    """All took the first one, and from one of them: the lines of all others were idle."""
+    """All members took the first layer, from the same donor: the lines of all others were idle."""
     compute, theirs = Compute(), tmp_path / "theirs"
 
     async def scenario() -> None:
@@ -108,8 +108,8 @@ def test_what_fewest_have_comes_first(tmp_path: Path) -> None:
 def test_one_gives_what_it_has_fetched_before_it_has_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For hours, of a large model, each layer was at who saved it alone; where that one died none
-    was whole among the others."""
+    """For hours, each layer of a large model was only at the peer that saved it. Where that one
+    died, no other member had the model whole."""
     monkeypatch.setattr(checkpoint_files, "TOLD_EVERY_S", 0.0)
     monkeypatch.setattr(checkpoint_files, "TELLING_BYTES_PER_S", 1e12)
     compute, theirs = Compute(), tmp_path / "theirs"
@@ -141,7 +141,8 @@ def test_one_gives_what_it_has_fetched_before_it_has_all(
 def test_a_layer_that_nobody_gives_holds_up_no_other_and_what_came_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a member that has gone with what it alone had, the rest was not asked for, nor told."""
+    """A member had gone with what it alone had. The rest of the layers was neither asked for nor
+    told."""
     monkeypatch.setattr(checkpoint_files, "TOLD_EVERY_S", 1e9)  # however slow this machine is
     compute, theirs = Compute(), tmp_path / "theirs"
 

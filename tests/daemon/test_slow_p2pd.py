@@ -1,4 +1,4 @@
-"""p2pd that has no time to answer, as where a machine swaps, ends no daemon."""
+"""A p2pd that has no time to answer, as on a machine that swaps, ends no daemon."""
 
 import asyncio
 from pathlib import Path
@@ -28,7 +28,7 @@ OWN = "/ip4/192.0.2.7/tcp/4001"
 
 
 class SlowHost:
-    """Whose p2pd does not answer at first."""
+    """A host whose p2pd does not answer at first."""
 
     peer_id = "me"
     is_only_local = False
@@ -52,11 +52,12 @@ def asks_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def nothing(*_: Any, **__: Any) -> None:
-    """Done."""
+    """Does nothing."""
 
 
 def test_its_ports_are_known_a_moment_later() -> None:
-    """ "a peer that this one works with is gone: its own id", and exit code 6."""
+    """The daemon ended with "a peer that this one works with is gone: its own id", and exit code
+    6."""
     service = ReachabilityService(SlowHost())  # type: ignore[arg-type]
     for part in (service._callbacks, service._punching, service.relay):
         part.ready = nothing  # type: ignore[assignment, method-assign]
@@ -65,7 +66,8 @@ def test_its_ports_are_known_a_moment_later() -> None:
 
 
 def test_its_relays_are_found_a_moment_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer behind a router did not start: the same words, once others had looked for it."""
+    """A peer behind a router did not start: it ended with the same words, once others had looked
+    for it."""
     host, reserved, looks = SlowHost(), list[str](), iter([False, True, True])
     service = ReachabilityService(host)  # type: ignore[arg-type]
 
@@ -129,7 +131,7 @@ def test_it_asks_which_run_is_trained(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_its_first_record_says_where_it_is(tmp_path: Path) -> None:
-    """On loopback nothing would set it right later."""
+    """On loopback nothing would correct the record later."""
     local = Local(settings_of(tmp_path, device="cpu"), DashboardHost())
     local.world = SimpleNamespace(  # type: ignore[assignment]
         measure_device=lambda *_: device(), stage_runner=lambda *_: None
@@ -164,7 +166,7 @@ def test_a_founder_prints_the_line_for_others(capsys: pytest.CaptureFixture[str]
 
 
 def test_who_invites_others_gets_its_line(tmp_path: Path) -> None:
-    """`p2p-dtfm invite` ended with a traceback in the log of the daemon, and no line."""
+    """`p2p-dtfm invite` gave no line, and left a traceback in the daemon's log."""
     local = Local(settings_of(tmp_path), DashboardHost())
     network: Any = SimpleNamespace(
         me=SimpleNamespace(peer_id="me"), host=SlowHost(), guest_book=None

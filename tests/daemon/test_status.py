@@ -55,7 +55,7 @@ def test_a_file_that_comes_changes_no_state_and_is_told_while_somebody_waits_for
 
 
 def test_files_that_come_at_once_are_one_task() -> None:
-    """Each of them began the estimate anew: "about 0 s left", for as long as several came."""
+    """Each file began the estimate anew: "about 0 s left", for as long as several came."""
     now_s = 0.0
     status = Status(clock_s=lambda: now_s)
     status.say(State.SYNCING, "3 of 6 layers to fetch")
@@ -81,7 +81,7 @@ def test_files_that_come_at_once_are_one_task() -> None:
 
 
 def test_what_was_there_before_says_nothing_of_how_long_the_rest_takes() -> None:
-    """A download that goes on where it was broken off: "about 0 s left" at first."""
+    """A download that continued said "about 0 s left" at first."""
     now_s = 0.0
     status = Status(clock_s=lambda: now_s)
     status.receives("states 1a", 900, 1000)

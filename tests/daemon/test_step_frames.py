@@ -18,7 +18,7 @@ from p2p_dtfm.net.streams.frames import FrameKind
 
 @pytest.mark.parametrize("error", [Unreachable("b", "gone"), ValueError("a bug")])
 def test_a_tensor_that_is_not_sent_is_told_of_whatever_the_cause(error: Exception) -> None:
-    """The others would wait for it, and take its sender for who stands still."""
+    """The others would wait for the tensor, and take its sender for a peer that stands still."""
 
     async def scenario() -> None:
         async def send(*frame: Any) -> None:
@@ -37,7 +37,7 @@ def test_a_tensor_that_is_not_sent_is_told_of_whatever_the_cause(error: Exceptio
 
 
 class Ahead:
-    """A boundary, behind which is a line on which nothing moves."""
+    """A boundary with a line behind it on which nothing moves."""
 
     def __init__(self, frames: StepFrames, count: int) -> None:
         self.held_out, self.made, self._frames = range(count), 0, frames
@@ -55,7 +55,7 @@ class Ahead:
 
 
 class Evaluated(Microbatches):
-    """Of a first stage that computes at once."""
+    """The microbatches of a first stage that computes at once."""
 
     def __init__(self, count: int, in_flight: int) -> None:
         self.line = asyncio.Semaphore(0)
@@ -78,7 +78,7 @@ class Evaluated(Microbatches):
 
 
 def test_held_out_tensors_are_made_no_faster_than_they_leave() -> None:
-    """All of an evaluation waited in memory for a thin line: of GPT-3 XL a gigabyte."""
+    """All tensors of an evaluation waited in memory for a thin line: a gigabyte for GPT-3 XL."""
 
     async def scenario() -> None:
         first = Evaluated(count=20, in_flight=3)

@@ -45,7 +45,8 @@ class Outlet(QuietOutlet):
 
 
 def test_a_step_is_not_begun_in_a_view_that_is_over(tmp_path: Path) -> None:
-    """No computation is under way that could be stopped, and the old view's would never end."""
+    """No computation is under way that could be stopped, and the old view's computation would never
+    end."""
     torch.set_num_threads(1)
     tools = trainer_tools(tmp_path)
 
@@ -71,7 +72,7 @@ def test_a_step_is_not_begun_in_a_view_that_is_over(tmp_path: Path) -> None:
 def test_who_has_left_brings_nothing_for_a_view_that_is_agreed_on_meanwhile(
     tmp_path: Path,
 ) -> None:
-    """It was in an attempt as it left; what it began to bring then was ended by nobody."""
+    """The peer was in an attempt as it left. Nothing ended the fetches that it began then."""
     tools = trainer_tools(tmp_path)
 
     async def run() -> None:
@@ -88,7 +89,7 @@ def test_who_has_left_brings_nothing_for_a_view_that_is_agreed_on_meanwhile(
 
 
 class Alone(QuietOutlet):
-    """Of the only stage-holder; the others have not said yet that they are active."""
+    """The outlet of the only stage-holder. The others have not said yet that they are active."""
 
     def __init__(self) -> None:
         self.prepared = asyncio.Event()
@@ -102,8 +103,8 @@ class Alone(QuietOutlet):
 
 
 def test_a_step_that_waited_for_active_alone_commits_when_it_comes(tmp_path: Path) -> None:
-    """Nobody else says Prepared, and so nothing else would make it look again: a view in which one
-    peer had all layers stood still until the others threw it out."""
+    """No other member says Prepared, so nothing else would make the loop look again. A view in
+    which one peer had all layers stood still until the others threw it out."""
     torch.set_num_threads(1)
     tools = trainer_tools(tmp_path)
 
@@ -135,13 +136,13 @@ def test_a_step_that_waited_for_active_alone_commits_when_it_comes(tmp_path: Pat
 
 
 def with_two_copies(number: int) -> View:
-    """Of each layer."""
+    """A view with two copies of each layer."""
     view = view_of(number, 2)
     return View(view.snapshot, even_plan([name_of(0), name_of(1)], (1, 1), SPEC))
 
 
 def test_who_has_no_stage_any_more_forgets_what_it_owed(tmp_path: Path) -> None:
-    """It had kept it, and used it months later, when it got a stage again."""
+    """The peer had kept what it owed, and used it months later, when it got a stage again."""
     tools = trainer_tools(tmp_path)
 
     async def run() -> None:
@@ -178,8 +179,8 @@ class NotAllIn(QuietOutlet):
 def test_what_a_newcomer_has_got_is_no_copy_before_it_says_that_it_is_in_the_view(
     tmp_path: Path,
 ) -> None:
-    """If the others died then, it could not show what its states are, and began anew with them
-    (seed 500683)."""
+    """If the others died then, the newcomer could not show what its states are, and began anew with
+    them (seed 500683)."""
 
     async def run() -> None:
         outlet = NotAllIn()
@@ -197,7 +198,7 @@ def test_what_a_newcomer_has_got_is_no_copy_before_it_says_that_it_is_in_the_vie
 
 
 def test_who_stood_still_gets_on_in_another_view(tmp_path: Path) -> None:
-    """Told to leave it would have left in the middle of a step that works there."""
+    """Told to leave, it would have left in the middle of a step that works there."""
 
     async def run() -> None:
         trainer = Trainer(trainer_tools(tmp_path), QuietOutlet())
@@ -210,8 +211,8 @@ def test_who_stood_still_gets_on_in_another_view(tmp_path: Path) -> None:
 
 
 def test_nobody_is_waited_for_in_a_view_that_has_failed(tmp_path: Path) -> None:
-    """`status` said for whom, though that one was gone: until the next commit, and where no plan
-    followed for good."""
+    """`status` named the awaited peer, though that peer was gone. It did so until the next commit,
+    and for good where no plan followed."""
 
     async def run() -> None:
         tools = trainer_tools(tmp_path)
@@ -234,8 +235,8 @@ class NotTaken(QuietOutlet):
 
 
 def test_a_step_is_safe_once_somebody_else_could_show_it(tmp_path: Path) -> None:
-    """Who had all Prepared of a step, and was the only one to have its own, died: the others made
-    it once more, and it had been told to be safe (seed 900016)."""
+    """One peer had all Prepared of a step, and nobody else had its own; it died. The others made
+    the step once more, which had been told to be safe (seed 900016)."""
 
     async def run() -> None:
         outlet = NotTaken()
@@ -251,8 +252,8 @@ def test_a_step_is_safe_once_somebody_else_could_show_it(tmp_path: Path) -> None
 def test_what_was_safe_before_all_others_died_is_so_no_more_as_soon_as_another_comes(
     tmp_path: Path,
 ) -> None:
-    """Nobody had asked while it was alone, so that what it then told was of the view before
-    (seed 500027)."""
+    """Nobody had asked while the peer was alone, so its first word was of the view before (seed
+    500027)."""
 
     async def run() -> None:
         outlet = NotAllIn()

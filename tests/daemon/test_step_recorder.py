@@ -1,4 +1,4 @@
-"""What a peer did in its last steps, and how others' answers are put on one clock."""
+"""A peer's work in its last steps, and how others' answers are put on one clock."""
 
 import asyncio
 from types import SimpleNamespace
@@ -101,7 +101,7 @@ def test_a_timeline_begins_with_its_first_span_and_names_the_silent() -> None:
 
 @pytest.mark.parametrize("me", ["me", ""])
 def test_who_tells_of_another_hour_does_not_flatten_the_others(me: str) -> None:
-    """Within a day of now all was believed: one liar in a pipeline made a line of all bars."""
+    """Any time within a day of now was believed: one liar in a pipeline made a line of all bars."""
     second, hour = 10**9, 3600 * 10**9
     mine = PeerTrace("me", 0, {7: (Span("forward", 0, hour, hour + second),)})
     late = PeerTrace("late", 0, {7: (Span("commit", 0, hour, hour + 8 * second),)})
@@ -117,8 +117,8 @@ def test_who_tells_of_another_hour_does_not_flatten_the_others(me: str) -> None:
     [Span("wait", 0, 0, 0), Span("wait", 0, 0, 9 * HOUR_NS), Span("wait", 0, HOUR_NS, HOUR_NS)],
 )
 def test_of_two_that_contradict_each_other_neither_is_shown(liar: Span) -> None:
-    """A spare watched a pipeline of two: whose times were the earlier ones was believed alone, and
-    one with no length at all had the page of it never end drawing its axis."""
+    """A spare watched a pipeline of two. The member with the earlier times was believed alone, and
+    one span without any length kept the page drawing its axis for ever."""
     honest = PeerTrace("honest", 0, {7: (Span("forward", 0, HOUR_NS, HOUR_NS + 60 * 10**9),)})
     timeline = timeline_of(7, [honest, PeerTrace("liar", 0, {7: (liar,)})], [])
     assert timeline.step is None and timeline.missing == ("honest", "liar")
@@ -151,8 +151,8 @@ def test_times_of_another_age_are_refused(span: Span) -> None:
 def test_whose_clock_or_answer_cannot_be_is_not_shown(
     offset_ns: int, count: int, is_shown: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a clock put all others so far off that the page's state had no bytes; and of an answer
-    of as many steps as there is room for a dictionary was made."""
+    """Such a clock moved all others so far that the page's state could not be encoded. A dictionary
+    was made of an answer with as many steps as there is room for."""
 
     async def read_clock(host: object, peer_id: str, deadline_s: float) -> ClockReading:
         return ClockReading(offset_ns, 10)

@@ -1,4 +1,4 @@
-"""What a peer tells of what it lacks, where that is more than is told."""
+"""What a peer tells of what it lacks, where it lacks more than it tells."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -45,8 +45,8 @@ def waits_of(keys: list[FrameKey], plan: Plan = REPLICAS, gave_to: str = "") -> 
 
 
 def test_whose_part_is_lacked_is_told_before_whose_sums() -> None:
-    """One of many replicas hangs before its part: all lack the sums of all, and of those who wait
-    for a part nobody is in the way but that one."""
+    """One of many replicas hangs before its part, so all lack the sums of all. Of those that wait
+    for a part, only that replica is in the way."""
     sums = [FrameKey(3, FrameKind.GRADIENT_SUM, 0, n, f"a-{n:02}") for n in range(30)]
     hangs = FrameKey(3, FrameKind.GRADIENT_PART, 0, 7, "z")
     work = waits_of([*sums, hangs]).work(())
@@ -55,8 +55,8 @@ def test_whose_part_is_lacked_is_told_before_whose_sums() -> None:
 
 
 def test_of_a_part_that_others_add_up_nobody_is_owed_more_than_an_answer() -> None:
-    """Whoever computes a work again is shown it as soon as it asks: who says for long that it lacks
-    it, and has fetched nothing here, has not asked."""
+    """A peer that computes a work again is shown the part as soon as it asks. A peer that says for
+    long that it lacks the part, and has fetched nothing here, has not asked."""
     others, mine = Lack("me", Kind.PART, 0, 1), Lack("me", Kind.PART, 0, 2)
     assert waits_of([]).has_given("z", others)
     assert not waits_of([], gave_to="z").has_given("z", others), "it may be on its way"

@@ -1,4 +1,4 @@
-"""A swarm as an onlooker sees it: what members publish, and what strangers say beside them."""
+"""A swarm as an onlooker sees it: the records of members, and those of strangers beside them."""
 
 import json
 
@@ -38,7 +38,7 @@ def test_the_plan_that_members_are_in() -> None:
 
 
 def test_who_says_that_it_holds_more_layers_than_there_are_holds_none() -> None:
-    """`peers` and `plan` made a list of them all, and took whatever memory there was."""
+    """`peers` and `plan` made a list of all those layers, and took whatever memory there was."""
     for place in (part(0, MOST), part(0, 7), part(MOST, 3), part(0, MOST, view=MOST)):
         shown = seen(**MEMBERS, evil=place)
         assert shown["plan"] == seen(**MEMBERS)["plan"]

@@ -1,4 +1,4 @@
-"""No member computes with more threads than the others would compute with to audit it."""
+"""No member computes with more threads than its auditors would use."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Faults of others are told, and nobody fills a disk by making them."""
+"""Faults of others are told, and no peer fills a disk by making them."""
 
 import logging
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ def _told(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_who_makes_one_fault_after_the_other_is_told_of_now_and_then(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A former member may open eighty lanes a second, each for a frame that cannot be."""
+    """A former member may open eighty lanes a second, each for a frame that is impossible."""
     at_s, ended = [0.0], []
     monkeypatch.setattr(network, "now", SimpleNamespace(monotonic_s=lambda: at_s[0]))
     inside = SimpleNamespace(stream_lost=ended.append)
@@ -46,7 +46,7 @@ def test_who_makes_one_fault_after_the_other_is_told_of_now_and_then(
 def test_who_refuses_each_time_for_another_reason_is_told_of_now_and_then(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reason is its own word, and it is told something several times a second."""
+    """The other peer words the reason, and is told something several times a second."""
     at_s = [0.0]
     monkeypatch.setattr(messenger, "now", SimpleNamespace(monotonic_s=lambda: at_s[0]))
     part: Any = SimpleNamespace(_refusals={})
@@ -68,8 +68,8 @@ def test_who_refuses_each_time_for_another_reason_is_told_of_now_and_then(
 def test_who_does_not_understand_where_others_stand_is_told_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Two that had begun apart, of unlike versions, were silent about each other: what is told to
-    outsiders is mostly refused since they have just begun."""
+    """Two swarms that had begun apart, of unlike versions, were silent about each other. Outsiders
+    mostly refuse such messages because they have just begun."""
     part: Any = SimpleNamespace(_refusals={})
     sender = Member("somebody", 1)
     agreed = Certificate(ViewId(3, "ab" * 32), "", (sender,), ())

@@ -1,4 +1,4 @@
-"""A committed step is told once by a home, though its daemon ends and starts again."""
+"""A home tells a committed step once, though its daemon ends and starts again."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def outcome(step: int) -> StepOutcome:
 
 
 def a_life(home: Path, first_step: int, told: list[int]) -> RunHistory:
-    """Of a daemon whose first view begins at that step."""
+    """The life of a daemon whose first view begins at that step."""
     events = EventLog(home / FILE_NAME)
     history = RunHistory(run_spec(), Status())
     history.told_before(events.last_step())
@@ -42,7 +42,7 @@ def test_who_comes_back_and_rolls_a_step_forward_does_not_tell_it_again(tmp_path
 
 
 def test_the_state_writes_a_step_as_the_bar_below_it_does(tmp_path: Path) -> None:
-    """It said "step 1234 of 6000" above a bar that said "step 1,234 of 6,000"."""
+    """The state said "step 1234 of 6000" above a bar that said "step 1,234 of 6,000"."""
     spec = run_spec().model_copy(update={"total_steps": 6000})
     status = Status(State.TRAINING)
     history = RunHistory(spec, status)
@@ -73,7 +73,7 @@ def test_a_damaged_history_tells_of_nothing(tmp_path: Path, text: str) -> None:
 
 
 def test_of_steps_that_are_lost_no_loss_is_told() -> None:
-    """All had lost what they had come to: it told of the last loss beside "step 0"."""
+    """All members had lost all their steps: the daemon told the last loss beside "step 0"."""
     status = Status()
     history = RunHistory(run_spec(), status)
     history.goes_on_from(0)

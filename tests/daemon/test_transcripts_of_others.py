@@ -1,4 +1,4 @@
-"""Pieces of a transcript for other members, and members that give what is none."""
+"""Pieces of a transcript for other members, and members that give something else."""
 
 import asyncio
 import base64
@@ -70,7 +70,7 @@ def test_who_keeps_none_gives_none_though_it_did_once(tmp_path: Path) -> None:
 
 
 class Member:
-    """As a messenger to members that all answer alike."""
+    """A messenger to members that all answer alike."""
 
     def __init__(self, answer: TranscriptPiece | bytes | Exception) -> None:
         self.answer = answer
@@ -135,7 +135,7 @@ def test_who_was_there_from_the_beginning_asks_nobody(
 
 
 def test_a_line_without_an_end_is_given_up_before_it_fills_the_memory() -> None:
-    """Of 64 MiB, which a member may give, 665 MB were made, and nothing else ran for a second."""
+    """A member may give 64 MiB. Of these 665 MB were made, and nothing else ran for a second."""
     reader, statements = EarlierSteps(verify, SPEC), (LINE_LIMIT_BYTES // 4) // 7
     empty = encode(Signed("", "", b"", b""))
     head = encode([Committed(())])[:-1] + b"\xdd" + statements.to_bytes(4, "big")
@@ -155,7 +155,8 @@ def test_a_line_without_an_end_is_given_up_before_it_fills_the_memory() -> None:
 
 
 def forged_transcript(token_count: int) -> bytes:
-    """Of two who have the keys of both members: their first step counts so many tokens each."""
+    """A transcript by a forger with the keys of both members. Their first step counts so many
+    tokens each."""
     founders = [identity_of_seed(bytes([number]) * 32) for number in (1, 2)]
     founders.sort(key=lambda it: it.peer_id)
     half = SPEC.microbatches_per_step // 2
@@ -189,8 +190,8 @@ def forged_transcript(token_count: int) -> bytes:
 
 
 def test_a_transcript_that_counts_more_tokens_than_there_are_numbers_is_not_true() -> None:
-    """What is left of a step that failed may count any part of its tokens, so a transcript's first
-    one was not looked at. The sum of two had no bytes: the daemon that had asked for it ended."""
+    """The rest of a failed step may count any part of its tokens, so a transcript's first step was
+    not checked. The sum of two such counts had no bytes: the daemon that had asked for it ended."""
     reader = EarlierSteps(verify, SPEC)
     reader.take(forged_transcript(64))
     assert [step.step for step in reader.led.values()] == [0]
@@ -199,7 +200,7 @@ def test_a_transcript_that_counts_more_tokens_than_there_are_numbers_is_not_true
 
 
 class _FullNow(disk.MachineDisk):
-    """Takes half of a line while `is_full`."""
+    """A disk that takes half of a line while `is_full`."""
 
     is_full = False
 
@@ -211,8 +212,8 @@ class _FullNow(disk.MachineDisk):
 
 
 def test_a_disk_that_was_full_for_a_moment_costs_no_view(tmp_path: Path) -> None:
-    """The rest of the view was lost with its line, and the line after that one, as it began within
-    what was written of it."""
+    """The rest of the view was lost with its line. So was the next line, as it began within what
+    was written of that one."""
     machine, path = _FullNow(), tmp_path / FILE_NAME
     began, taken, *steps = map(entry_of, forged_transcript(64).splitlines())
     assert isinstance(taken, TookOver) and isinstance(steps[0], Committed)
@@ -251,8 +252,8 @@ def test_what_an_earlier_version_has_written_is_put_aside_and_nothing_added_to_i
 def test_of_a_run_with_audits_what_was_written_before_claims_told_of_norms_is_not_read(
     tmp_path: Path,
 ) -> None:
-    """It was read as if its signers had left out what was due, and these were named for it. Of
-    other runs nothing has changed."""
+    """The transcript was read as if its signers had left out what was due, and these were blamed
+    for it. For other runs nothing has changed."""
     audited = run_spec(audit={"rate": 0.5})
     path = tmp_path / FILE_NAME
     path.write_text(line_of(Began(FORMAT, audited.canonical_bytes())) + "\n")
@@ -267,7 +268,7 @@ def test_of_a_run_with_audits_what_was_written_before_claims_told_of_norms_is_no
 
 
 def test_what_a_power_cut_left_of_the_first_line_is_put_aside(tmp_path: Path) -> None:
-    """All that came after it, for as long as the run lasted, was true to nobody."""
+    """Nobody took for true what came after it, for as long as the run lasted."""
     path = tmp_path / FILE_NAME
     path.write_bytes(forged_transcript(64)[:60])
     Transcript(path, SPEC, 1 << 20)
@@ -281,7 +282,7 @@ def test_what_a_power_cut_left_of_the_first_line_is_put_aside(tmp_path: Path) ->
 def test_what_a_full_disk_did_not_take_is_written_before_what_rests_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The beginning was lost, or the view: nobody, its own user included, took for true what came
+    """The beginning was lost, or the view. Nobody, its own user included, took for true what came
     once there was room again."""
     _, took_over, committed = (entry_of(line) for line in forged_transcript(64).splitlines())
     assert isinstance(took_over, TookOver) and isinstance(committed, Committed)
@@ -347,8 +348,8 @@ def test_a_disk_that_stays_full_costs_no_more_memory_than_so_much(
 
 
 def test_a_step_that_others_had_committed_is_written_before_the_next_view(tmp_path: Path) -> None:
-    """Who had not when a member failed never had it: a stranger could not tell that from a step
-    that was left out, since any model could be put in there."""
+    """A peer that had not committed the step when a member failed never wrote it. A stranger could
+    not tell that from a step that was left out, and any model could be put in there."""
     began, taken, step = map(entry_of, forged_transcript(64).splitlines())
     assert isinstance(taken, TookOver) and isinstance(step, Committed)
     view = View(taken.snapshot, taken.plan, taken.certificate)

@@ -1,4 +1,4 @@
-"""Two daemons of one identity on two machines: locks do not tell, and the directory does."""
+"""Two daemons of one identity on two machines: locks cannot show that, and the directory does."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def test_the_newer_one_others_and_a_predecessors_last_word_end_nobody() -> None:
 
 
 def test_what_a_clock_that_was_ahead_has_left_ends_nobody_unless_it_goes_on() -> None:
-    """A home was put back as it was before a life that had its clock ahead (seed 502294)."""
+    """A home was restored from before a life whose clock was ahead (seed 502294)."""
     twin, ahead = Twin(IDENTITY), presence(6, BEGAN_S + 3600)
     for later_s in (0, 20, 40):
         twin.require_none([ahead], ME, BEGAN_S, BEGAN_S + later_s)

@@ -1,4 +1,4 @@
-"""Limits and ports are typed at each start: who leaves out what was typed before is told."""
+"""Limits and ports are typed at each start. A user who leaves out what was typed before is told."""
 
 import asyncio
 from pathlib import Path
@@ -35,12 +35,13 @@ def began(home: Path, **typed: object) -> Settings:
 
 
 def told(home: Path, **typed: object) -> str:
-    """As the next start begins."""
+    """The message as the next start begins."""
     return left_out(Settings(home=home, **typed))
 
 
 def test_who_comes_back_without_a_word_is_told_what_was_typed_before(tmp_path: Path) -> None:
-    """It took half of the cores, nearly all memory and the whole line, all day, on another port."""
+    """The daemon took half of the cores, nearly all memory and the whole line, all day, on another
+    port."""
     began(tmp_path, **LIMITS)
     assert (
         "--name 'Ada of B' --listen /ip4/0.0.0.0/tcp/31330 --listen /ip6/::/tcp/31330 --threads 1 "
@@ -57,7 +58,7 @@ def test_who_comes_back_without_a_word_is_told_what_was_typed_before(tmp_path: P
 
 
 def test_who_types_the_opposite_has_left_out_nothing(tmp_path: Path) -> None:
-    """It was told that it had, and at each start from then on."""
+    """The user was told to have left something out, at that start and at each later one."""
     began(tmp_path, threads=2, relay=False)
     assert not told(tmp_path, threads=0, relay=True)
     assert "with --no-relay before" in told(tmp_path, threads=0)
@@ -66,7 +67,7 @@ def test_who_types_the_opposite_has_left_out_nothing(tmp_path: Path) -> None:
 
 
 def test_who_types_only_what_is_usual_takes_that_back_and_nothing_else(tmp_path: Path) -> None:
-    """It was warned once, and the next bare start took the machine all day without a word."""
+    """The user was warned once, and the next bare start took the machine all day without a word."""
     began(tmp_path, threads=2, hours="22-07", relay=False)
     began(tmp_path, relay=True)
     assert "with --threads 2 --hours 22-07 before" in told(tmp_path)

@@ -24,7 +24,7 @@ from p2p_dtfm.net.errors import NO_ANSWER
 TICK_NS = SECOND_NS // 10
 SLOW, OTHER = "slow", "other"
 HEARD_NS = 20 * SECOND_NS
-"""When the slow one was last heard."""
+"""When the slow member was last heard."""
 UNANSWERED = f"{NO_ANSWER} {DEADLINE_S:g} s"
 BROKEN = "stream reset"
 RELAY = "/ip4/192.0.2.1/tcp/1/p2p/12D3KooWJw6Lokk2uzgHtz2k3cu6BTJN2HQVJAioayC8K1TgrZiY"
@@ -43,7 +43,7 @@ REFUSED = "error:dial to 12D3: * [/ip4/192.0.2.7/tcp/1] dial tcp 192.0.2.7:1: co
 
 
 class Watching:
-    """A member of a swarm of three, in virtual time; the others speak twice a second."""
+    """A member of a swarm of three, in virtual time. The others speak twice a second."""
 
     def __init__(self, timing: LivenessTiming, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = 0
@@ -53,7 +53,7 @@ class Watching:
         monkeypatch.setattr(network, "now", SimpleNamespace(monotonic_ns=lambda: self.now_ns))
 
     def fails(self, cause: str) -> None:
-        """A call to the slow one."""
+        """A call to the slow member fails."""
         ways = {SLOW: self.way} if self.way else {}
         part: Any = SimpleNamespace(
             liveness=self.liveness,
@@ -65,8 +65,8 @@ class Watching:
         Network.on_broken(part, SLOW, cause)
 
     def noticed_s(self, cause: str, after_s: float, heard_again_s: float | None = None) -> float:
-        """After so long a silence of the slow one it is suspected, where a call failed `after_s`;
-        infinite if it is not within 12 s, as it should if it speaks on."""
+        """After how long a silence the slow member is suspected, where a call failed `after_s`.
+        Infinite if it is not suspected within 12 s, as is right if it speaks on."""
         failed_ns = HEARD_NS + int(after_s * SECOND_NS)
         again_ns = None if heard_again_s is None else HEARD_NS + int(heard_again_s * SECOND_NS)
         for self.now_ns in range(0, HEARD_NS + 12 * SECOND_NS, TICK_NS):
@@ -112,7 +112,8 @@ class TestOfThree:
     def test_a_process_that_is_killed_is_noticed_at_once(
         self, timing: LivenessTiming, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Its streams break, and nobody listens: both are said, and no deadline is waited for."""
+        """The process's streams break, and nobody listens there. Both are told, and no deadline is
+        waited for."""
         assert Watching(timing, monkeypatch).noticed_s(REFUSED, 0.1) < 0.8
 
     @pytest.mark.parametrize("is_seen", [True, False], ids=["way seen", "way not seen yet"])
@@ -136,7 +137,7 @@ class TestOfThree:
 
 
 class Told:
-    """What a participant says of frames that were lost."""
+    """A participant's words about frames that were lost."""
 
     def __init__(self) -> None:
         self.suspected: list[str] = []
@@ -167,7 +168,7 @@ class Told:
 
 
 def test_all_lanes_that_break_at_once_are_one_trouble_and_no_accusation() -> None:
-    """Of a relay's death each frame under way over it is told, and each lane by itself."""
+    """After a relay's death each frame under way over it is reported, and each lane by itself."""
     told = Told()
     for _ in range(4):
         told.loses()

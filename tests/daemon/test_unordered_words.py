@@ -1,5 +1,5 @@
-"""Each call goes its own way: what was told first may come last, or twice, and so late that who
-hears it is further than it says."""
+"""Each call goes its own way. What was told first may come last, or twice, or so late that the
+hearer is further than it says."""
 
 import asyncio
 from pathlib import Path
@@ -32,9 +32,9 @@ def versions(states: dict[int, LayerState]) -> set[int]:
 def test_who_takes_over_before_its_last_step_commits_here_moves_on_what_it_guards(
     tmp_path: Path,
 ) -> None:
-    """Without a stage a view may be taken over by the others' word alone that they are in it. What
-    was held back until the step is committed here waited for something else to come: three
-    seconds, and then all layers were asked for anew, while steps waited for their guardian."""
+    """Without a stage, the others' word alone may show that a view has taken over. What was held
+    back until the step commits here waited for something else to come. After three seconds all
+    layers were asked for anew, while steps waited for their guardian."""
     line = Line()
     tools = trainer_tools(tmp_path, ME, line)
     view, plan = guarded(1, 7)
@@ -69,8 +69,8 @@ def test_who_takes_over_before_its_last_step_commits_here_moves_on_what_it_guard
 
 
 def test_an_offer_that_is_told_twice_takes_nothing_back(tmp_path: Path) -> None:
-    """Its answer was lost, so it was told again some seconds later: what steps had moved on since
-    was the old state again, though its holder had receipts for all of them."""
+    """The offer's answer was lost, so it was told again some seconds later. What steps had moved on
+    since was the old state again, though its holder had receipts for all of them."""
     blobs: Any = Blobs()
     line, state = Line(), TrainerState()
     tools = trainer_tools(tmp_path, ME, line, blobs)
@@ -112,8 +112,9 @@ def test_an_offer_that_is_told_twice_takes_nothing_back(tmp_path: Path) -> None:
 
 
 def test_a_state_that_comes_slowly_takes_back_no_step_of_one_that_is_here(tmp_path: Path) -> None:
-    """A stream broke, so all layers were asked for anew; over a thin line they came when gradients
-    had moved on what was here. It was the old state again, and the steps since were gone."""
+    """A stream broke, so all layers were asked for anew. Over a thin line they came when gradients
+    had already moved on the states here. The old state took their place, and the steps since were
+    gone."""
     blobs: Any = Blobs()
     line, state = Line(), TrainerState()
     tools = trainer_tools(tmp_path, ME, line, blobs)

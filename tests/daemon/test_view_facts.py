@@ -27,7 +27,7 @@ SPEC = run_spec()
 def planned(
     count: int, stages: int, spares: int = 0, spec: RunSpec = SPEC, link: Link = LAN
 ) -> View:
-    """Pipelines of `stages` equal peers, and spares after them."""
+    """Pipelines of `stages` equal peers, with spares after them."""
     work = workload_of(spec)
     work = msgspec.structs.replace(work, microbatch_count=max(count, work.microbatch_count))
     shot = snapshot([Peer() for _ in range(count + spares)], work, link=link)
@@ -53,7 +53,7 @@ def test_every_member_has_its_place() -> None:
 
 
 def test_who_stands_in_is_shown_in_both_pipelines() -> None:
-    """Peers 0 and 1, 2 and 3; then 1 has gone, and 3 has the work of both."""
+    """Peers 0 and 1 are a pipeline, and 2 and 3. Then 1 has gone, and 3 has the work of both."""
     view = planned(4, stages=2)
     assert isinstance(view.plan, Plan)
     first, second = view.plan.pipelines
@@ -73,7 +73,8 @@ def test_who_stands_in_is_shown_in_both_pipelines() -> None:
 
 
 def test_flows_are_activations_and_gradients() -> None:
-    """Reduction of a segment among n holders moves 2 (n-1)/n of its bytes out of each of them."""
+    """The reduction of a segment among n holders moves 2 (n-1)/n of its bytes out of each
+    holder."""
     view = planned(3, stages=1)
     state = view_state(view, SPEC, name_of(0), from_step=0)
     work = view.snapshot.workload
@@ -100,8 +101,8 @@ def test_flows_are_activations_and_gradients() -> None:
 
 
 def test_flows_count_bytes_as_their_codecs_send_them() -> None:
-    """Eight bits on the boundary instead of 32, with a scale for each 128 values; one gradient in
-    a hundred, of which a part is kept."""
+    """Eight bits on the boundary instead of 32, with a scale for each 128 values. One gradient in a
+    hundred is sent, of which a part is kept."""
     slow = Link(round_trip_ns=200_000, bytes_per_s=100_000)
     plain = view_state(planned(4, stages=2, link=slow), SPEC, name_of(0), from_step=0)
     codecs = {"activations": ("int8",), "gradients": ("bf16",), "reduction": "sparse"}
@@ -134,7 +135,8 @@ def test_shares_of_all_peers_add_up_to_the_step() -> None:
 
 
 def test_of_very_many_flows_between_others_there_are_those_of_pipelines_alone() -> None:
-    """Of 400 replicas there were 80,000, ten megabytes at each view, of which no page drew one."""
+    """With 400 replicas there were 80,000 flows, ten megabytes at each view, and no page drew one
+    of them."""
     few = view_state(planned(17, stages=1), SPEC, name_of(0), from_step=0)
     assert len(few.flows) == 17 * 16 // 2 and not few.are_flows_left_out
     many = view_state(planned(20, stages=1), SPEC, name_of(3), from_step=0)
@@ -158,7 +160,7 @@ def test_a_spare_guards_what_others_hold_alone() -> None:
 
 
 def test_a_spare_is_told_why_it_is_one() -> None:
-    """The page said of each for which no other plan is told that its memory is too small."""
+    """The page said that a spare's memory is too small wherever no other plan was told."""
     view = planned(4, stages=2, spares=1)
     shot, me = view.snapshot, name_of(4)
     assert isinstance(view.plan, Plan)
@@ -193,7 +195,7 @@ def test_a_spare_is_told_why_it_is_one() -> None:
 def test_what_others_would_do_without_a_member_is_not_worked_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody shows it, and of 400 members it took each of them seconds, at each view."""
+    """Nobody shows it, and with 400 members it took each of them seconds, at each view."""
     monkeypatch.setattr(view_facts, "explain_peer", None)
     part = view_state(planned(4, stages=2), SPEC, name_of(0), from_step=0).part
     assert part is not None and part.role.startswith("pipeline 1 of 2, stage 1 of 2: layers 0-")

@@ -53,8 +53,8 @@ def test_a_file_from_before_there_were_bars_is_read(tmp_path: Path) -> None:
 
 
 def test_a_run_in_between_has_nobody_forgiven_and_nothing_forgotten(tmp_path: Path) -> None:
-    """A home kept the last run's alone: after a day in another one it had forgiven who was barred,
-    and who it had trained with were strangers."""
+    """A home kept the last run's history alone. After a day in another run it had forgiven who was
+    barred, and its former fellows were strangers."""
     bars = (Bar(VIEWS[1].view, 7, "b", 1, 407, "works otherwise"),)
     for run, views, convicted in (("run", VIEWS, bars), ("another", VIEWS[:1], ())):
         history = ViewHistory(tmp_path, run)
@@ -66,7 +66,7 @@ def test_a_run_in_between_has_nobody_forgiven_and_nothing_forgotten(tmp_path: Pa
 
 
 def test_a_write_that_comes_late_does_not_bring_back_what_was_before(tmp_path: Path) -> None:
-    """Two views are taken over one after the other; the thread of the first one runs last."""
+    """Two views are taken over one after the other, and the thread of the first one runs last."""
     history = ViewHistory(tmp_path, "run")
     history.keep(VIEWS[:2])
     late = history.write
@@ -77,8 +77,8 @@ def test_a_write_that_comes_late_does_not_bring_back_what_was_before(tmp_path: P
 
 
 def test_what_is_written_outlives_a_power_cut(tmp_path: Path) -> None:
-    """The file was forced to the disk, and its name was not: whoever had been barred in the seconds
-    before all lost power was forgiven (seed 600020)."""
+    """The file was forced to the disk, and its name was not. Peers barred in the seconds before all
+    lost power were forgiven (seed 600020)."""
     turns: Any = SimpleNamespace(now_ns=0, job_ns=0, in_job=True)
     machine_disk = VirtualDisk(turns)
 

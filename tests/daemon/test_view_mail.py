@@ -1,4 +1,4 @@
-"""What comes for a view before this peer has taken it over waits until it is known what is due."""
+"""Frames for a view that this peer has not taken over wait until it is known what is due."""
 
 import asyncio
 import math
@@ -34,7 +34,7 @@ def view(planned: bool) -> View:
 
 
 def test_tensors_of_a_repeated_step_wait_for_what_is_kept_of_it() -> None:
-    """A faster peer sends before this one knows which microbatches its pipeline computes."""
+    """A faster peer sends before this peer knows which microbatches its pipeline computes."""
 
     async def run() -> None:
         mail, repeated = ViewMail(ME, SPEC, TrainerState()), view(planned=False)
@@ -84,7 +84,7 @@ def header_of(
 def test_what_is_large_of_a_view_that_nobody_knows_waits_before_memory_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever invents a view may say that its tensors are of any size: two parts held 128 MiB."""
+    """A peer that invents a view may claim any size for its tensors: two parts held 128 MiB."""
     monkeypatch.setattr(view_mail, "EARLY_WAIT_S", 0.1)
     small, large = view_mail.EARLY_LIMIT_BYTES, view_mail.EARLY_LIMIT_BYTES + 4
 
@@ -145,14 +145,16 @@ def test_no_lane_carries_more_than_the_run_has() -> None:
 
 
 def test_who_has_come_back_in_no_view_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an older disk it does not know in which views it was: the others are in them still."""
+    """With an older disk the peer does not know in which views it was; the others are in them
+    still."""
     monkeypatch.setattr(view_mail, "UNKNOWN_VIEW_WAIT_S", 0.05)
     mail = ViewMail(ME, SPEC, TrainerState())
     assert asyncio.run(mail.until_known(view(True).id, SENDER)) is False
 
 
 def test_what_was_due_in_a_former_life_is_nobodys_fault_once_a_later_view_has_taken_over() -> None:
-    """It lay in a neighbour's lane while this peer was away; dropped, it costs nobody a step."""
+    """The frame lay in a neighbour's lane while this peer was away. Once dropped, it costs nobody a
+    step."""
     state, later = TrainerState(), view_of(6, 2)
     mail = ViewMail(ME, SPEC, state)
     state.view = later
@@ -170,8 +172,8 @@ def test_what_was_due_in_a_former_life_is_nobodys_fault_once_a_later_view_has_ta
 
 
 def test_who_was_in_a_view_that_never_took_over_here_is_not_to_blame() -> None:
-    """All had said Ready to it, and one of these words was late at this peer alone. Before it came
-    somebody failed, and all went on in a later view: what the others had sent meanwhile lay in
+    """All had said Ready to the view, and one of these words was late at this peer alone. Before it
+    came a member failed, and all went on in a later view. What the others had sent meanwhile lay in
     their lanes, and each of them was cut off for it."""
     state, before, missed = TrainerState(), view_of(6, 2), ViewId(7, "missed")
     mail = ViewMail(ME, SPEC, state)

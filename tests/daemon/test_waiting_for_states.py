@@ -1,4 +1,4 @@
-"""Whoever waits goes on giving states to those that wait for them, and hears of what arrives."""
+"""A peer that waits goes on giving states to those that wait for them, and hears what arrives."""
 
 import asyncio
 import errno
@@ -102,7 +102,7 @@ def state_of(layer: int, version: int = STEP) -> LayerState:
 
 @pytest.fixture
 def play(tmp_path: Path) -> Callable[..., None]:
-    """Runs what it is given with the parts of a peer that is in the view, at its first step."""
+    """Run scenarios with the parts of a peer that is in the view, at its first step."""
 
     def run(scenario: Callable[[Parts], Awaitable[None]]) -> None:
         line, outlet = Line(), QuietOutlet()
@@ -130,7 +130,8 @@ def play(tmp_path: Path) -> Callable[..., None]:
 def test_who_waits_for_prepared_gives_states_to_who_must_still_prepare(
     play: Callable[..., None],
 ) -> None:
-    """After a failure all of this peer's part was kept, and who takes the lost place asks late."""
+    """After a failure all of this peer's part was kept, and the peer that takes the lost place asks
+    late."""
 
     async def scenario(parts: Parts) -> None:
         assert isinstance(VIEW.plan, Plan)
@@ -145,8 +146,8 @@ def test_who_waits_for_prepared_gives_states_to_who_must_still_prepare(
 def test_who_waits_for_the_others_claims_gives_states_to_who_must_still_claim(
     play: Callable[..., None],
 ) -> None:
-    """The last look at the model needs nothing of who takes its place: the others had waited for
-    its claims, and it for their word of what it has, until it was thrown out."""
+    """The last look at the model needs nothing of the peer that takes a place. The others waited
+    for its claims, and it for their states, until it was thrown out."""
 
     async def scenario(parts: Parts) -> None:
         parts.state.states[THEIRS[0]] = state_of(THEIRS[0])
@@ -159,7 +160,7 @@ def test_who_waits_for_the_others_claims_gives_states_to_who_must_still_claim(
 def test_who_was_given_states_before_a_commit_gets_the_gradients_of_that_step(
     play: Callable[..., None],
 ) -> None:
-    """All Prepared may be here by then: what follows waited for a step that nobody sent."""
+    """All Prepared may be here by then. The follower waited for a step that nobody sent."""
 
     async def scenario(parts: Parts) -> None:
         layer, state = THEIRS[0], parts.state
@@ -179,8 +180,8 @@ def test_who_was_given_states_before_a_commit_gets_the_gradients_of_that_step(
 def test_who_lost_its_place_before_its_layers_came_brings_those_of_the_next_view(
     play: Callable[..., None],
 ) -> None:
-    """A machine that slept as it was let in (virtual seed 990009): let in again, it waited for the
-    view that it was not in any more to settle, and the others for its states, again and again."""
+    """A machine slept as it was let in (virtual seed 990009). Let in again, it waited for the view
+    that it had lost to settle, and the others for its states, again and again."""
 
     async def scenario(parts: Parts) -> None:
         again = view_of(3, 2)
@@ -220,7 +221,8 @@ def test_who_waits_for_data_gives_states_meanwhile(play: Callable[..., None]) ->
 def test_data_that_are_fetched_no_more_say_nothing_of_the_next_view(
     play: Callable[..., None],
 ) -> None:
-    """It had said of itself there that nothing is on its way to it, while states were."""
+    """In the next view the peer said of itself that nothing is on its way to it, while states
+    were."""
 
     class Thin(QuietOutlet):
         async def fetch_shards(self, digests: set[str]) -> None:
@@ -242,7 +244,7 @@ def test_data_that_are_fetched_no_more_say_nothing_of_the_next_view(
 def test_who_lacks_data_that_nobody_gives_stands_still_until_they_come(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever waits for its step to end would wait for ever, be it to leave."""
+    """A task that waits for the step's end would wait for ever, even to leave."""
     monkeypatch.setattr(step_shards, "SHARD_RETRY_S", 0.01)
 
     class Nobody(QuietOutlet):
@@ -299,8 +301,8 @@ def test_a_shard_that_cannot_be_read_any_more_is_fetched_again_before_the_step(
 def test_a_shard_that_cannot_be_read_is_read_again_and_replaced_by_what_others_give(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that failed for a moment put data aside of which this was the only copy; one that
-    could only be read by then ended the daemon; and one that took nothing read it no more."""
+    """A disk that failed for a moment put data aside of which this was the only copy. One that
+    could only be read by then ended the daemon. One that took nothing read the data no more."""
     monkeypatch.setattr(step_shards, "SHARD_RETRY_S", 0.01)
 
     class OneDisk(QuietOutlet):
@@ -346,7 +348,7 @@ def test_a_shard_that_cannot_be_read_is_read_again_and_replaced_by_what_others_g
 
 
 async def gives_while(parts: Parts, waits: Coroutine[Any, Any, object]) -> None:
-    """Somebody follows then."""
+    """A peer follows during that wait."""
     waiting = asyncio.create_task(waits)
     await asyncio.sleep(0)
     parts.followers.receive(OTHER, FollowLayers(VIEW.id, 1, {THEIRS[0]: -1}, True))
@@ -462,7 +464,8 @@ def test_a_gradient_of_another_view_is_nobodys(play: Callable[..., None]) -> Non
 def test_where_the_holders_of_before_are_gone_those_of_the_view_are_asked(
     play: Callable[..., None],
 ) -> None:
-    """It asked who had left, again and again, beside a fellow that has the layer."""
+    """The peer asked a member that had left, again and again, beside a fellow that has the
+    layer."""
     gone = name_of(5)
     snapshot = msgspec.structs.replace(VIEW.snapshot, present=even_plan([gone], (1,), SPEC))
     view = View(snapshot, even_plan([ME, OTHER], (1, 1), SPEC))
@@ -487,7 +490,7 @@ def test_where_the_holders_of_before_are_gone_those_of_the_view_are_asked(
 def test_of_what_is_damaged_on_this_disk_the_others_are_told_that_it_is_not_here(
     play: Callable[..., None],
 ) -> None:
-    """As a power cut may leave it: the daemon ended, at each start, for as long as the others
+    """A power cut may damage the file. The daemon ended, at each start, for as long as the others
     counted on that file."""
 
     class Outlet(QuietOutlet):
@@ -520,8 +523,8 @@ def test_of_what_is_damaged_on_this_disk_the_others_are_told_that_it_is_not_here
 def test_what_one_view_makes_of_the_states_is_done_before_what_the_next_one_does(
     play: Callable[..., None],
 ) -> None:
-    """Two fail one after the other, while this peer still saves, or writes states for others: it
-    told the second view that it has what the first one was to make of its states."""
+    """Two views fail one after the other, while this peer still saves, or writes states for others.
+    It told the second view that it has what the first one was to make of its states."""
 
     async def scenario(parts: Parts) -> None:
         trainer, saved = Trainer(parts.tools, parts.outlet), STEP - 2
@@ -546,8 +549,8 @@ def test_what_one_view_makes_of_the_states_is_done_before_what_the_next_one_does
 def test_who_begins_another_life_puts_back_nothing_that_it_still_reads(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch, is_damaged: bool
 ) -> None:
-    """Large layers take many seconds: those of the life before stood over what it got in this one,
-    and a step that was to be rolled forward from there ended the daemon."""
+    """Large layers take many seconds. States of the life before overwrote those of this life, and a
+    step that was to be rolled forward from there ended the daemon."""
 
     async def scenario(parts: Parts) -> None:
         trainer, opens = Trainer(parts.tools, parts.outlet), asyncio.Event()
@@ -582,7 +585,8 @@ def test_who_begins_another_life_puts_back_nothing_that_it_still_reads(
 def test_of_a_step_that_fails_again_and_again_the_last_gradients_are_kept(
     play: Callable[..., None],
 ) -> None:
-    """Those of each view were, until a step committed: four bytes of each parameter in each."""
+    """The gradients of each view were kept until a step committed: four bytes of each parameter for
+    each view."""
     evidence, view = RecoveryEvidence(), [view_of(1, 2)]
     evidence.lineage.move_to(STEP, "aa")
 
@@ -613,7 +617,7 @@ def test_of_a_step_that_fails_again_and_again_the_last_gradients_are_kept(
 def test_who_waits_for_given_weights_looks_whether_its_view_is_over(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody may have them any more, and its next place may want none."""
+    """No member may have the weights any more, and the peer's next place may not need them."""
 
     async def scenario(parts: Parts) -> None:
         async def state(layer: int) -> LayerState:
@@ -635,8 +639,8 @@ def test_who_waits_for_given_weights_looks_whether_its_view_is_over(
 def test_a_view_may_be_over_before_all_states_are_written_with_which_a_step_begins(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of large ones, for who is about to come: the step went on as it was planned in that view,
-    with what the next one keeps of it."""
+    """A peer wrote large states for a member that was about to come. The step went on as planned in
+    that view, with what the next view keeps of it."""
 
     async def scenario(parts: Parts) -> None:
         async def offer_states() -> None:
@@ -660,7 +664,7 @@ def test_who_goes_with_an_unplanned_view_is_not_asked_for_states() -> None:
 def test_whose_layers_are_all_here_does_not_say_that_it_waits_for_them(
     play: Callable[..., None],
 ) -> None:
-    """It is in no view yet: the next one takes over when the others come to it."""
+    """The peer is in no view yet: the next one takes over when the others come to it."""
 
     async def scenario(parts: Parts) -> None:
         parts.state.view = None
@@ -696,7 +700,7 @@ def test_a_stage_lies_where_it_is_computed_and_what_is_guarded_does_not(
 def test_of_what_comes_again_nothing_is_remembered_and_of_what_stays_all(
     steps_happen: bool, play: Callable[..., None]
 ) -> None:
-    """A layer that others have moved on meanwhile: what this peer owed to it before was added."""
+    """Others have moved a layer on meanwhile, and what this peer owed to it before was added."""
     both = even_plan([ME, OTHER], (1, 1), SPEC)
 
     async def scenario(parts: Parts) -> None:

@@ -28,7 +28,7 @@ from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 
 
 def told_after(tmp_path: Path, seconds: int, *work: Coroutine[Any, Any, Any]) -> list[Wait]:
-    """What is told of tasks that do `work`, looked at each second of virtual time."""
+    """The waits of tasks that do `work`, looked at each second of virtual time."""
 
     async def scene(swarm: Swarm) -> list[Wait]:
         tasks, waits = [asyncio.create_task(each) for each in work], TaskWaits()
@@ -110,7 +110,8 @@ def test_time_in_which_the_daemon_itself_was_stopped_does_not_count(tmp_path: Pa
 
 
 def test_each_place_without_a_limit_is_there() -> None:
-    """One that was renamed would excuse nobody, and whoever waits there be called overdue."""
+    """A renamed place would excuse no one, and the tasks that wait there would be called
+    overdue."""
     for place, reason in (WAITS_FOR_WORK | WAITS_OF_A_MACHINE).items():
         assert reason
         room = "net" if place.startswith(("streams.", "libp2p.", "nat.")) else "daemon"

@@ -1,4 +1,4 @@
-"""Of whom a daemon's screens speak: of those that it hears itself, and of the view it is in."""
+"""Which peers a daemon's screens speak of: those that it hears itself, and those of its view."""
 
 import asyncio
 from collections.abc import Iterator
@@ -28,7 +28,8 @@ ME, NEAR, FAR = (name_of(number) for number in range(3))
 
 @pytest.fixture
 def observed() -> Iterator[tuple[Status, Observer]]:
-    """In a view of three; one of them was heard a second ago, the other minutes ago."""
+    """An observer in a view of three. It heard one member a second ago, and the other minutes
+    ago."""
     status = Status()
     observer = Observer(status)
     heard_s = {NEAR: now.monotonic_s() - 1, FAR: now.monotonic_s() - 300}
@@ -50,8 +51,8 @@ def agrees(observer: Observer, *watched: str, view: View | None = VIEW) -> None:
 def test_who_speaks_with_others_only_is_neither_silent_nor_blamed(
     observed: tuple[Status, Observer],
 ) -> None:
-    """In a swarm of many each member hears its neighbours; nobody knows more of a spare elsewhere
-    than what those say."""
+    """In a swarm of many each member hears its neighbours. It knows a spare elsewhere only by their
+    word."""
     _, observer = observed
     agrees(observer, NEAR)
     mine, near, far = observer.live().heard_s_ago
@@ -65,7 +66,8 @@ def test_who_speaks_with_others_only_is_neither_silent_nor_blamed(
 def test_who_lost_its_place_has_no_part_no_speed_and_no_time_left(
     observed: tuple[Status, Observer],
 ) -> None:
-    """Whoever is barred, or stood still for too long, waits for a place for hundreds of steps."""
+    """A peer that is barred, or stood still for too long, waits for a place for hundreds of
+    steps."""
     status, observer = observed
     history = RunHistory(SPEC, status)
     agrees(observer, NEAR, FAR)

@@ -1,4 +1,4 @@
-"""A state counts if the others have it too; a donor that lies is turned from."""
+"""A state counts if the others have it too, and a donor that lies is left."""
 
 import asyncio
 import hashlib
@@ -60,9 +60,8 @@ def test_only_who_was_asked_is_heard() -> None:
 
 @pytest.mark.parametrize("donor", [TRUE, FALSE], ids=["honest donor", "its colluder"])
 def test_nobody_talks_so_much_that_the_others_are_forgotten(donor: bytes) -> None:
-    """One that told digests of sixteen more versions was the only one left to say anything: with a
-    colluder it had any state taken for the right one, and alone it had all honest donors
-    refused."""
+    """A peer told digests of sixteen more versions, and was the only one left with a word. With a
+    colluder it had any state taken for the right one; alone it had all honest donors refused."""
     votes, names = StateVotes(), ("one", "two", "three", "liar")
     for number, name in enumerate(names):
         votes.ask(name, VIEW, number, {0})
@@ -78,8 +77,8 @@ def test_nobody_talks_so_much_that_the_others_are_forgotten(donor: bytes) -> Non
 
 @pytest.mark.parametrize("count", range(3, 9))
 def test_colluders_that_are_few_do_not_have_a_right_state_fetched_anew(count: int) -> None:
-    """Of eight two were half of the four that were asked. Whoever gave the gradients has nothing to
-    say where three others have."""
+    """Of eight members two were half of the four that were asked. A donor that gave the gradients
+    has no say where three others have one."""
     holders = [f"h{number}" for number in range(count)]
     colluders = holders[: (count - 1) // 3]
     votes, asked = StateVotes(), witnesses_of(holders, "h7")
@@ -130,8 +129,8 @@ def test_a_holder_tells_what_it_has_in_the_next_steps() -> None:
 
 
 def test_a_layer_that_still_comes_to_a_holder_is_told_once_it_is_there() -> None:
-    """Its guardian was first in the new view: it heard nothing for five seconds, and fetched all
-    anew."""
+    """The layer's guardian was first in the new view. It heard nothing for five seconds, and
+    fetched all anew."""
     line, compute = Line(), Compute()
     messenger: Any = line
     places: Any = SimpleNamespace(needs=lambda *asked: True)
@@ -156,8 +155,8 @@ def test_a_layer_that_still_comes_to_a_holder_is_told_once_it_is_there() -> None
 
 
 def test_a_request_that_was_overtaken_takes_no_place_of_a_later_one() -> None:
-    """Nor does what is asked for the next view that of the present one: nobody answered one of the
-    two, and what a donor had given counted by its own word after five seconds."""
+    """Nor does a request for the next view take the place of one for the present view. One of the
+    two was not answered, and after five seconds a donor's states counted by its own word."""
     line, compute = Line(), Compute()
     messenger: Any = line
     places: Any = SimpleNamespace(needs=lambda *asked: True)

@@ -1,4 +1,4 @@
-"""What the doctor says this machine would add, within what its owner allows."""
+"""How much the doctor says that this machine would add, within its owner's limits."""
 
 import asyncio
 from functools import partial
@@ -47,7 +47,7 @@ def test_the_device_has_as_much_memory_as_its_owner_allows() -> None:
 
 
 def test_a_run_that_is_too_large_is_what_a_doctor_finds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ended the doctor, before anything else was looked at."""
+    """Such a run ended the doctor, before it looked at anything else."""
     monkeypatch.setattr(measure, "free_bytes", lambda device: 1 << 10)
     found = check_device("cpu", 1, run_spec())
     assert found.verdict is Grade.FAILED and "too large for this machine" in found.found
@@ -76,7 +76,7 @@ def test_who_takes_part_is_not_counted_twice() -> None:
 
 
 def test_a_spare_without_room_is_told_that_it_has_none() -> None:
-    """It was told that the swarm is as fast without it."""
+    """The spare's user was told that the swarm is as fast without it."""
     seen, little = swarm_of(linked("member")), device(memory_bytes=1 << 10)
     me = Newcomer(lambda spec: little)
     links = dict(linked("me", "member").links)
@@ -112,7 +112,7 @@ def test_the_device_is_measured_within_what_its_owner_allows(
 
 
 def examined(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Examination:
-    """What the command asks for."""
+    """The examination that the command asks for."""
     asked: list[Examination] = []
 
     async def note(what: Examination, tell: object) -> list[Check]:

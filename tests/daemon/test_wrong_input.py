@@ -1,4 +1,4 @@
-"""What is typed wrongly is answered with its cause and with what is right."""
+"""A user who types something wrong is told the cause, and what is right."""
 
 import errno
 import logging
@@ -155,7 +155,7 @@ def test_a_mistyped_run_spec_is_recognised() -> None:
 
 
 def test_a_directory_is_no_run_spec_and_the_one_in_it_is_named(tmp_path: Path) -> None:
-    """As `p2p-dtfm import --out` makes one."""
+    """`p2p-dtfm import --out` makes such a directory."""
     with pytest.raises(UserError, match="is a directory") as caught:
         find_run_spec(str(tmp_path))
     assert "did you mean" not in caught.value.fixes[0]
@@ -287,7 +287,7 @@ def test_a_full_disk_is_not_answered_with_another_name_on_it(tmp_path: Path, mon
 
 
 def environment_made_by(tmp_path: Path, python: str) -> subprocess.CompletedProcess[str]:
-    """Of `make`, with a stand-in for Python that is this shell script."""
+    """The result of `make`, with this shell script in the place of Python."""
     path = tmp_path / "python"
     path.write_text(f"#!/bin/sh\n{python}\n")
     path.chmod(0o755)
@@ -306,7 +306,7 @@ def test_make_says_which_python_it_needs(tmp_path: Path) -> None:
 
 
 def test_make_says_which_package_of_python_it_needs(tmp_path: Path) -> None:
-    """Debian and Ubuntu have the part that makes environments in a package of its own."""
+    """Debian and Ubuntu have the module that makes environments in a package of its own."""
     without = 'case "$*" in *ensurepip*|*venv*) exit 1;; esac'
     done = environment_made_by(tmp_path, without)
     assert done.returncode == 2
@@ -345,8 +345,8 @@ def test_what_lies_in_the_way_in_a_home_is_no_bug(tmp_path: Path) -> None:
 def test_a_port_that_cannot_be_had_is_not_always_somebody_elses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a port for root alone, and of another machine's address, the doctor said that a program
-    should be ended, and, while a daemon ran, that this one has it."""
+    """For a port that needs root, and for another machine's address, the doctor advised to end a
+    program. While a daemon ran, the doctor said that this daemon has the port."""
     for runs in (False, True):
         (found,) = check_ports(["/ip4/192.0.2.7/tcp/31330"], runs)
         assert found.verdict is Grade.FAILED and "no address of this machine" in found.fix
@@ -360,7 +360,7 @@ def test_a_port_that_cannot_be_had_is_not_always_somebody_elses(
 
 
 def test_a_home_that_is_a_file_is_told_so(monkeypatch, capsys, tmp_path: Path) -> None:
-    """Bare it was told to join with that home, and `status` said `[Errno 20]`."""
+    """A bare start was told to join with that home, and `status` said `[Errno 20]`."""
     path = tmp_path / "file"
     path.write_text("no home")
     for words in (["--home", str(path)], ["status", "--home", str(path)]):
@@ -378,7 +378,7 @@ def test_a_home_that_is_a_file_is_told_so(monkeypatch, capsys, tmp_path: Path) -
 def test_a_line_that_was_pasted_in_the_place_of_a_path_is_no_bug(
     line: str, monkeypatch, capsys, tmp_path: Path
 ) -> None:
-    """An invitation is longer than a file's name may be: it was answered with a traceback."""
+    """An invitation is longer than a file's name may be: the user got a traceback."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("P2P_DTFM_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("sys.argv", ["p2p-dtfm", *line.format("p2pi1-" + "x" * 400).split()])
@@ -449,7 +449,8 @@ def test_an_option_that_the_command_has_not_is_to_be_left_out(monkeypatch, capsy
 def test_a_word_that_is_no_command_is_answered_with_a_line_to_type(
     word: str, told: str, monkeypatch, capsys
 ) -> None:
-    """What one types who has lost the option of a pasted line, or knows another program's words."""
+    """A user types this who has lost the option of a pasted line, or knows another program's
+    words."""
     monkeypatch.setattr("sys.argv", ["p2p-dtfm", word])
     with pytest.raises(SystemExit) as caught:
         main()
@@ -476,7 +477,7 @@ def test_a_word_that_is_no_command_is_answered_with_a_line_to_type(
 def test_an_option_that_cannot_be_used_is_told_with_cause_and_fix(
     line: str, told: tuple[str, str], monkeypatch, capsys
 ) -> None:
-    """In the words in which a file of settings is answered, not in a parser's."""
+    """The words are those for a file of settings, not a parser's."""
     monkeypatch.setattr("sys.argv", ["p2p-dtfm", *line.split()])
     with pytest.raises(SystemExit) as caught:
         main()
@@ -487,7 +488,7 @@ def test_an_option_that_cannot_be_used_is_told_with_cause_and_fix(
 
 
 def test_an_empty_home_is_not_the_directory_one_is_in(monkeypatch) -> None:
-    """As `--home "$PLACE"` is where the variable is not set."""
+    """`--home "$PLACE"` gives that where the variable is not set."""
     for name in ("home", "tensorboard"):
         with pytest.raises(UserError) as caught:
             resolve(None, {name: ""})
@@ -502,7 +503,7 @@ def test_an_empty_home_is_not_the_directory_one_is_in(monkeypatch) -> None:
 def test_a_tilde_is_the_users_own_directory_wherever_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No shell expands it in a file, nor behind `--home=`: figures went to a directory called ~,
+    """No shell expands it in a file, nor behind `--home=`. Figures went to a directory called ~,
     and no checkpoint was found."""
     monkeypatch.setenv("HOME", str(tmp_path))
     file = tmp_path / "settings.toml"

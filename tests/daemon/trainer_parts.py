@@ -1,4 +1,4 @@
-"""What a trainer works with, where there is nobody else."""
+"""The parts that a trainer works with, where there is no other peer."""
 
 import asyncio
 from collections.abc import Collection
@@ -32,17 +32,17 @@ from tests.e2e.test_parity import even_plan
 ME = name_of(0)
 SPEC = run_spec()
 NO_BLOBS: Any = None
-"""Nothing is fetched here: no step is saved, and weights come from the seed."""
+"""Initial weights that fetch nothing: no step is saved, and weights come from the seed."""
 
 
 async def settle() -> None:
-    """Let all that can go on without waiting do so."""
+    """Let every task go on that can do so without waiting."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 class DeadLine:
-    """Messenger and bulk plane of a peer whose neighbours have died."""
+    """The messenger and bulk plane of a peer whose neighbours have died."""
 
     async def ask(self, peer_id: str, message: Any) -> None:
         raise Unreachable(peer_id, "gone")
@@ -55,7 +55,7 @@ class DeadLine:
 
 
 class QuietOutlet(Outlet):
-    """The daemon's side of a trainer: what it is told is of no interest, unless a test says so."""
+    """The daemon's side of a trainer. It ignores what it is told, unless a test says otherwise."""
 
     def say_prepared(self, signed: Signed, view: View) -> None: ...
 

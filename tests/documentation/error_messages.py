@@ -14,7 +14,7 @@ _WILD = "\0"
 
 
 def headings() -> list[str]:
-    """In order, without what stands in the page's own first-level headings."""
+    """The headings in order, without those under the page's own first-level headings."""
     return re.findall(r"^## (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 
 
@@ -34,8 +34,8 @@ def is_raised(heading: str, templates: list[str]) -> bool:
 
 @cache
 def templates(*folders: str) -> list[str]:
-    """The causes of all `UserError`s in these packages, with `_WILD` for what is filled in. Read
-    once."""
+    """The causes of all `UserError`s in these packages, with `_WILD` for filled-in values. They are
+    read once."""
     paths = [path for folder in folders for path in (ROOT / "p2p_dtfm" / folder).rglob("*.py")]
     return [template for path in sorted(paths) for template in _templates(path)]
 
@@ -53,7 +53,7 @@ _SAYS_ITSELF = (
     "RunComplete",
     "ShardUnreadable",
 )
-"""Classes whose own text becomes an error's."""
+"""Classes whose own text becomes an error's text."""
 
 
 def _templates(path: Path) -> Iterator[str]:
@@ -73,7 +73,7 @@ def _templates(path: Path) -> Iterator[str]:
 
 
 def _name(node: ast.AST) -> str:
-    """Of what is called."""
+    """The name of what is called."""
     if not isinstance(node, ast.Call):
         return ""
     return getattr(node.func, "id", getattr(node.func, "attr", ""))

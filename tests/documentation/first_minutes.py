@@ -37,23 +37,23 @@ KEPT = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PATH")
 
 
 class Newcomer:
-    """Somebody in a directory with the sources, whose home is empty, and the page about it."""
+    """A user in a directory with the sources, with an empty home, and the page about that user."""
 
     def __init__(self, directory: Path, home: Path, program: Sequence[str]) -> None:
         self._directory, self._home, self._program = directory, home, tuple(program)
         self.story = Story(TITLE, introduction(), {str(directory): "~/p2p-dtfm", str(home): "~"})
 
     def types(self, *words: str) -> Terminal:
-        """Any command."""
+        """Type any command."""
         kept = {n: v for n, v in os.environ.items() if n in KEPT or n.startswith("PIP_")}
         return Terminal(words, self._directory, {**kept, "HOME": str(self._home)})
 
     def runs(self, words: str) -> Terminal:
-        """The program, with these words."""
+        """Run the program with these words."""
         return self.types(*self._program, *words.replace("~", str(self._home)).split(" "))
 
     def looks(self, title: str, *words: str) -> None:
-        """At what a command says that ends by itself."""
+        """Show what a command says that ends by itself."""
         with self.types(*self._program, *words) as terminal:
             elapsed_s = terminal.wait_for_end(COMMAND_S)
             typed = " ".join((SHORT, *(f'"{it}"' if " " in it else it for it in words)))
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def sees_the_demo(newcomer: Newcomer, cloned_s: float) -> None:
-    """And installs, before it."""
+    """Install first, and then see the demo."""
     with newcomer.types("make", "demo") as demo:
         installed_s = demo.wait_for(r"dashboard|step \d+/", INSTALL_S)
         trained_s = demo.wait_for(r"step [1-9]\d*/", INSTALL_S)
@@ -105,7 +105,7 @@ def sees_the_demo(newcomer: Newcomer, cloned_s: float) -> None:
 
 
 def founds(newcomer: Newcomer) -> None:
-    """A swarm of one's own, that a second daemon joins, to the end of its run."""
+    """Found a swarm of one's own, which a second daemon joins, to the end of its run."""
     story, typed = newcomer.story, f"{SHORT} {FOUND}"
     with newcomer.runs(FOUND) as founder:
         invited_s = founder.wait_for("others join with", COMMAND_S)
@@ -142,7 +142,8 @@ def address_on(founder: Terminal) -> str:
 
 
 def sees_it_join(newcomer: Newcomer, joiner: Terminal) -> None:
-    """In a second terminal, with a home of its own since it is the same machine."""
+    """Watch the join in a second terminal. The joiner has a home of its own, as it is the same
+    machine."""
     began_s = time.monotonic()
     joiner.wait_for(r"(training|spare) for .*(\n.*)*loss \d", COMMAND_S)
     said = (

@@ -1,4 +1,4 @@
-"""What the documentation tells people to type: the fenced blocks of its pages."""
+"""What the documentation tells users to type: the fenced blocks of its pages."""
 
 import re
 import shlex
@@ -17,7 +17,8 @@ class Block:
     text: str
 
     def commands(self) -> list[list[str]]:
-        """The words of each line of a shell block; of a console block, of those after "$ "."""
+        """The words of each line of a shell block. Of a console block, the words of lines after "$
+        "."""
         lines = self.text.replace("\\\n", " ").splitlines()
         if self.language == "console":
             lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
@@ -40,7 +41,7 @@ _COMMAND = re.compile(
 
 
 def unseen_commands(page: str) -> list[str]:
-    """First words of blocks that are commands, and that no fence says to be such."""
+    """First words of blocks that are commands, and that no fence marks as such."""
     text = (ROOT / page).read_text(encoding="utf-8")
     labelled = re.sub(r"^```\w+\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     found = [match["indented"] or match["unlabelled"] for match in _UNSEEN.finditer(labelled)]
@@ -48,7 +49,8 @@ def unseen_commands(page: str) -> list[str]:
 
 
 def mentioned(page: str) -> list[list[str]]:
-    """The words of what the running text of a page calls a command: `p2p-dtfm ...`, `--option`."""
+    """The words of each command that the running text of a page mentions: `p2p-dtfm ...`,
+    `--option`."""
     text = (ROOT / page).read_text(encoding="utf-8")
     running = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     spans = (" ".join(span.split()) for span in re.findall(r"`([^`]+)`", running))

@@ -23,7 +23,7 @@ _DIFFERS = (
 
 
 def screens() -> dict[str, str]:
-    """The page's screens by heading."""
+    """The page's screens, by heading."""
     text = PAGE.read_text(encoding="utf-8")
     pattern = _SCREEN.replace("{heading}", r"[^\n]+")
     found = re.finditer(pattern, text, re.MULTILINE | re.DOTALL)

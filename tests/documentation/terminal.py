@@ -1,5 +1,5 @@
-"""A command in a terminal of its own, and what that shows: as much of a terminal as the program
-uses."""
+"""A command in a terminal of its own, and what that terminal shows: the parts of a terminal that
+the program uses."""
 
 import codecs
 import contextlib
@@ -23,7 +23,7 @@ WORDS = (
     "comes or goes.\nGuardians keep copies of layers that others train, for when those fall silent "
     "([all words](glossary.md)).\n"
 )
-"""Before the first screen of a page, which is full of them."""
+"""The words before the first screen of a page of screens."""
 _PIECE = re.compile(
     r"\x1b\[(\?)?([\d;]*)([A-Za-z])|\x1b[\]P].*?(?:\x07|\x1b\\)|\x1b[^\[\]P]|.", re.DOTALL
 )
@@ -96,7 +96,7 @@ class Screen:
             self._clear(what == "J", given[0])
 
     def _clear(self, below: bool, how: int) -> None:
-        """From here on, up to here, or all; of the line, or of the screen."""
+        """Clear from here on, up to here, or all: of the line, or of the screen."""
         row = self._rows[self._row]
         for column in range(self.columns):
             if how == 2 or (column >= self._column if how == 0 else column <= self._column):
@@ -108,7 +108,7 @@ class Screen:
 
 
 class Terminal:
-    """A command that runs in it. A context manager: at its end the command has ended."""
+    """A terminal in which a command runs. A context manager: at its end the command has ended."""
 
     def __init__(
         self, command: Sequence[str], directory: Path, environment: Mapping[str, str]
@@ -149,7 +149,7 @@ class Terminal:
         return self._screen.text()
 
     def wait_for(self, pattern: str, limit_s: float) -> float:
-        """Seconds from the start of the command until the screen showed that."""
+        """Seconds from the start of the command until the screen showed `pattern`."""
         while not re.search(pattern, self.text()):
             elapsed_s = time.monotonic() - self._began_s
             ended = self.process.poll() is not None
@@ -161,7 +161,7 @@ class Terminal:
         os.write(self._keys, b"\x03")
 
     def wait_for_end(self, limit_s: float) -> float:
-        """Seconds from the start of the command, once all that it said is on the screen."""
+        """Seconds from the start of the command. By then all its output is on the screen."""
         self.process.wait(limit_s)
         elapsed_s = time.monotonic() - self._began_s
         self._reading.join(5.0)
@@ -178,7 +178,7 @@ class Story:
     """A page of screens in the order in which they were seen, with the time of each."""
 
     def __init__(self, title: str, said: str, hidden: Mapping[str, str]) -> None:
-        """`hidden`: what stands on the page in place of directories and lines."""
+        """`hidden`: the names that stand on the page in place of directories and lines."""
         self._title, self._said, self._hidden = title, said, dict(hidden)
         self._began_s = time.monotonic()
         self._steps: list[tuple[float, str, str]] = []
@@ -200,7 +200,7 @@ class Story:
         self._steps.append((self.elapsed_s, title, command))
 
     def picture(self, title: str, said: str, path: Path, place: Path) -> None:
-        """One that lies at `path`, on a page in the directory `place`."""
+        """Add a picture that lies at `path`, on a page in the directory `place`."""
         shown = path.relative_to(place).as_posix()
         self._screens += f"\n## {title}\n\n{said}\n\n![{title}]({shown})\n"
         self._steps.append((self.elapsed_s, title, "p2p-dtfm dashboard"))
@@ -215,5 +215,5 @@ class Story:
 
 
 def _replaced(shown: str, text: str, name: str) -> str:
-    """Also where the terminal has broken it into lines."""
+    """Replace it also where the terminal has broken it into lines."""
     return re.sub(r"\n?".join(map(re.escape, text)), lambda _: name, shown)

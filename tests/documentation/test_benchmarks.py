@@ -1,4 +1,5 @@
-"""Benchmarks still name what there is: nothing else reads them between two times that they run."""
+"""Names that benchmarks use still exist: between two runs of a benchmark nothing else reads
+them."""
 
 import ast
 import importlib
@@ -9,7 +10,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def _imported(tree: ast.AST) -> Iterator[tuple[str, str, str]]:
-    """Of the package: module, name there, and name here."""
+    """The package's names that are imported: module, name there, and name here."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("p2p_dtfm"):
             for name in node.names:
@@ -17,7 +18,7 @@ def _imported(tree: ast.AST) -> Iterator[tuple[str, str, str]]:
 
 
 def _found(module: str, name: str) -> object | None:
-    """A module, or what one has."""
+    """A module, or a name in one."""
     held = importlib.import_module(module)
     if not hasattr(held, name):
         try:
@@ -39,8 +40,8 @@ def test_what_benchmarks_import_is_there() -> None:
 
 
 def test_what_benchmarks_replace_is_there() -> None:
-    """A daemon that was to take another plan had taken the planner's since planning has a port: the
-    function that was put in its place nobody called any more."""
+    """A daemon that was to take another plan took the planner's: since planning has a port, nobody
+    called the replaced function."""
     replaced, missing = 0, []
     for path in sorted(BENCHMARKS.rglob("*.py")):
         tree = ast.parse(path.read_text())

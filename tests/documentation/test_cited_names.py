@@ -1,4 +1,4 @@
-"""Files and names that documents and docstrings cite are there."""
+"""Files and names that documents and docstrings cite exist."""
 
 import ast
 import re
@@ -33,7 +33,7 @@ ELSEWHERE = {
 
 
 def cited(page: Path) -> list[str]:
-    """What stands in backticks, outside of blocks."""
+    """The words in backticks, outside of blocks."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     return [match.strip() for match in re.findall(r"`([^`]+)`", text)]
 
@@ -58,13 +58,13 @@ def words() -> frozenset[str]:
 
 @cache
 def file_names() -> frozenset[str]:
-    """But those of an environment, which has a hundred thousand."""
+    """All file names but those of an environment, which has a hundred thousand."""
     top = [path for path in ROOT.iterdir() if path.name != ".venv"]
     return frozenset(path.name for each in top for path in (each, *each.rglob("*.*")))
 
 
 def is_there(word: str, page: Path) -> bool:
-    """Whether what `word` names exists, as far as it looks like a name of ours."""
+    """Whether the thing that `word` names exists, if it looks like a name of ours."""
     if FILE.fullmatch(word):
         return _is_file(word, page)
     if FOLDER.fullmatch(word):
@@ -123,7 +123,7 @@ def test_what_a_docstring_cites_is_there() -> None:
 
 
 def docstrings(tree: ast.Module) -> Iterator[str]:
-    """Those of fields and constants as well."""
+    """All docstrings, those of fields and constants as well."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(value := node.value, ast.Constant):
             yield from [value.value] if isinstance(value.value, str) else []

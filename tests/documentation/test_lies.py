@@ -1,5 +1,5 @@
-"""One page promises of each lie that can be played what the program judges it by, another one says
-what was seen of it."""
+"""One page promises, for each lie that can be played, what the program judges it by. Another page
+says what was seen of it."""
 
 import re
 

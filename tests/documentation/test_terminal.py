@@ -1,4 +1,4 @@
-"""What a terminal shows of what a program writes, and the page that is made of it."""
+"""What a terminal shows of a program's output, and the page that is made of it."""
 
 import os
 import sys

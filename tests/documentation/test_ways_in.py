@@ -25,7 +25,8 @@ def test_the_port_on_the_local_network_is_that_of_the_program() -> None:
 
 
 def test_what_the_router_is_asked_for_is_said() -> None:
-    """p2pd asks it to forward a port, unless nobody is to call, or its user does not want it."""
+    """p2pd asks the router to forward a port, unless nobody has to call this peer, or its user does
+    not want that."""
     beyond = flags_of(ROOT, ["/ip4/0.0.0.0/tcp/0"], [], 1)
     alone = flags_of(ROOT, ["/ip4/127.0.0.1/tcp/0"], [], 1)
     unasked = flags_of(ROOT, ["/ip4/0.0.0.0/tcp/0"], [], 1, maps_port=False)

@@ -1,4 +1,4 @@
-"""Whoever meets a word of ours for the first time finds the way to what it means."""
+"""A reader who meets a word of ours for the first time finds the way to its meaning."""
 
 import re
 
@@ -15,7 +15,7 @@ EXPLAINED = {
 READ_FROM_THE_TOP = [
     page for page in pages() if page.count("/") < 2 and page != "docs/glossary.md"
 ]  # fmt: skip
-"""Benchmarks and decisions are for those who come from there."""
+"""Benchmarks and decisions are for readers who come from these pages."""
 
 
 def first_paragraph_with(pattern: re.Pattern[str], text: str) -> int | None:
@@ -57,6 +57,6 @@ def test_what_a_page_links_is_there(page: str) -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """As they are made of headings: small letters, no punctuation, dashes for spaces."""
+    """The anchors of headings: small letters, no punctuation, dashes for spaces."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}

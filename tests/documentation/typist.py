@@ -36,7 +36,7 @@ NOT_TYPED = {
     "p2p-dtfm reproduce --quick --out DIR --rows": "rows of your own: tests/sim/test_own_rows.py",
     "p2p-dtfm --invite LINE --device all": "all devices of a machine: test_several_devices.py",
 }
-"""How such commands begin, and why no test of pages types them."""
+"""How commands begin that no test of pages types, and why not."""
 INVITE = "invite?seconds=3600&may_invite=0"
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 CHEAP = {"P2P_DTFM_THREADS": "1", "P2P_DTFM_LISTEN": LOOPBACK, "P2P_DTFM_LOG": "human"}
@@ -44,7 +44,7 @@ CHEAP = {"P2P_DTFM_THREADS": "1", "P2P_DTFM_LISTEN": LOOPBACK, "P2P_DTFM_LOG": "
 
 
 def why_not_typed(words: Sequence[str]) -> str:
-    """Empty for what is typed."""
+    """The reason; empty for a command that is typed."""
     typed = " ".join(words)
     return next(
         (why for start, why in NOT_TYPED.items() if f"{typed} ".startswith(f"{start} ")), ""
@@ -69,7 +69,7 @@ class Running:
         return (ask_daemon(self.home, "status") or {}).get("step") or 0
 
     def printed(self, pattern: str) -> str:
-        """What the first group of `pattern` matches in what it has printed so far, or empty."""
+        """What the first group of `pattern` matches in the output so far, or empty."""
         assert self.process.poll() is None, self.said()
         found = re.search(pattern, self.said())
         return found[1] if found else ""
@@ -107,7 +107,7 @@ class Typist:
                 subprocess.run(words, check=True)
 
     def p2p_dtfm(self, arguments: Sequence[str]) -> None:
-        """The program. It must succeed, and a daemon must take part."""
+        """Run the program. It must succeed, and a daemon must take part."""
         verb = arguments[0] if arguments else ""
         if not verb:
             self._come_back()
@@ -123,12 +123,12 @@ class Typist:
             self._to_its_end(arguments)
 
     def found(self) -> None:
-        """Somebody else's swarm, in which a page's ADDRESS is."""
+        """Found another user's swarm; a page's ADDRESS is an address in it."""
         self._start_daemon(["--run", "tiny"])
         self._monkeypatch.setenv("P2P_DTFM_HOME", str(self.directory / "home-1"))
 
     def end(self) -> None:
-        """What the page left running. Tests of their own see to orderly ends, and to orphans."""
+        """End what the page left running. Tests of their own check orderly ends, and orphans."""
         for running in (*self.daemons, *self.nodes):
             running.process.kill()
         for running in (*self.daemons, *self.nodes):
@@ -155,7 +155,7 @@ class Typist:
         wait_until(lambda: running.state() in SETTLED, f"{arguments} takes part")
 
     def _come_back(self) -> None:
-        """The last daemon was killed, and its home takes up what it was in."""
+        """The last daemon was killed, and its home takes up its former run."""
         last = self.daemons.pop()
         last.process.kill()
         last.process.wait()
@@ -200,7 +200,7 @@ class Typist:
         assert done.returncode == 0, f"{arguments}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
 
     def _look_at_demo(self, arguments: Sequence[str]) -> None:
-        """What it leaves must lie where the page's other commands look for it."""
+        """The demo's results must lie where the page's other commands look for them."""
         *words, name = arguments
         demo = self._demo()
         typed = demo.done.args

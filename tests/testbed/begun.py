@@ -1,4 +1,4 @@
-"""Daemons in virtual time that begin together, and where they stand."""
+"""Daemons in virtual time that begin together, and their state."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 
 async def begun(swarm: Swarm, run: Path, names: str, **settings: object) -> list[Peer]:
-    """The founder first; machines are equal, and near one another."""
+    """Start the founder first. All machines are equal, and near one another."""
     swarm.are_equal = swarm.network.links.are_near = True
     first = swarm.peer(names[0], run=str(run), expect_peers=len(names), **settings)
     known = (swarm.address(first),)
@@ -33,7 +33,7 @@ def agreement_of(peer: Peer) -> Agreement:
 
 
 def are_in_views_of(peers: Sequence[Peer], count: int) -> Callable[[], bool]:
-    """Whether each is in a view of so many members."""
+    """Whether each peer is in a view of so many members."""
 
     def are() -> bool:
         views = [agreement_of(peer).view for peer in peers]

@@ -10,18 +10,18 @@ from p2p_dtfm.testbed.virtual.seeds.watching.moments import kind_of
 from p2p_dtfm.testbed.virtual.wires.network import VirtualNetwork
 
 LOST_S = 1e6
-"""It does not come while a world lasts."""
+"""Longer than a world lasts, so the message never comes."""
 
 
 class Late:
-    """From `begin` to `end` what `origin` says of a kind to `goal` comes so much later. All else it
-    says passes."""
+    """From `begin` to `end`, messages of one kind from `origin` to `goal` come so much later. All
+    other messages pass."""
 
     def __init__(self, patches: pytest.MonkeyPatch, kind: str, late_s: float) -> None:
         self.kind = kind
         self.late_s = late_s
         self.count = 0
-        """So many were held back."""
+        """How many messages were held back."""
         self._way = ("", "")
         self._ask = VirtualNetwork.ask
         patches.setattr(VirtualNetwork, "ask", self._held_back())

@@ -1,5 +1,5 @@
-"""Schedules in which some lie in one way from the first second on, with audits, and what became of
-the honest ones."""
+"""Schedules in which some members lie in one way from the first second on, with audits, and what
+became of the honest members."""
 
 import math
 from pathlib import Path
@@ -12,7 +12,7 @@ from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 
 def lying_to_the_end(kind: str, members: str, liars: str, rate: float) -> Schedule:
-    """A member and a liar for each letter; several liars do it together."""
+    """A member or a liar for each letter. Several liars do it together."""
     return Schedule(
         tuple(members),
         (),
@@ -25,7 +25,7 @@ def lying_to_the_end(kind: str, members: str, liars: str, rate: float) -> Schedu
 
 
 def of_single_sequences(run: Path) -> Path:
-    """The run with a microbatch for each of eight."""
+    """The run with a microbatch for each of eight members."""
     spec = RunSpec.model_validate_json(run.read_text())
     batch = spec.batch.model_copy(update={"microbatch": 1})
     run.write_text(spec.model_copy(update={"batch": batch}).model_dump_json())
@@ -33,7 +33,7 @@ def of_single_sequences(run: Path) -> Path:
 
 
 async def with_lies(swarm: Swarm, run: Path, schedule: Schedule) -> Play:
-    """Played to its end."""
+    """The schedule, played to its end."""
     one = Play(swarm, run, schedule)
     with put_in(one.lying, schedule.lies):
         await one.play()
@@ -41,7 +41,7 @@ async def with_lies(swarm: Swarm, run: Path, schedule: Schedule) -> Play:
 
 
 def views_with_all_honest(one: Play) -> list[set[str]]:
-    """The members of each view of each honest one, none of whom is left out of any."""
+    """The members of each view of each honest peer. No honest peer is left out of any of them."""
     honest = {peer.peer_id for peer in one.honest()}
     told = (event for peer in one.honest() for event in peer.events())
     seen = [set(event["members"]) for event in told if event["event"] == "view"]

@@ -1,5 +1,5 @@
-"""Plans of pipelines of two stages, whatever machines there are: so that each half of the model has
-as many replicas as there are pairs. Or of a single pipeline."""
+"""Plans of pipelines of two stages, whatever machines there are. Each half of the model then has as
+many replicas as there are pairs. Other plans have a single pipeline."""
 
 from typing import Any
 
@@ -20,9 +20,9 @@ CUT = 3
 def planned_in_pairs(
     monkeypatch: pytest.MonkeyPatch, seed: int, firsts: str, lasts: str, evens_out: bool = False
 ) -> None:
-    """Who of `firsts` and who of `lasts` is there is paired in this order; the others are spares,
-    unless it `evens_out`: then the last of those that are more go over to the others. Nobody has
-    room for the whole model."""
+    """The present peers of `firsts` and of `lasts` are paired in this order, and the others are
+    spares. With `evens_out` the last peers of the longer side go over to the other side instead.
+    Nobody has room for the whole model."""
     ids = {name: _peer_id(seed, name) for name in firsts + lasts}
     honest = worlds.compute_plan
 
@@ -53,8 +53,8 @@ def planned_in_pairs(
 def planned_in_rows(
     monkeypatch: pytest.MonkeyPatch, seed: int, rows: tuple[str, ...], cuts: tuple[int, ...]
 ) -> None:
-    """While all of these are there each row of them is a pipeline, with the same stages, from their
-    cuts on: of a single one each alone holds its layers."""
+    """While all of these peers are there, each row is a pipeline, with the same stages, from their
+    cuts on. In a single row each peer alone holds its layers."""
     ids = [[_peer_id(seed, name) for name in names] for names in rows]
     honest = worlds.compute_plan
 
@@ -80,7 +80,7 @@ def planned_in_rows(
 
 
 def has_evaluated(peer: Peer, step: int) -> bool:
-    """What the states of this step come to is committed."""
+    """Whether the evaluation of this step's states is committed."""
     return any(it["event"] == "step" and it["step"] == step for it in peer.events())
 
 

@@ -1,5 +1,5 @@
-"""What the nursery's tests run as a module: `echo STATUS`, `raise` or `draw`; and, behind
-what a swarm tells all of its daemons, `names`."""
+"""The module that the nursery's tests run: `echo STATUS`, `raise` or `draw`; and `names`, behind
+the words that a swarm tells all of its daemons."""
 
 import os
 import random

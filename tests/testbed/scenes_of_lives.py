@@ -1,5 +1,5 @@
-"""Scenes for bugs of who comes, who goes and who is believed, which no seed that was tried had
-found: green on the daemon as it is, and red with the bug. `test_virtual_scenes.py` plays them."""
+"""Scenes for bugs about who comes, who goes and who is believed, which no tried seed had found.
+Each is green on the daemon as it is, and red with the bug. `test_virtual_scenes.py` plays them."""
 
 import asyncio
 from pathlib import Path
@@ -30,12 +30,13 @@ from tests.testbed.test_virtual_safe_steps import LONG_NS
 
 SEED = 1
 LOOK_S = 7.5
-"""After so long a founder that waits has looked for a view once in vain; it looks again when it has
-founded."""
+"""After so long, a founder that waits has looked for a view once in vain. It looks again when it
+has founded."""
 LATE_S = 3.0
-"""Others agree without that word, and who lacks it hears of that half a second later."""
+"""Others agree without that word, and the member that lacks it hears of the view half a second
+later."""
 FOUNDS_S = 20.0
-"""By then it has founded, and the others have not come."""
+"""By then the founder has founded, and the others have not come."""
 DAY_S = 86_400.0
 WAITS_S = 60.0
 LAST = 12
@@ -62,8 +63,9 @@ def a_clock_is_put_right(folder: Path, patches: pytest.MonkeyPatch) -> None:
 def a_founder_is_left_by_the_newcomer_that_it_founds_with(
     folder: Path, patches: pytest.MonkeyPatch
 ) -> None:
-    """It comes back to nobody, another one asks it to be let in, and is let in elsewhere before the
-    founder has waited for all that it had trained with. When those have died it founds anew."""
+    """A founder comes back to nobody, and a newcomer asks it to be let in. The newcomer is let in
+    elsewhere before the founder has waited for all its former fellows. When those have died the
+    founder founds anew."""
     patches.setattr(swarms, "FLOPS_PER_S", SLOW)
     run = make_run(folder, 2000, saves_every_steps=10)
 
@@ -96,7 +98,7 @@ def a_founder_is_left_by_the_newcomer_that_it_founds_with(
 
 
 def two_that_wait_for_a_plan_hear_nothing_else(folder: Path, patches: pytest.MonkeyPatch) -> None:
-    """Than that the other one lives: they stay together, until one is cut off."""
+    """They hear only that the other one lives, and stay together until one is cut off."""
     run = make_run(folder, 40)
 
     async def scene(swarm: Swarm) -> None:
@@ -115,8 +117,8 @@ def two_that_wait_for_a_plan_hear_nothing_else(folder: Path, patches: pytest.Mon
 def a_saved_layer_is_damaged_while_its_daemon_is_away(
     folder: Path, patches: pytest.MonkeyPatch
 ) -> None:
-    """Of the newest checkpoint. Who comes back alone takes the one before, and comes to the same
-    losses again."""
+    """The layer is of the newest checkpoint. A peer that comes back alone takes the checkpoint
+    before, and comes to the same losses again."""
     run = make_run(folder, 2000, saves_every_steps=10)
 
     async def scene(swarm: Swarm) -> None:
@@ -148,15 +150,16 @@ def _joiners_of(peer: Peer) -> set[str]:
 
 
 def one_accuses_another_member_each_time(folder: Path, patches: pytest.MonkeyPatch) -> None:
-    """Once all are back. Of the agreement alone, which hears the same words from daemons."""
+    """The accusations begin once all are back. The scene is of the agreement alone, which hears the
+    same words from daemons."""
     colluders = Colluders("abcd", "a", 1, wait_for_all=True)
     colluders.world.run_to(2 * WATCHED_NS)
     assert len(colluders.out_ever) == 1, "no second honest member goes"
 
 
 def who_leaves_at_last_is_the_only_one_to_give(folder: Path, patches: pytest.MonkeyPatch) -> None:
-    """Nobody who stays has room for its layers, and no steps happen. When it has waited for a
-    minute somebody has come who has, and has taken over a view of both a moment earlier."""
+    """No remaining member has room for the leaver's layers, and no steps happen. When the leaver
+    has waited for a minute, a member with room has just come and taken over a view of both."""
     run = make_run(folder, 2000, saves_every_steps=1000)
     late = Late(patches, "ready", LATE_S)
 
@@ -182,8 +185,8 @@ def who_leaves_at_last_is_the_only_one_to_give(folder: Path, patches: pytest.Mon
 
 
 def one_is_let_in_with_the_last_step(folder: Path, patches: pytest.MonkeyPatch) -> None:
-    """And stays: it has no word of that step which could show anybody that the run is complete. So
-    have those that one asks who was cut off from all."""
+    """The newcomer stays, with no word of that step that shows others that the run is complete. The
+    members that a peer cut off from all asks have such words."""
     run = make_run(folder, LAST)
     vouch = Syncing.vouch
 
@@ -215,7 +218,7 @@ def one_is_let_in_with_the_last_step(folder: Path, patches: pytest.MonkeyPatch) 
 
 
 def _replicas_beside(founder: str) -> Any:
-    """Where it is; nobody else has room."""
+    """The replicas stand beside the founder while it is there. Nobody else has room."""
 
     def plan(snapshot: Snapshot) -> Any:
         here = {record.peer_id for record in snapshot.records}

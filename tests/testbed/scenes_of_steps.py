@@ -1,4 +1,4 @@
-"""Scenes for bugs of steps and of what outlives them, which no seed that was tried had found: green
+"""Scenes for bugs of steps and of what outlives them, which no tried seed had found. Each is green
 on the daemon as it is, and red with the bug. `test_virtual_scenes.py` plays them."""
 
 import asyncio
@@ -28,16 +28,18 @@ from tests.testbed.test_virtual_speed import view_of
 SEED = 1
 SLOW_S = 2.0
 LATE_S = 2.0
-"""More than it takes to find out that somebody has died."""
+"""More time than it takes to find out that a member has died."""
 LATER_S = 3.0
-"""Others agree without that word, and who lacks it hears of that half a second later."""
+"""Others agree without that word, and the member that lacks it hears of the view half a second
+later."""
 ASKS_S = 1.0
 COMPUTES_S = 0.3
-"""As long as the other holder may take longer to compute the same step."""
+"""By so much longer may the other holder take to compute the same step."""
 
 
 def a_view_ends_while_data_come(folder: Path, patches: pytest.MonkeyPatch) -> None:
-    """Of who is about to compute in it; of who died nothing comes any more."""
+    """The data are for a peer that is about to compute in that view. From the dead peer nothing
+    comes any more."""
     run = make_run(folder, 2000, saves_every_steps=1000)
     patches.setattr(worlds, "compute_plan", replicas)
 
@@ -65,7 +67,7 @@ def a_view_ends_while_data_come(folder: Path, patches: pytest.MonkeyPatch) -> No
 
 
 def _guarded_by(*guardians: str) -> Any:
-    """What one holds alone: by the first of the others that is here."""
+    """What one peer holds alone is guarded by the first of `guardians` that is here."""
 
     def guards_in(snapshot: Snapshot, plan: Any) -> dict[int, str]:
         here = {record.peer_id for record in snapshot.records}
@@ -83,7 +85,7 @@ def _guarded_by(*guardians: str) -> Any:
 
 
 def _halves_and_spares(first: str, *seconds: str) -> Any:
-    """The second half is that of the first of these who is here."""
+    """The second half belongs to the first of `seconds` that is here."""
 
     def plan(snapshot: Snapshot) -> Any:
         if (standing := standing_plan(snapshot)) is not None:
@@ -121,8 +123,8 @@ def _halves_and_a_whole(first: str, second: str, whole: str) -> Any:
 def who_has_committed_alone_needs_the_others_gradients(
     folder: Path, patches: pytest.MonkeyPatch
 ) -> None:
-    """It is a step ahead; the other half can be rolled forward by one that has not heard that the
-    step is committed, and the last copy of that half's next states dies."""
+    """The peer is a step ahead. A member that has not heard of that commit can roll the other half
+    forward, and the last copy of that half's next states dies."""
     run = make_run(folder, 2000, saves_every_steps=1000)
     late = Late(patches, "prepared", LOST_S)
 
@@ -145,8 +147,8 @@ def who_has_committed_alone_needs_the_others_gradients(
 
 
 def a_guardian_hears_late_what_its_holder_knows(folder: Path, patches: pytest.MonkeyPatch) -> None:
-    """That a step is committed: it waits until it can show that to others before it moves its
-    copies on, and the holder dies."""
+    """The holder knows that a step is committed. Before it moves its copies on, the guardian waits
+    until it can show that to others, and the holder dies."""
     run = make_run(folder, 2000, saves_every_steps=1000)
     patches.setattr(worlds, "compute_plan", two_stages_and_a_spare)
     late = Late(patches, "prepared", LATE_S)
@@ -172,9 +174,9 @@ def a_guardian_hears_late_what_its_holder_knows(folder: Path, patches: pytest.Mo
 
 
 def prepared_comes_before_the_view_that_it_is_of(folder: Path, patches: pytest.MonkeyPatch) -> None:
-    """All is computed, and waits for the receipts of a guardian that dies. Another one guards
-    then: of two holders one takes over, has nothing to compute, and says Prepared; the other lacks
-    a third one's word for that view."""
+    """All is computed, and waits for the receipts of a guardian that dies. Another peer guards
+    then: of two holders one takes over, has nothing to compute, and says Prepared. The other lacks
+    a third member's word for that view."""
     run = _without_evaluations(make_run(folder, 2000, saves_every_steps=1000))
     receipts, ready = Late(patches, "receipt", LOST_S), Late(patches, "ready", LATER_S)
     kept: list[str] = []
@@ -215,9 +217,9 @@ def prepared_comes_before_the_view_that_it_is_of(folder: Path, patches: pytest.M
 
 
 def who_takes_a_place_asks_late_for_its_states(folder: Path, patches: pytest.MonkeyPatch) -> None:
-    """One has sent all that the other half needs of a step when it dies, and the other half is its
-    guardian: that has nothing left to do in the next view but to wait for the newcomer there, who
-    asks it for its states by then."""
+    """One half has sent all that the other half needs of a step when it dies. The other half is its
+    guardian, and in the next view only waits for the newcomer in that place. By then the newcomer
+    asks it for the states."""
     run = _without_evaluations(make_run(folder, 2000, saves_every_steps=1000))
     receipts, asks = Late(patches, "receipt", LOST_S), Late(patches, "follow", ASKS_S)
 

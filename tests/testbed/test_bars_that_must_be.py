@@ -1,4 +1,4 @@
-"""Whom the judge of seeds with liars asks for a bar."""
+"""The peers that the judge of seeds with liars asks for a bar."""
 
 import math
 import re
@@ -19,12 +19,12 @@ FOUND_S = 10.0
 
 @dataclass
 class Told:
-    """Of a peer what the judge asks for."""
+    """The parts of a peer that the judge asks for."""
 
     name: str
     barred: list[str]
     views: list[tuple[float, int, str]] = field(default_factory=list)
-    """When, which, with whom."""
+    """Each view: when it began, which it is, and its members."""
     takes_part: bool = True
 
     @property
@@ -56,15 +56,16 @@ FIRST, SECOND, WITHOUT = (1.0, 1, "abL"), (2.0, 2, "aL"), (10.1, 3, "a")
 def test_who_was_left_out_before_a_liar_was_found_out_need_not_have_barred_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Seed 200106: slandered, left out, and still out as the run came to its end."""
+    """Seed 200106: the peer was slandered and left out, and still out as the run came to its
+    end."""
     judged(monkeypatch, Told("a", ["L"], [FIRST, SECOND, WITHOUT]), Told("b", [], [FIRST]))
     late = (10.05, 3, "abL")
-    """Agreed on already."""
+    """The view had been agreed on already."""
     judged(monkeypatch, Told("a", ["L"], [FIRST, (11.0, 4, "a")]), Told("b", [], [FIRST, late]))
 
 
 def test_who_came_back_after_the_end_bars_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seed 600415: it hears at the door that the run is complete."""
+    """Seed 600415: the peer hears at the door that the run is complete."""
     views = [FIRST, SECOND, (10.1, 3, "ab")]
     judged(monkeypatch, Told("a", ["L"], views), Told("b", [], views, takes_part=False))
 
@@ -86,7 +87,8 @@ def test_all_others_must(monkeypatch: pytest.MonkeyPatch, a: Told, b: Told) -> N
 def test_who_barred_it_before_anything_else_happened_must_have_it_barred_for_good(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever loses power afterwards; what came of a verdict under way then is not asked."""
+    """This holds for every peer that loses power afterwards. What came of a verdict under way then
+    is not asked."""
     forgot = Told("a", ["L"], [FIRST, WITHOUT]), Told("b", [], [FIRST, WITHOUT])
     with pytest.raises(Broken, match="has not barred it"):
         judged(monkeypatch, *forgot, disturbed_s=12.0)

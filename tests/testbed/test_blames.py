@@ -1,4 +1,5 @@
-"""In virtual time all are honest: whoever is blamed shows a fault of the daemon's."""
+"""In virtual time all members are honest, so a member that is blamed shows a fault of the
+daemon's."""
 
 import logging
 

@@ -1,5 +1,5 @@
-"""Who joins late learns from the others' transcripts, which prove it, who computed the steps before
-it came."""
+"""A peer that joins late learns from the others' transcripts, which prove it, who computed the
+steps before it came."""
 
 import logging
 import random
@@ -42,7 +42,7 @@ STEPS = 40
 
 
 class History(NamedTuple):
-    """What a founder that one has joined leaves behind."""
+    """What a founder leaves behind after another peer has joined it."""
 
     transcript: bytes
     spec: RunSpec
@@ -58,7 +58,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def soon() -> Iterator[None]:
-    """A run of seconds is over before others are asked in their own time."""
+    """Peers ask others soon, as a run of seconds is over before they would in their own time."""
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(of_others, "BEGIN_AFTER_S", 0.5)
         patches.setattr(of_others, "PIECE_EVERY_S", 0.01)
@@ -99,7 +99,7 @@ async def both_end(
     before: Callable[[Peer], None] = lambda first: None,
     **founders: object,
 ) -> tuple[Peer, Peer]:
-    """A founder alone for ten steps, `before` another one joins it."""
+    """The founder is alone for ten steps, `before` another peer joins it."""
     first = swarm.peer("first", run=str(run), **founders)
     late = swarm.peer("late", initial_peers=(swarm.address(first),))
     swarm.start(first)
@@ -184,7 +184,7 @@ def test_useful_tokens_of_all_homes_add_up_to_the_run_after_kills(
 
 
 async def killed_and_back(swarm: Swarm, victim: Peer, away_steps: int) -> None:
-    """The others go on for so many steps; afterwards it sees some again."""
+    """The others go on for so many steps. Afterwards the victim sees some steps again."""
     left = [peer for peer in swarm.peers if peer is not victim]
     swarm.kill(victim)
     at = left[0].step() + away_steps
@@ -208,7 +208,7 @@ def read(history: History, lines: bytes, piece_bytes: int = 1 << 20) -> EarlierS
 
 
 def last_lineage(reader: EarlierSteps) -> dict[int, str]:
-    """After the last step that trains."""
+    """Each layer's lineage after the last step that trains."""
     (lineage,) = (lineage for lineage, led in reader.led.items() if led.step == STEPS - 1)
     return {STEPS: lineage}
 
@@ -232,7 +232,7 @@ def test_a_torn_line_costs_what_cannot_be_followed_through_it(history: History) 
 
 
 def test_what_all_have_signed_anew_leads_to_no_state_that_was(history: History) -> None:
-    """Whoever makes a history up may have all its keys."""
+    """A forger of a history may have all its keys."""
     made_up, checker = [], Checker(verify)
     run = history.spec.digest()
     is_signed = verifying_in(run, verify)
@@ -273,7 +273,7 @@ def test_what_all_have_signed_anew_leads_to_no_state_that_was(history: History) 
 def test_a_plan_that_is_none_of_the_run_is_refused_before_anything_walks_it(
     history: History, changes: dict[str, int], flaw: str
 ) -> None:
-    """Whoever writes a transcript has all its keys, and signs any plan."""
+    """The writer of a transcript may have all its keys, and sign any plan."""
     checker = Checker(verify)
     began, taken, *_ = map(entry_of, history.transcript.splitlines())
     assert isinstance(taken, TookOver) and isinstance(taken.plan, Plan)
@@ -296,7 +296,7 @@ def test_another_run_is_refused(history: History) -> None:
 
 
 def test_what_daemons_sign_in_one_run_holds_in_no_other(history: History) -> None:
-    """Their keys are the same in all runs of their homes."""
+    """A home's key is the same in all its runs."""
     _, taken, *rest = map(entry_of, history.transcript.splitlines())
     assert isinstance(taken, TookOver)
     said = next(it for it in rest if isinstance(it, Committed))

@@ -1,4 +1,5 @@
-"""Who ends by itself, with whatever code, before the last step and without having been told to."""
+"""Peers that end by themselves, with whatever code, before the last step and without an order
+to."""
 
 import asyncio
 from pathlib import Path
@@ -19,7 +20,7 @@ STEPS = 16
 
 
 def ended(outcome: int | BaseException) -> Any:
-    """As a task, whose outcome is taken."""
+    """A task with this outcome, which has been taken."""
     future: asyncio.Future[int] = asyncio.Future(loop=asyncio.new_event_loop())
     if isinstance(outcome, int):
         future.set_result(outcome)

@@ -7,7 +7,8 @@ from p2p_dtfm.testbed.growing_history import GrowingHistory
 
 
 def test_a_step_that_is_repeated_in_a_view_is_one_of_that_view(tmp_path: Path) -> None:
-    """A swarm that lost its newest state repeats steps: none is above the highest there was."""
+    """A swarm that lost its newest state repeats steps, and none of these is above the highest
+    there was."""
     path = tmp_path / "runs" / "a" / "events.jsonl"
     path.parent.mkdir(parents=True)
     history = GrowingHistory(tmp_path)

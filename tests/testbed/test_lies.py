@@ -1,5 +1,5 @@
-"""What a liar makes of its gradients is something else, or the lie would show nothing; and a run is
-judged by what the design promises of its kind, also where that is that nobody finds it out."""
+"""A liar's gradients differ from the true ones, or the lie would show nothing. A run is judged by
+what the design promises of its kind of lie, also where it promises that nobody finds it out."""
 
 import math
 
@@ -181,7 +181,8 @@ def test_what_a_lie_cost_is_the_longest_wait_and_what_was_undone() -> None:
 
 
 def undoing(*steps: int, all_of_it: bool = True, peer: str = LIAR) -> LieVerdict:
-    """A liar from step 40 on; as told by who went back `from_step` to `to_step`."""
+    """A verdict for a liar from step 40 on, as told by a peer that went back `from_step` to
+    `to_step`."""
     from_step, to_step = steps
     back = {"event": "went back", "from_step": from_step, "step": to_step, "peers": [peer]}
     history = [
@@ -220,7 +221,7 @@ def test_a_case_with_an_undo_has_honest_steps_before_and_promises_more() -> None
 
 
 def test_losses_that_cannot_be_one_processs_are_not_compared() -> None:
-    """Trimmed sums go with audits, and the plain loop has none."""
+    """Trimmed sums go with audits, and the plain loop has no audits."""
     case, verdict = LieCase("tiny", "flip", 1.0, 4, 1.0, 1), LieVerdict()
     compare_losses([], case, case.spec(run_spec(sync={"sums": "trimmed"})), verdict)
     assert verdict.max_loss_difference is None

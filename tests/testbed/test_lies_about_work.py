@@ -1,5 +1,5 @@
-"""What a liar computes, withholds, gives and says that it is: otherwise from its first lie on only,
-and no more otherwise than its kind says."""
+"""A liar computes, withholds, gives and says otherwise from its first lie on only, and only what
+its kind names."""
 
 import asyncio
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stage(monkeypatch: pytest.MonkeyPatch, kind: str) -> Any:
-    """Of three microbatches, whose tokens are 1, 2, 3 and whose losses weigh 1."""
+    """A stage with three microbatches, whose tokens are 1, 2, 3 and whose losses weigh 1."""
 
     def init(self: Any) -> None:
         self._spec = SimpleNamespace(microbatches_per_step=8)

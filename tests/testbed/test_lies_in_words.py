@@ -1,4 +1,4 @@
-"""What a liar signs is not what it has computed, from its first lie on and not before."""
+"""From its first lie on, and not before, a liar signs something else than it has computed."""
 
 import asyncio
 from types import SimpleNamespace
@@ -43,7 +43,7 @@ CHANGED = {
 
 @pytest.fixture
 def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A liar's process is changed for good, that of the tests is not."""
+    """A liar's process is changed for good, and that of the tests is restored."""
 
     def put(owner: Any, name: str, made: Any) -> None:
         monkeypatch.setattr(owner, name, made)
@@ -70,7 +70,8 @@ def test_a_signed_lie_is_in_one_field(kind: str, put_back: None) -> None:
 def test_what_it_says_of_its_losses_it_goes_by_itself(
     kind: str, strength: float, field: str, told: float, put_back: None
 ) -> None:
-    """Or its lineage would be another than the others', and that be found instead of the lie."""
+    """Otherwise its lineage would differ from the others', and they would find that instead of the
+    lie."""
     said: list[tuple[int, float]] = []
 
     def take(self: Any, view: None, step: int, local: LocalResult) -> None:
@@ -88,7 +89,7 @@ def test_what_it_says_of_its_losses_it_goes_by_itself(
 
 
 class Sent:
-    """What went out of a reduction, by receiver."""
+    """What a reduction sent, by receiver."""
 
     def __init__(self) -> None:
         self.values: dict[str, list[float]] = {}

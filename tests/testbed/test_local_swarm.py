@@ -31,7 +31,8 @@ def test_daemons_share_the_processor_unless_one_is_told_otherwise(
 def test_daemons_of_a_swarm_do_not_obey_what_is_set_for_one_of_its_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With P2P_DTFM_HOURS=22-07 the demo paused by day, with P2P_DTFM_INVITE nobody founded."""
+    """With P2P_DTFM_HOURS=22-07 the demo paused by day, and with P2P_DTFM_INVITE no daemon
+    founded."""
     monkeypatch.setenv("P2P_DTFM_SAID", "as its user wants")
     monkeypatch.setenv("SAID", "so")
     with LocalSwarm(tmp_path, module="tests.testbed.said_by_a_fork") as swarm:

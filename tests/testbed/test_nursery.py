@@ -1,4 +1,4 @@
-"""Forks of a nursery are processes of their own, with an end that is told."""
+"""Forks of a nursery are processes of their own, and their end is told."""
 
 import os
 import resource
@@ -84,7 +84,7 @@ def test_it_ends_with_who_started_it(tmp_path: Path) -> None:
 
 
 def test_nothing_stays_open_of_who_has_ended(tmp_path: Path) -> None:
-    """A storm of kills came to the limit of descriptors at its 330th: three stayed of each."""
+    """A storm of kills reached the limit of descriptors at its 330th kill: each left three open."""
     fork(tmp_path, "draw").wait(60)  # the nursery itself stays
     before = len(os.listdir("/proc/self/fd"))
     for ended in range(3):

@@ -1,4 +1,4 @@
-"""Of which runs the losses are those of one process, and of which they cannot be."""
+"""Which runs have the losses of one process, and which cannot have them."""
 
 import pytest
 

@@ -65,7 +65,8 @@ def test_without_a_stopped_step_there_are_no_phases(history: list[dict[str, Any]
 
 
 def test_what_a_later_fault_stopped_is_not_said_of_the_one_before() -> None:
-    """A full disk stopped nothing, and was said to be suspected after 34.7 s: of a kill."""
+    """A full disk stopped nothing. The report said that it was suspected after 34.7 s: this was the
+    suspicion of a later kill."""
     full = Inflicted("disk full", ("b",), 3, 10.0, 12.0)
     kill = Inflicted("kill", ("c",), 9, 40.0, 42.0)
     commits = [(step, 9.0 + 4 * step) for step in range(10)]

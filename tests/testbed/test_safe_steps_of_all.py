@@ -1,4 +1,4 @@
-"""What anybody has told to be safe is computed again by nobody, after at most one crash."""
+"""A step that any member has told to be safe is never computed again, after at most one crash."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -22,12 +22,12 @@ def peer(name: str, *events: dict[str, Any]) -> Any:
 
 
 DEAD = peer("a", view(1, 0.0), *(step(n, n + 0.5, 1, n + 1) for n in range(6)))
-"""Its word of step 5 is the last one that it has said."""
+"""The dead peer's word of step 5 is the last one that it said."""
 CRASH_S = 6.0
 
 
 def test_what_the_dead_has_told_holds_for_those_that_go_on() -> None:
-    """Of step 5 nobody else had heard."""
+    """No other member had heard of step 5."""
     others = peer("b", view(1, 0.0), step(4, 4.6, 1, 4), view(2, 7.0, "b"), step(5, 8.0, 2))
     with pytest.raises(Broken, match=r"b: step 5 again at 8.00 s, with 6 safe ones at 5.50 s .*a"):
         require_safe_steps_stay([DEAD, others], [CRASH_S])
@@ -46,7 +46,7 @@ def test_who_hears_late_of_a_step_has_not_made_it_again() -> None:
 
 
 def test_views_of_one_number_are_told_apart() -> None:
-    """Who founds anew numbers from one on."""
+    """A peer that founds anew numbers its views from one on."""
     anew = peer("b", view(1, 7.0, "bc", "another"), step(5, 8.0, 1))
     with pytest.raises(Broken, match="b: step 5 again"):
         require_safe_steps_stay([DEAD, anew], [CRASH_S])

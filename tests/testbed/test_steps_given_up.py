@@ -1,4 +1,4 @@
-"""Of steps that a peer has committed twice: which a split excuses, and which nothing does."""
+"""Steps that a peer has committed twice: a split excuses some of them, and nothing the others."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def view(number: int, step: int, time_s: float, **more: Any) -> Event:
 
 
 def steps(first: int, end: int, late_s: float = 0.0, loss: float = 1.0) -> list[Event]:
-    """One a second."""
+    """Commits of these steps, one a second."""
     return [
         {"event": "step", "step": n, "time_s": n + late_s, "loss": loss, "view": 1}
         for n in range(first, end)
@@ -30,9 +30,9 @@ def judged(histories: dict[str, list[Event]], *faults: Inflicted) -> ChaosVerdic
 
 LONGER = [view(1, 0, 0.0), *steps(0, 5), view(2, 5, 6.0), *steps(5, 15), view(4, 15, 15.5)]
 LONGER += steps(15, STEPS)
-"""Of the side that stays."""
+"""Steps of the side that stays."""
 SHORTER = [view(1, 0, 0.0), *steps(0, 5), view(3, 5, 7.0), *steps(5, 9, 2.5)]
-"""Until the other side counts."""
+"""Seconds until the other side counts."""
 AFTER = [view(4, 15, 15.5), *steps(15, STEPS)]
 
 
@@ -46,7 +46,7 @@ def test_the_side_that_gives_up_commits_its_steps_again() -> None:
 
 
 def test_what_was_committed_before_or_after_a_split_is_not_given_up_for_it() -> None:
-    """A swarm that was cut somewhere, at some time, may not do all twice from then on."""
+    """A swarm that was cut somewhere, at some time, may not do all steps twice from then on."""
     later = [view(7, STEPS, 35.0), view(5, 20, 40.0), *steps(20, STEPS, 30.0)]
     twice = {"a": [*LONGER, view(5, STEPS, 40.0)], "b": [*SHORTER, *AFTER, *later]}
     verdict = judged(twice, SPLIT)
@@ -59,7 +59,7 @@ def test_what_was_committed_before_or_after_a_split_is_not_given_up_for_it() -> 
 
 
 def test_what_commits_a_step_may_have_come_to_one_side_alone() -> None:
-    """Just before the cut."""
+    """The commit came just before the cut."""
     alone = [view(1, 0, 0.0), *steps(0, 5), view(4, 4, 15.5), *steps(4, STEPS, 20.0)]
     others = [view(1, 0, 0.0), *steps(0, 4), view(2, 4, 6.0), view(4, 4, 15.5)]
     others += steps(4, STEPS, 20.0)
@@ -68,7 +68,7 @@ def test_what_commits_a_step_may_have_come_to_one_side_alone() -> None:
 
 
 def test_of_two_sides_one_stays() -> None:
-    """Both go back to where they were parted: what each had done is done twice."""
+    """Both sides went back to where they were parted, and did all their steps twice."""
     merged = view(4, 5, 15.5)
     both = {
         "a": [*LONGER[:17], merged, *steps(5, STEPS, 20.0)],
@@ -91,8 +91,8 @@ def test_sides_that_meet_much_later_are_not_parted_by_that_split() -> None:
 
 
 def test_steps_since_a_cut_are_no_side_of_a_split() -> None:
-    """One is cut off from another one, and the others go back to the newest whole copy, as they
-    had said: nobody has gone on from there without them."""
+    """One peer is cut off from another, and the others go back to the newest whole copy, as they
+    had said. Nobody has gone on from there without them."""
     first = view(1, 0, 0.0, may_repeat_steps=4)
     again = [view(2, 3, 8.0), *steps(3, STEPS, 10.0)]
     cut = Inflicted("cut", ("a", "c"), 4, 1.5, 9.0)
@@ -101,7 +101,7 @@ def test_steps_since_a_cut_are_no_side_of_a_split() -> None:
 
 
 def test_what_a_full_disk_has_not_kept_is_not_looked_at() -> None:
-    """The view with which it gave its steps up may be what it could not write."""
+    """The disk may not have kept the view with which the peer gave its steps up."""
     merged = view(4, 7, 15.5)
     longer = [*LONGER[:7], *steps(5, 7), merged, *steps(7, STEPS, 20.0)]
     back = {"a": longer, "b": [*SHORTER, *steps(7, STEPS, 20.0)]}

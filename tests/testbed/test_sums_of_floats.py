@@ -1,5 +1,5 @@
-"""What members state is the same bits, whichever Python adds it up: from 3.12 on `sum` makes up for
-what is rounded away, and 3.11 does not."""
+"""Members state the same bits, whichever Python adds the numbers up. From 3.12 on `sum` makes up
+for rounding, and 3.11 does not."""
 
 import builtins
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ SUM_IN_ORDER = builtins.sum
 
 
 def summed_with_care(numbers: Iterable[Any], start: Any = 0) -> Any:
-    """As Python 3.12 does it."""
+    """`sum` as Python 3.12 does it."""
     values = [start, *numbers]
     if not all(isinstance(each, int | float) for each in values):
         return SUM_IN_ORDER(values[1:], start)
@@ -32,7 +32,7 @@ def summed_with_care(numbers: Iterable[Any], start: Any = 0) -> Any:
 
 
 def stated(run: Path, folder: Path) -> list[tuple[float, float]]:
-    """What two replicas come to in each step, who audit each other."""
+    """The norms and losses of two replicas, which audit each other, in each step."""
 
     async def scene(swarm: Swarm) -> Peer:
         first = swarm.peer("first", run=str(run), expect_peers=2)

@@ -1,5 +1,5 @@
-"""What whoever makes a run up would leave out, or put beside its transcript, so that a stranger's
-`verify` says that all holds."""
+"""A forger of a run leaves parts out of its transcript, or puts other files beside it, so that a
+stranger's `verify` says that all holds."""
 
 import contextlib
 import io
@@ -35,7 +35,8 @@ from tests.e2e.forger import entries_in, forged, keys_of, write_entries
 from tests.train.saved_layers import save_layers
 
 STEPS, SAVED = 24, 20
-"""The last checkpoint but one is of step 20, the one before of 10, the last one of the end."""
+"""The last checkpoint is of the end, the one before it of step 20, and the one before that of step
+10."""
 LAYERS = 6
 
 
@@ -53,7 +54,7 @@ def run_of(home: Path) -> Run:
 
 
 def run_in(folder: Path) -> Path:
-    """Audited, and with all checkpoints kept."""
+    """An audited run with all checkpoints kept."""
     run = with_audits(make_run(folder, STEPS))
     spec = RunSpec.model_validate_json(run.read_text())
     checkpoint = spec.checkpoint.model_copy(update={"keep": 3})
@@ -69,7 +70,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Trained rightly, but for what stands in a checkpoint: another model from there on."""
+    """A run trained rightly, but for one checkpoint's content: another model from there on."""
     folder = tmp_path_factory.mktemp("poisoned")
     update = step_loop.apply_outcome
 
@@ -91,7 +92,7 @@ def checked(entries: list[Entry]) -> Checker:
 
 
 def without(entries: list[Entry], *steps: int) -> list[Entry]:
-    """A view takes over in the second line, and stays."""
+    """The entries without these steps. A view takes over in the second line, and stays."""
     return [it for number, it in enumerate(entries) if number - 2 not in steps]
 
 
@@ -101,7 +102,7 @@ def sample_in(directory: Path, checker: Checker) -> WorkSample:
 
 
 def judged(directory: Path, checker: Checker, first: int = 0, end: int = STEPS + 1) -> Judged:
-    """All works of these steps, drawn."""
+    """The verdict on all works of these steps, each drawn."""
     works = [it for it in works_of(checker) if first <= it[0] < end]
     return sample_in(directory, checker).judge(works, checker.gaps)
 
@@ -123,7 +124,8 @@ def test_what_stands_in_a_checkpoint_is_what_the_steps_before_it_led_to(poisoned
 
 @pytest.mark.parametrize("drawn_to", [STEPS + 1, 3])
 def test_the_step_before_a_forged_checkpoint_is_left_out(poisoned: Run, drawn_to: int) -> None:
-    """Whatever is drawn was computed rightly from there; that nothing led there went unsaid."""
+    """Every drawn work was computed rightly from there, so the forger did not say that nothing led
+    there."""
     checker = checked(without(poisoned.entries, SAVED - 1))
     found = judged(poisoned.directory, checker, 0, drawn_to)
     assert not found.unjudged and not found.bridged
@@ -143,7 +145,8 @@ def test_more_are_left_out_before_it(poisoned: Run, missing: tuple[int, ...]) ->
 def test_a_step_whose_record_is_lost_costs_an_honest_run_nothing(
     honest: Run, missing: int, drawn_to: int
 ) -> None:
-    """Before a checkpoint, between two, and before the end; drawn on the way or not."""
+    """The step may be before a checkpoint, between two, or before the end; drawn on the way or
+    not."""
     found = judged(honest.directory, checked(without(honest.entries, missing)), 0, drawn_to)
     assert found.bridged == {missing} and not found.open and not found.unjudged
 
@@ -151,8 +154,8 @@ def test_a_step_whose_record_is_lost_costs_an_honest_run_nothing(
 def test_what_follows_a_missing_step_that_is_shown_is_judged_like_all_else(
     honest: Run, tmp_path: Path
 ) -> None:
-    """The states after it were signed, so it was shown; a false work in the next step counted as
-    one that could not be judged, over the one that was missing."""
+    """The states after the missing step were signed, so it was shown. A false work in the next step
+    counted as one that could not be judged, because of the missing step."""
     keys = keys_of([honest.home])
     (peer,) = keys
     entries = forged(honest.entries[: 2 + 11], keys, [(10, peer)])
@@ -175,8 +178,8 @@ def test_another_members_transcript_has_what_is_missing(honest: Run, poisoned: R
 
 
 def of_a_later_step(directory: Path, at: int, later: int) -> dict[int, bytes]:
-    """In the place of a checkpoint lies another one, under its name; its digests, for whoever signs
-    for all."""
+    """Another checkpoint lies in the place of one, under its name. Returns its digests, for the
+    forger that signs for all."""
     root = directory / "checkpoints"
     place, source = root / f"step-{at:08d}", root / f"step-{later:08d}"
     manifest, digests = read_manifest(place), {}
@@ -192,8 +195,8 @@ def of_a_later_step(directory: Path, at: int, later: int) -> dict[int, bytes]:
 def test_a_checkpoint_whose_states_are_of_a_later_step_is_no_place_to_start_from(
     honest: Run, tmp_path: Path
 ) -> None:
-    """`verify` went on with the step of which the states were, found it right, and had judged
-    none of those that were drawn: all from there to the next checkpoint could be made up."""
+    """`verify` went on with the step that the states belong to, found it right, and judged none of
+    the drawn works. All from there to the next checkpoint could be forged."""
     shutil.copytree(honest.directory, tmp_path / "run")
     digests = of_a_later_step(tmp_path / "run", 10, SAVED)
     keys = keys_of([honest.home])
@@ -218,7 +221,7 @@ def test_a_checkpoint_whose_states_are_of_a_later_step_is_no_place_to_start_from
 def test_of_the_checkpoints_beside_it_is_said_which_hold_what_was_signed(
     honest: Run, tmp_path: Path
 ) -> None:
-    """Whoever is given a model with a transcript wants to know whether it is the run's."""
+    """A user who gets a model with a transcript wants to know whether it is the run's."""
     shutil.copytree(honest.directory, tmp_path / "run")
     checker, root = checked(honest.entries), tmp_path / "run" / "checkpoints"
     last = root / f"step-{STEPS:08d}"
@@ -240,8 +243,8 @@ def test_of_the_checkpoints_beside_it_is_said_which_hold_what_was_signed(
 
 
 def test_weights_that_a_run_began_with_are_those_of_their_name(tmp_path: Path) -> None:
-    """They lie beside the transcript, and whoever gives it away gives them, too: who names well
-    known weights in its run and begins with its own was believed."""
+    """The weights lie beside the transcript, and come from its giver as well. A giver that named
+    well known weights in its run and began with others was believed."""
     run = with_audits(with_given_weights(make_run(tmp_path, 4), "given"))
     of = run_of(reference_of(run, tmp_path / "alone").home)
     checker = checked(of.entries)
@@ -258,8 +261,8 @@ def test_weights_that_a_run_began_with_are_those_of_their_name(tmp_path: Path) -
 
 
 def test_data_that_are_not_all_here_are_told(honest: Run, tmp_path: Path) -> None:
-    """A member keeps what it has computed with. It was a traceback, and ended as if something in
-    the transcript were not so."""
+    """A member keeps what it has computed with. Missing data ended in a traceback, as if something
+    in the transcript were false."""
     shutil.copytree(honest.directory, tmp_path / "run")
     blobs = (tmp_path / "run" / "blobs").iterdir()
     max(blobs, key=lambda path: path.stat().st_size).unlink()
@@ -272,7 +275,8 @@ def of_fewer_tokens(prepared: Prepared) -> Prepared:
 
 
 def test_a_loss_is_of_as_many_tokens_as_the_step_has(honest: Run) -> None:
-    """In the first step of a view, which whoever forges has before each step, any number went."""
+    """In the first step of a view any number was accepted, and a forger can begin a view before
+    each step."""
     keys = keys_of([honest.home])
     (peer,) = keys
     entries = forged(honest.entries[:3], keys, [(0, peer)], lambda share: share, of_fewer_tokens)
@@ -281,7 +285,7 @@ def test_a_loss_is_of_as_many_tokens_as_the_step_has(honest: Run) -> None:
 
 
 def ended(places: list[Path], *, sample: str = "1%", allows: bool = False) -> tuple[int, str]:
-    """With what `p2p-dtfm verify` ends, and what it says; the same works are drawn each time."""
+    """The exit status and the output of `p2p-dtfm verify`. The same works are drawn each time."""
     told = io.StringIO()
     with contextlib.redirect_stdout(told):
         try:
@@ -311,8 +315,8 @@ def test_it_says_how_much_is_not_shown_and_ends_so_unless_that_is_allowed(
 
 
 def test_what_another_has_and_does_not_lead_here_is_told(honest: Run, tmp_path: Path) -> None:
-    """One was killed and came back, another was killed for good meanwhile: neither has the steps
-    between, and it was said to name a transcript that was named."""
+    """One member was killed and came back, and another was killed for good meanwhile: neither has
+    the steps between. The user was told to name a transcript that was already named."""
     path = write_entries(tmp_path / FILE_NAME, without(honest.entries, *range(8, 16)))
     (tmp_path / "other").mkdir()
     other = write_entries(tmp_path / "other" / FILE_NAME, honest.entries[: 2 + 13])
@@ -344,8 +348,8 @@ def test_a_damaged_first_line_is_no_lie(honest: Run, tmp_path: Path) -> None:
 def test_nobody_answers_for_what_its_signature_does_not_cover(
     honest: Run, tmp_path: Path, line: int
 ) -> None:
-    """Of a view that lacked somebody's signature it was said that it stood under just that; and so
-    of a step, in which a disk had lost a bit."""
+    """A view lacked a member's signature, and the program said that it stood under just that one.
+    It said the same of a step in which a disk had lost a bit."""
     lines = [line_of(entry) for entry in honest.entries]
     entry = honest.entries[line]
     if isinstance(entry, TookOver):
@@ -367,8 +371,8 @@ def test_nobody_answers_for_what_its_signature_does_not_cover(
 def test_a_transcript_that_was_not_judged_is_not_said_to_hold(
     honest: Run, poisoned: Run, tmp_path: Path
 ) -> None:
-    """Of several the one that has come furthest is judged. Where that is a stranger's, and goes
-    another way, nothing at all was said of the one that was named first."""
+    """Of several transcripts the one that has come furthest is judged. Where a stranger's is
+    further, and goes another way, nothing at all was said of the one named first."""
     mine = write_entries(tmp_path / FILE_NAME, honest.entries[: 2 + SAVED + 2])
     for sample in ("0", "1%"):
         code, said = ended([mine, poisoned.home], sample=sample, allows=True)
@@ -389,7 +393,8 @@ def test_of_several_it_is_said_which_is_refused(honest: Run, tmp_path: Path) -> 
 
 
 def test_data_are_taken_from_whichever_member_has_them(honest: Run, tmp_path: Path) -> None:
-    """Who came late has few of them, and who was there from the first step is named after it."""
+    """A member that came late has few data; the one that was there from the first step is named
+    after it."""
     mine = write_entries(tmp_path / FILE_NAME, honest.entries)
     assert ended([mine, honest.home])[0] == 0
     shutil.copytree(honest.directory / "blobs", tmp_path / "blobs")

@@ -1,8 +1,8 @@
-"""A run that was trained honestly but for one update, of a step whose end is a checkpoint: all have
-sworn to what came of it, and every work of every step is right. `verify` took up each part of the
-run from the checkpoint before it, and never looked whether the part before had led there: a model
-from anywhere could be put in, and all was said to hold, though each work was drawn. Here it is the
-last checkpoint, of the end; `test_verified_gaps.py` has one on the way, and an honest run."""
+"""A run was trained honestly but for one update, of a step whose end is a checkpoint. All have
+sworn to its result, and every work of every step is right. `verify` began each part of the run at
+the checkpoint before it, and never looked whether the part before had led there. Any model could be
+put in, and all was said to hold, though each work was drawn. Here it is the last checkpoint;
+`test_verified_gaps.py` has one on the way, and an honest run."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ STEPS = 24
 
 
 def judged(home: Path, first: int, end: int) -> Judged:
-    """All works of these steps, drawn."""
+    """The verdict on all works of these steps, each drawn."""
     path = next(home.glob(f"runs/*/{FILE_NAME}"))
     checker = Checker(verify)
     for entry in TranscriptLines(path).entries():

@@ -1,4 +1,4 @@
-"""Seeds in which somebody is away for long, and who is kept out of the others' view in them."""
+"""Seeds in which a peer is away for long, and who is kept out of the others' view in them."""
 
 from types import SimpleNamespace
 from typing import Any

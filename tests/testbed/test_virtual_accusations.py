@@ -1,6 +1,7 @@
 """Real daemons in virtual time: two colluders of eight say of one honest member that they do not
-hear it, and then of the next one. It has a link in doubt to both, and they have one each: it went,
-and within six seconds all six honest ones were out, and the two had the run for themselves."""
+hear it, and then of the next one. The member has a link in doubt to both, and each of them only
+one, so it went. Within six seconds all six honest members were out, and the two had the run for
+themselves."""
 
 from pathlib import Path
 

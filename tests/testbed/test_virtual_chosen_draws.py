@@ -1,7 +1,7 @@
-"""Real daemons in virtual time: in the first step of a view nobody has committed itself to what it
-opens. Of two colluders of eight the last one to claim knew all other openings, and chose its own so
-that each of the two was drawn for the other: what they computed in such steps stayed, at any
-rate. Each run of the tests asks the draw itself (`tests/core/audit/test_draw.py`)."""
+"""Real daemons in virtual time: in the first step of a view no member has committed itself to what
+it opens. The last of two colluders of eight to claim knew all other openings. It chose its own so
+that each of the two was drawn for the other. What they computed in such steps stayed, at any rate.
+Each run of the tests asks the draw itself (`tests/core/audit/test_draw.py`)."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ STEPS = 6
 
 @pytest.fixture
 def player(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Player:
-    """Of a run that has a microbatch for each of eight: colluders are a quarter of the holders."""
+    """Plays a run that has a microbatch for each of eight: colluders are a quarter of the
+    holders."""
 
     def of_eight(*arguments: Any) -> Path:
         return of_single_sequences(make_run(*arguments))

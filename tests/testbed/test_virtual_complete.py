@@ -1,4 +1,4 @@
-"""Real daemons in virtual time: a run that is complete stays so, whoever goes home."""
+"""Real daemons in virtual time: a run that is complete stays so, whoever leaves."""
 
 import asyncio
 from pathlib import Path
@@ -12,12 +12,12 @@ from tests.testbed.begun import are_in_views_of
 
 STEPS = 12
 TOO_LITTLE_GIB = 1.0 / 1024
-"""For the whole model: one alone trains nothing."""
+"""Too little memory for the whole model, so one peer alone trains nothing."""
 
 
 def test_a_complete_run_stays_complete_when_somebody_goes_home(tmp_path: Path) -> None:
-    """Who stayed said that no steps happen for want of memory, for good, on its page and by
-    webhook, and forgot what can be done with the model."""
+    """The peer that stayed said for good, on its page and by webhook, that no steps happen for want
+    of memory. It no longer said what can be done with the model."""
     run = make_run(tmp_path, STEPS, saves_every_steps=5)
 
     async def scene(swarm: Swarm) -> None:
@@ -37,7 +37,8 @@ def test_a_complete_run_stays_complete_when_somebody_goes_home(tmp_path: Path) -
 def test_who_has_the_model_and_finds_nobody_any_more_is_told_that_it_is_here(
     tmp_path: Path,
 ) -> None:
-    """A volunteer's service looked for the others for ever after a reboot, long after the end."""
+    """A volunteer's service looked for the others for ever after a reboot, long after the end of
+    the run."""
     run = make_run(tmp_path, STEPS, saves_every_steps=5)
 
     async def scene(swarm: Swarm) -> None:
@@ -55,7 +56,7 @@ def test_who_has_the_model_and_finds_nobody_any_more_is_told_that_it_is_here(
 
 
 async def complete_at_two(swarm: Swarm, run: Path) -> list[Peer]:
-    """Of whom each has the model on its disk, and neither has room to train it alone."""
+    """Two peers that each have the model on disk, and no room to train it alone."""
     swarm.memory_gib, swarm.network.links.are_near = TOO_LITTLE_GIB, True
     stays: dict[str, object] = {"exit_when_done": False}
     first = swarm.peer("a", run=str(run), expect_peers=2, **stays)

@@ -1,4 +1,4 @@
-"""Seeds in which dozens come at once, and who is looked at in them."""
+"""Seeds in which dozens of peers come at once, and which of them the judge looks at."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -42,8 +42,8 @@ def reference(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
 def test_nothing_of_a_world_is_left_once_it_has_ended(
     lived_s: float, run: Path, tmp_path: Path
 ) -> None:
-    """A daemon that was killed before its first turn went on hearing warnings of later worlds, and
-    kept its own: after 2,500 seeds a third of the time went into collections."""
+    """A daemon killed before its first turn went on hearing warnings of later worlds, and kept its
+    own. After 2,500 seeds a third of the time went into collections."""
     worlds: list[weakref.ref[Swarm]] = []
 
     async def scene(swarm: Swarm) -> None:
@@ -145,7 +145,7 @@ def test_who_is_killed_as_it_comes_back_from_a_pause_leaves_its_home_to_the_next
 def test_who_is_killed_while_it_is_paused_drops_what_came_without_a_word(
     run: Path, tmp_path: Path
 ) -> None:
-    """Each call that comes is a task of its own, which had no turn yet."""
+    """Each call that comes is a task of its own, which has had no turn yet."""
 
     async def scene(swarm: Swarm) -> None:
         peer = swarm.peer("one", run=str(run))
@@ -166,7 +166,7 @@ def test_who_is_killed_while_it_is_paused_drops_what_came_without_a_word(
 def test_who_was_done_trains_again_when_a_failure_costs_the_last_steps(
     run: Path, tmp_path: Path
 ) -> None:
-    """Guardians lag here, so what the killed one alone had is lost with it."""
+    """Guardians lag here, so the layers that the killed peer alone had are lost with it."""
 
     async def scene(swarm: Swarm) -> None:
         stays = {"exit_when_done": False}
@@ -191,7 +191,7 @@ def test_who_was_done_trains_again_when_a_failure_costs_the_last_steps(
 def test_who_is_welcomed_and_then_comes_too_late_is_told_that_the_run_is_complete(
     run: Path, tmp_path: Path
 ) -> None:
-    """No step happens any more with which a view could let it in."""
+    """No further step happens with which a view could let it in."""
 
     async def scene(swarm: Swarm) -> None:
         stays = {"exit_when_done": False}
@@ -212,7 +212,7 @@ def test_who_is_welcomed_and_then_comes_too_late_is_told_that_the_run_is_complet
 
 
 def _require_each_step_in_its_view(peer: Peer) -> None:
-    """The last step before a planned view is noted once that has taken over."""
+    """The last step before a planned view is noted once that view has taken over."""
     views: list[dict[str, int]] = []
     for event in peer.events():
         if event["event"] == "view":
@@ -222,7 +222,7 @@ def _require_each_step_in_its_view(peer: Peer) -> None:
 
 
 def _tallies(peer: Peer) -> Tallies:
-    """Who has computed what, as this peer has it on its disk."""
+    """The tallies of work that this peer has on its disk."""
     return _kept(peer).tallies
 
 
@@ -236,7 +236,8 @@ def _views(peer: Peer) -> list[list[str]]:
 
 
 def test_the_same_seed_gives_the_same_trace_in_another_process(run: Path, tmp_path: Path) -> None:
-    """Where neither addresses nor the order of sets are alike. One leaves, and closes all lanes."""
+    """In the other process neither addresses nor the order of sets are alike. One peer leaves, and
+    closes all lanes."""
     leaves, cut = Fault(4.0, 3.0, "leave", ("c",), 0.0), Fault(5.0, 1.0, "cut", ("a", "b"), 0.0)
     schedule = Schedule(("a", "b", "c"), (), (leaves, cut))
     here = play_seed(1, schedule, run, tmp_path / "here", None)

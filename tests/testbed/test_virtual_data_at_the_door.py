@@ -1,6 +1,6 @@
-"""Real daemons in virtual time: who alone has the data comes back, and asks to be let in by one
-that waits for just these, and has never heard of it before. It was let in after the step under way,
-and that waited for its data."""
+"""Real daemons in virtual time: the only peer with the data comes back, and asks to be let in by a
+member that waits for these data, and has never heard of the peer. The peer was to be let in after
+the step under way, and that step waited for its data."""
 
 from pathlib import Path
 

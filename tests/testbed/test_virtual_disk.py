@@ -187,7 +187,7 @@ def test_this_machines_disk_writes_whole_files_or_none(
 def test_a_life_is_never_lower_though_the_clock_was_ahead_and_then_the_power_was_cut(
     tmp_path: Path,
 ) -> None:
-    """Others had heard of the higher one: they took this peer for a copy of itself (500811)."""
+    """Others had heard of the higher life: they took this peer for a copy of itself (500811)."""
 
     async def scene(loop: VirtualLoop, of: VirtualDisk) -> None:
         lives: list[int] = []

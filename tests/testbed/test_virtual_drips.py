@@ -1,4 +1,5 @@
-"""Real daemons in virtual time: one claims honestly, two seconds after it could, in each step."""
+"""Real daemons in virtual time: one member claims honestly, two seconds after it could, in each
+step."""
 
 import math
 
@@ -10,7 +11,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 
 STEPS = 20
 FEW = 16
-"""Steps in which most of the time goes by, and what is noticed late."""
+"""Steps in which most of the time passes, and what is noticed late."""
 
 
 @pytest.mark.parametrize(
@@ -24,7 +25,7 @@ FEW = 16
 def test_who_has_the_others_wait_for_its_word_in_each_step_is_out(
     tmp_path_factory: pytest.TempPathFactory, members: str, liars: str, rate: float
 ) -> None:
-    """It was never late enough to be a fault: steps took ten times as long for good."""
+    """The member was never late enough for a fault: steps took ten times as long for good."""
     faults = tuple(Fault(1.0, math.inf, "lie", (name,), 0.0, "drip") for name in liars)
     schedule = Schedule(
         tuple(members), (), faults, is_audited=True, liars=tuple(liars), audit_rate=rate

@@ -1,7 +1,7 @@
-"""Real daemons in virtual time: one flips its gradients, and whenever it is drawn it has all agree
-anew, or is gone, before anybody has computed its work again. Then that step was done rightly, as
-the first step of a view is audited whole, and it lied in the next ones. Nobody ever convicted it:
-at a rate of a half two thirds of all steps stayed wrong, and it had its place to the end."""
+"""Real daemons in virtual time: a member flips its gradients. Whenever it is drawn it has all agree
+anew, or is gone, before anybody has computed its work again. It then did that step rightly, as the
+first step of a view is audited whole, and lied in the next ones. Nobody ever convicted it: at a
+rate of a half two thirds of all steps stayed wrong, and it had its place to the end."""
 
 import asyncio
 import functools
@@ -25,14 +25,14 @@ from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from tests.testbed.lying_to_the_end import lying_to_the_end, of_single_sequences
 
 STEPS, FEW = 16, 8
-"""Few of eight daemons: the liars are out in the first ones."""
+"""Steps, and few steps for eight daemons, whose liars are out in the first ones."""
 RATE = 0.5
 CONVICTED = (
     "claims another work of the step than it did before",
     "works otherwise than those who computed it again",
     "has sent most of the others other gradients, sums or losses than it claims",
 )
-"""The second one where it says no Prepared any more."""
+"""The second text is for a liar that says no Prepared any more where it is drawn."""
 GONE = "was gone when its work was to be computed again"
 
 
@@ -76,10 +76,9 @@ def test_who_stops_the_step_in_which_it_is_drawn_is_convicted_when_that_is_done_
 def test_who_claims_the_truth_where_it_is_drawn_is_convicted_by_what_it_has_sent(
     tmp_path: Path, what: str, members: str, liars: str, seed: int
 ) -> None:
-    """Its audit found nothing wrong, it said no Prepared and had all agree anew: nobody held it to
-    what had come from it, and of 15 lying steps 6 stayed, at a rate of a half. Nor did anybody
-    compare what is in one claim, of who claims what it has sent, and beside it the right work:
-    8 stayed."""
+    """The liar's audit found nothing wrong; it said no Prepared, and had all agree anew. Nobody
+    held it to what had come from it: of 15 lying steps 6 stayed, at a rate of a half. Nor did
+    anybody compare two parts of one claim, what it sent and the right work beside it: 8 stayed."""
     schedule = lying_to_the_end(what, members, liars, RATE)
     played = Player(tmp_path, STEPS).play(LIES + seed, schedule)
     told = "\n".join(played.reports)
@@ -88,7 +87,7 @@ def test_who_claims_the_truth_where_it_is_drawn_is_convicted_by_what_it_has_sent
 
 
 def stop_before_an_audit(lie: Any) -> None:
-    """As soon as it has claimed the truth: nobody has said a Prepared by then."""
+    """Stop as soon as the liar has claimed the truth: nobody has said a Prepared by then."""
     liar = evasions._known_where(lie, in_first=False)
     late_claims.claim_what_was_due_if_drawn(lie)
     evasions._stop_where_drawn(lie, liar)
@@ -97,8 +96,7 @@ def stop_before_an_audit(lie: Any) -> None:
 def test_nor_does_it_help_to_stop_the_step_before_anybody_has_said_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What had come from it then is held against what it claimed then, when the step is done
-    again."""
+    """What had come from the liar is held against its claim, when the step is done again."""
     monkeypatch.setitem(INSTALLED, "late-part", stop_before_an_audit)
     played = Player(tmp_path, STEPS).play(LIES, lying_to_the_end("late-part", "abcd", "d", RATE))
     told = "\n".join(played.reports)
@@ -125,8 +123,8 @@ def test_nor_does_it_help_to_stop_the_step_before_anybody_has_said_so(
 def test_whose_sums_are_false_is_convicted_when_the_step_is_done_again(
     tmp_path: Path, what: str, members: str, liars: str, seed: int
 ) -> None:
-    """In the step done again only what a member makes by itself was held against what it had
-    claimed; and what it adds up, as it had come to the others, against nothing."""
+    """In the repeated step a member's own work was held against its claim. Its sums, as the others
+    got them, were held against nothing."""
     schedule = lying_to_the_end(what, members, liars, RATE)
     played = Player(tmp_path, STEPS).play(LIES + seed, schedule)
     told = "\n".join(played.reports)
@@ -135,8 +133,8 @@ def test_whose_sums_are_false_is_convicted_when_the_step_is_done_again(
 
 
 def claim_that_other_came(lie: Any, other: bytes = b"o" * 32) -> None:
-    """From one of those whose parts it has added up to false sums, where it is drawn; and what came
-    when it does that step again."""
+    """Where the liar is drawn, its claim says that something else came from one of those whose
+    parts it summed falsely. The next time it says what came."""
     liar = evasions._known_where(lie, in_first=False)
     late_claims.make_other_sums_until_drawn(lie)
     honest = Audits._claim
@@ -161,8 +159,9 @@ def claim_that_other_came(lie: Any, other: bytes = b"o" * 32) -> None:
 def test_nor_does_it_help_to_claim_that_something_else_came_or_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: bytes, reason: str
 ) -> None:
-    """It was not what came when the step was done again, so nobody compared its sums. Who says that
-    nothing came blames nobody; else one of the two says what is not so."""
+    """The claimed part was not what came in the repeated step, so nobody compared the sums. A
+    member that says that nothing came blames nobody; otherwise one of the two says what is not
+    so."""
     lie = functools.partial(claim_that_other_came, other=other)
     monkeypatch.setitem(INSTALLED, "evade-sum", lie)
     played = Player(tmp_path, STEPS).play(LIES, lying_to_the_end("evade-sum", "abcd", "d", RATE))
@@ -195,8 +194,8 @@ def test_who_has_nobody_drawn_by_what_cannot_be_true_is_convicted_when_the_step_
 
 
 def withhold_a_claim_for_a_colluder(lie: Any) -> None:
-    """The last of the colluders, where one of them is drawn: it is out for that, and its own work
-    is right."""
+    """The last colluder withholds its claim where one of them is drawn. It is out for that, and its
+    own work is right."""
     liar, honest = evasions._flip_where(lie, in_first=False), Audits._claim
 
     async def claim(self: Any, here: Any, local: Any) -> Any:
@@ -214,7 +213,7 @@ def withhold_a_claim_for_a_colluder(lie: Any) -> None:
 def test_where_a_colluder_withholds_its_claim_the_works_of_all_are_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It alone knew the draw; of the one that stayed nobody computed the work again."""
+    """The colluder alone knew the draw. Nobody computed the work of the one that stayed again."""
     monkeypatch.setitem(INSTALLED, "evade-early", withhold_a_claim_for_a_colluder)
     monkeypatch.setattr(players, "make_run", lambda *it: of_single_sequences(make_run(*it)))
     schedule = lying_to_the_end("evade-early", "abcdefgh", "gh", RATE)
@@ -227,7 +226,7 @@ def test_where_a_colluder_withholds_its_claim_the_works_of_all_are_computed_agai
 def test_of_who_is_gone_when_it_is_drawn_the_others_compute_the_work_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was back after a second, and had its stage."""
+    """The member was back after a second, and had its stage."""
     run, gone = with_audits(make_run(tmp_path, STEPS), RATE, 5), list[str]()
 
     async def be_gone(audits: Any, view: Any) -> None:
@@ -263,8 +262,8 @@ def test_of_who_is_gone_when_it_is_drawn_the_others_compute_the_work_again(
 def test_who_has_another_one_go_whenever_it_is_drawn_is_convicted_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others then have other microbatches, and nobody could be held to what it had claimed: a
-    colluder that was back after a second each time kept its liar to the end."""
+    """The others then have other microbatches, and nobody could be held to their claims. A colluder
+    that was back after a second each time kept its liar to the end."""
     run, drawn = with_audits(make_run(tmp_path, STEPS), RATE, 5), list[str]()
 
     async def wait_until_it_is_over(audits: Any, view: Any) -> None:
@@ -302,7 +301,7 @@ def test_who_has_another_one_go_whenever_it_is_drawn_is_convicted_all_the_same(
 
 
 def evade_in_another_way(lie: Any) -> None:
-    """It claims another number of threads in each view's first step than in those in which it
+    """The liar claims another number of threads in each view's first step than in those in which it
     lies."""
     evasions.stop_when_drawn(lie)
     honest_claim = Audits._claim
@@ -318,7 +317,8 @@ def evade_in_another_way(lie: Any) -> None:
 
 
 def evade_without_a_name(lie: Any) -> None:
-    """It claims last, and where it is drawn an arithmetic that repeats no bits: so nobody is."""
+    """The liar claims last, and where it is drawn it claims an arithmetic that repeats no bits: so
+    nobody is drawn."""
     liar, honest, honest_claim = (
         evasions._flip_where(lie, in_first=False),
         Audits._audited,
@@ -349,8 +349,8 @@ def evade_without_a_name(lie: Any) -> None:
 def test_nor_does_it_help_to_do_that_step_again_in_another_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Any
 ) -> None:
-    """What is computed with another number of threads, or by another arithmetic, is not the same
-    bits, and was held against nobody: it lied on, and nobody had to go for it."""
+    """Work with another number of threads, or by another arithmetic, has other bits, and was held
+    against nobody. The liar lied on, and nobody had to go for it."""
     monkeypatch.setitem(INSTALLED, "evade", way)
     played = Player(tmp_path, STEPS).play(LIES, lying_to_the_end("evade", "abcd", "d", RATE))
     told = "\n".join(played.reports)
@@ -359,8 +359,9 @@ def test_nor_does_it_help_to_do_that_step_again_in_another_way(
 
 
 def stop_in_turn(lie: Any) -> None:
-    """Once an honest one is drawn for either, before its claim in each further view of the step,
-    without a lie in it: each so often that it keeps its place."""
+    """Once an honest member is drawn for either liar, a liar stops the step before its claim in
+    each further view of the step. It does not lie in that step, and stops it only so often that it
+    keeps its place."""
     liar = evasions._flip_where(lie, in_first=False)
     honest, honest_claim = Audits._audited, Audits._claim
 
@@ -386,16 +387,16 @@ def stop_in_turn(lie: Any) -> None:
 
 
 LEFT: list[str] = []
-"""Who has the step stopped next: the last one."""
+"""The liar that stops the step next: the last one."""
 EVADED: set[int] = set()
-"""Steps in which an honest one was drawn for either."""
+"""Steps in which an honest member was drawn for either liar."""
 
 
 def test_nor_does_it_help_to_stop_that_step_until_the_lie_in_it_would_be_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was claimed in the last four views of a step is kept, and each of two colluders may stop
-    it three times: they lied on, unless they did so in too many steps within a minute."""
+    """The claims in a step's last four views are kept, and each of two colluders may stop it three
+    times. They lied on, unless they did so in too many steps within a minute."""
     monkeypatch.setitem(INSTALLED, "evade", stop_in_turn)
     monkeypatch.setattr(players, "make_run", lambda *it: of_single_sequences(make_run(*it)))
     LEFT.clear()

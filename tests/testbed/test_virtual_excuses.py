@@ -1,7 +1,8 @@
-"""Real daemons in virtual time: who is drawn for a work says for ever that it lacks a part that an
-honest member has claimed, and asks it for none. The others followed that to the one it names,
-which could not say that it was never asked: of four one honest member after the other was out, and
-the liar never. Now that one accuses it; and of two in doubt who is in doubt again goes first."""
+"""Real daemons in virtual time: an auditor says for ever that it lacks a part that an honest member
+has claimed, and asks that member for nothing. The others followed it to the member that it names,
+which could not say that it was never asked. Of four members one honest member after the other was
+out, and the liar never. Now the named member accuses the liar, and of two in doubt the one in doubt
+again goes first."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ STEPS = 8
 
 
 def _lack_a_part_of_others(lie: Lie) -> None:
-    """In place of any work that it is to compute again: of the first of the honest ones."""
+    """In place of any work that the liar is to compute again, it lacks a part of the first honest
+    member."""
     honest = Recomputing.work_of
 
     async def work_of(self: Any, here: Any, peer_id: str) -> bytes:

@@ -1,6 +1,6 @@
-"""Real daemons in virtual time: one says in its Prepared that it has heard a claim that nobody has
-signed. All refused that, and waited for its Prepared for six seconds; it went on alone, was let in
-at once, and did so again: they stood still nearly all of the time."""
+"""Real daemons in virtual time: a member says in its Prepared that it has heard a claim that nobody
+has signed. All refused that Prepared, and waited for another for six seconds. The member went on
+alone, was let in at once, and did so again: the others stood still nearly all of the time."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tests.testbed.lying_to_the_end import lying_to_the_end, with_lies
 STEPS = 20
 SOON_S = 2.0
 FIRST_WAIT_S = 9.0
-"""It may ask again after ten."""
+"""The member may ask again after ten seconds."""
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Real daemons in virtual time: a donor gives a newcomer a state that is right, which the others
-confirm, and then other gradients than they get. The newcomer began with parameters of its own, and
-was convicted of all that it computed from them, and barred."""
+"""Real daemons in virtual time: a donor gives a newcomer a right state, which the others confirm,
+and then other gradients than they get. The newcomer began with parameters of its own. It was
+convicted of all that it computed from them, and barred."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ SEED = 1
 
 
 def replicas(snapshot: Snapshot) -> Any:
-    """Of the whole model, as many as there are members."""
+    """Replicas of the whole model, as many as there are members."""
     if (standing := standing_plan(snapshot)) is not None:
         return standing
     here = sorted(record.peer_id for record in snapshot.records)
@@ -41,14 +41,14 @@ def replicas(snapshot: Snapshot) -> Any:
 
 
 def by_slow_lines(swarm: Swarm, newcomer: Peer, peers: list[Peer]) -> None:
-    """So that steps go on while its states come."""
+    """Make the lines slow, so that steps go on while the newcomer's states come."""
     for peer in peers:
         for here, there in ((peer, newcomer), (newcomer, peer)):
             swarm.network.links.of(here.peer_id, there.peer_id).is_slow = True
 
 
 def has_stage(one: Peer, other: Peer) -> bool:
-    """As `one` sees it."""
+    """Whether `other` has a stage, as `one` sees it."""
     plan = view_of(one).plan
     return isinstance(plan, Plan) and other.peer_id in plan.stage_holders()
 

@@ -1,5 +1,5 @@
-"""Real daemons in virtual time: a founder comes back, at once, or while it cannot reach those that
-train on."""
+"""Real daemons in virtual time: a founder comes back, at once, or while it cannot reach the members
+that train on."""
 
 import logging
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.e2e.test_coming_back import assert_nothing_was_lost_or_counted_twice
 from tests.testbed.begun import agreement_of, are_in_views_of, begun
 
 SLOW = (10_000_000, 20_000_000)
-"""So that the others take few steps, which cost processor, while it waits."""
+"""With this the others take few steps while it waits, as steps cost processor time."""
 
 
 class _Said(logging.Handler):
@@ -27,8 +27,8 @@ class _Said(logging.Handler):
 
 
 def test_a_killed_founder_finds_its_swarm(tmp_path: Path) -> None:
-    """With the line with which it began it, and before the other one may have noticed. At night
-    `tests/e2e/test_coming_back.py` has the same of processes."""
+    """The founder uses the line with which it began the run, before the other member may have
+    noticed. At night `tests/e2e/test_coming_back.py` has the same of processes."""
     run, said = make_run(tmp_path, 2000, saves_every_steps=10), _Said()
 
     async def scene(swarm: Swarm) -> None:
@@ -58,9 +58,8 @@ def test_a_killed_founder_finds_its_swarm(tmp_path: Path) -> None:
 def test_a_founder_that_finds_nobody_at_first_goes_on_looking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits_for: str
 ) -> None:
-    """It had looked once, and waited for those that it expected for a minute, though all of them
-    were in reach again; then it trained alone, from older states, until it met them by chance
-    (seed 500505)."""
+    """The founder looked once, and waited a minute for its former fellows, though all were in reach
+    again. Then it trained alone, from older states, until it met them by chance (seed 500505)."""
     monkeypatch.setattr(swarms, "FLOPS_PER_S", SLOW)
     run = make_run(tmp_path, 2000, saves_every_steps=10)
 
@@ -86,8 +85,9 @@ def test_a_founder_that_finds_nobody_at_first_goes_on_looking(
 def test_a_founder_that_has_paused_goes_on_with_its_run_whatever_became_of_the_file(
     tmp_path: Path, is_told_of_peers: bool
 ) -> None:
-    """It was read again in the evening: who had changed it founded another run at step 0. Nobody
-    else is left, and it was told of a peer that is no member, as of a bootstrap node."""
+    """The file was read again in the evening: a founder who had changed it founded another run at
+    step 0. Nobody else is left, and the founder was told of a peer that is no member, such as a
+    bootstrap node."""
     run = make_run(tmp_path, 2000, saves_every_steps=10)
 
     async def scene(swarm: Swarm) -> None:

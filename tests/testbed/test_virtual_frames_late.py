@@ -1,7 +1,7 @@
-"""Real daemons in virtual time in pipelines of two stages: one shows the frames that it has sent,
-and nothing else, late. Who computed its neighbour's work again, and waited for them, seemed to
-stand still, or to fetch for too long: one honest auditor after the other was out, and nobody named
-the one that they waited for."""
+"""Real daemons in virtual time in pipelines of two stages: a member shows the frames that it has
+sent late, and shows nothing else late. An auditor of its neighbour's work waited for them, and
+seemed to stand still, or to fetch for too long. One honest auditor after the other was out, and
+nobody named the member that they waited for."""
 
 import asyncio
 from collections.abc import Callable
@@ -31,7 +31,8 @@ NIGHTLY = pytest.mark.nightly
 
 
 def _showing_late(says_so: bool) -> Callable[[Lie], None]:
-    """`says_so`: that something is on its way to who has asked."""
+    """Makes a liar that shows frames late. `says_so`: it says that something is on its way to the
+    asker."""
 
     def show_frames_late(lie: Lie) -> None:
         honest, find, is_frame = BlobExchange._serve, OpenStepWork.find, [False]
@@ -57,7 +58,8 @@ def _showing_late(says_so: bool) -> Callable[[Lie], None]:
 
 
 def _lack_a_frame_of_others(lie: Lie) -> None:
-    """In place of any work that it is to compute again: of an honest one, which it does not ask."""
+    """In place of any work that the liar is to compute again, it lacks a frame of an honest member,
+    and does not ask for it."""
     honest = Recomputing.work_of
 
     async def work_of(self: Any, here: Any, peer_id: str) -> bytes:
@@ -78,7 +80,8 @@ def _lack_a_frame_of_others(lie: Lie) -> None:
 def out_of_views(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, liar: str
 ) -> tuple[set[str], bool]:
-    """The honest ones that any honest one's view has left out, and whether the liar was."""
+    """The honest members that any honest member's view has left out, and whether the liar was left
+    out."""
     planned_in_pairs(monkeypatch, LIES, "ace", "bdf")
     run = with_audits(make_run(tmp_path, STEPS), 1.0, 5)
     schedule = lying_to_the_end(kind, "abcdef", liar, 1.0)
@@ -116,9 +119,9 @@ def out_of_views(
 def test_who_shows_late_what_it_has_sent_a_neighbour_costs_no_honest_one_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, liar: str, late_s: float, holders_alone: bool
 ) -> None:
-    """With room for a stage's parameters whoever has other layers judges as well. Who is late by
-    less than all others allow anybody is slow: its frames come several at a time, and the step is
-    as late once or twice."""
+    """With room for a stage's parameters, members with other layers judge as well. A member late by
+    less than all others allow is slow: its frames come several at a time, and the step is as late
+    once or twice."""
     monkeypatch.setitem(INSTALLED, "shown-late", _showing_late(says_so=True))
     monkeypatch.setitem(KINDS, "shown-late", KINDS["shown-late"]._replace(strength=late_s))
     if holders_alone:
@@ -131,7 +134,7 @@ def test_who_shows_late_what_it_has_sent_a_neighbour_costs_no_honest_one_its_pla
 def test_nor_does_more_than_one_if_it_says_that_it_gives_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, liar: str
 ) -> None:
-    """It is one's word against another's then, and who is in doubt again goes first."""
+    """Then one member's word stands against the other's, and the one in doubt again goes first."""
     monkeypatch.setitem(INSTALLED, "shown-late", _showing_late(says_so=False))
     honest_out, is_out = out_of_views(tmp_path, monkeypatch, "shown-late", liar)
     assert len(honest_out) <= 1 and is_out

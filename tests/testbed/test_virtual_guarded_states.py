@@ -1,6 +1,6 @@
-"""Real daemons in virtual time: layers get another holder, and who has had them gives its guardian
-false gradients behind a state that is right. What was guarded was never what its holder had, and
-nobody saw it: once the holder died it was the state of all."""
+"""Real daemons in virtual time: layers get another holder, and the former holder gives the guardian
+false gradients behind a right state. The guarded state never was the new holder's, and nobody saw
+it: once that holder died it was the state of all."""
 
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,11 @@ from tests.testbed.test_virtual_speed import view_of
 STEPS = 60
 SEED = 1
 LONG_NS = 3_600_000_000_000
-"""Of steps so long guardians keep up."""
+"""With steps of this length guardians keep up."""
 
 
 def _first_two_then_one(two: list[str], one: str) -> Any:
-    """The whole model at both of two, and at another one once a fifth member is there."""
+    """The whole model is at both of `two`, and at `one` once a fifth member is there."""
 
     def plan(snapshot: Snapshot) -> Any:
         if (standing := standing_plan(snapshot)) is not None:

@@ -1,6 +1,6 @@
-"""Real daemons in virtual time: a guardian asks its holder for what it has already, in each step,
-and gives no receipt. The holder waited for it, and told nobody so: the others took that one for who
-stands still, and went on without it."""
+"""Real daemons in virtual time: in each step a guardian asks its holder for what it has already,
+and gives no receipt. The holder waited for the guardian, and told nobody so. The others took the
+holder for a peer that stands still, and went on without it."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from tests.testbed.test_virtual_speed import view_of
 STEPS = 400
 SEED = 1
 STEP_NS = 600_000_000
-"""As planned: guardians keep up."""
+"""Guardians keep up, as planned."""
 
 
 def two_stages_and_a_spare(snapshot: Snapshot) -> Any:
@@ -37,7 +37,7 @@ def two_stages_and_a_spare(snapshot: Snapshot) -> Any:
 
 
 def asks_again(guardian: Peer, holder: Peer) -> None:
-    """In place of each receipt for this holder from now on."""
+    """From now on the guardian asks again, in place of each receipt for this holder."""
     assert guardian.daemon is not None and guardian.daemon.status_api is not None
     participant = guardian.daemon.status_api.participant
     assert participant is not None

@@ -1,6 +1,6 @@
-"""Real daemons in virtual time: what a holder tells its guardian of a step that is committed is
-late, as on a line that died unnoticed. All members know by themselves what came of the step; the
-guardian waited for its holder's word, all others for the guardian, and it was blamed for it."""
+"""Real daemons in virtual time: a holder's word to its guardian about a committed step is late, as
+on a line that died unnoticed. All members know the step's result by themselves. The guardian waited
+for its holder's word, all others for the guardian, and the guardian was blamed."""
 
 import contextlib
 from pathlib import Path

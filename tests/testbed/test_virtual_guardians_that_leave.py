@@ -1,6 +1,6 @@
-"""Real daemons in virtual time: a guardian that lags leaves, and who holds the layers alone dies
-before its new guardian has got a copy beside training. The other one waited a minute for who had
-died, and then began at the first step."""
+"""Real daemons in virtual time: a lagging guardian leaves. The layers' only holder dies before its
+new guardian has got a copy beside training. The new guardian waited a minute for the dead holder,
+and then began at the first step."""
 
 import logging
 from pathlib import Path
@@ -23,7 +23,7 @@ SEED = 1
 
 
 def one_holds_all(snapshot: Snapshot) -> Any:
-    """The first one in order; the others are spares."""
+    """The first peer in order holds all layers, and the others are spares."""
     if (standing := standing_plan(snapshot)) is not None:
         return standing
     holder, *spares = sorted(record.peer_id for record in snapshot.records)
@@ -35,8 +35,8 @@ def one_holds_all(snapshot: Snapshot) -> Any:
 async def leaves_and_then_one_dies(
     swarm: Swarm, guardian: Peer, one: Peer, other: Peer
 ) -> tuple[int, int]:
-    """The guardian of `one` and `other`, between whom all is slow, leaves; then `one` dies. Where
-    the other was when the guardian had left, and with which step it went on alone."""
+    """The guardian of `one` and `other`, between whom all is slow, leaves; then `one` dies. Returns
+    the step of `other` when the guardian had left, and the step with which it went on alone."""
     for here, there in ((one, other), (other, one)):
         swarm.network.links.of(here.peer_id, there.peer_id).is_slow = True
     swarm.leave(guardian)
@@ -73,7 +73,7 @@ def test_the_holder_dies_as_soon_as_its_guardian_has_left(
 
 
 def two_hold_halves(snapshot: Snapshot) -> Any:
-    """The first two in order; the others are spares."""
+    """The first two peers in order hold a half each, and the others are spares."""
     if (standing := standing_plan(snapshot)) is not None:
         return standing
     here = sorted(record.peer_id for record in snapshot.records)
@@ -90,8 +90,8 @@ def two_hold_halves(snapshot: Snapshot) -> Any:
 def test_two_that_hold_halves_keep_what_they_fetched_to_guard_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each asked the others whether that is what they have, a step before it was as of the step
-    that they had: it was not, and was thrown away."""
+    """Each asked the others about its copies one step before these were as of the others' step.
+    They did not match, and were thrown away."""
     monkeypatch.setattr(worlds, "compute_plan", two_hold_halves)
     run = make_run(tmp_path, STEPS, saves_every_steps=1000)
 

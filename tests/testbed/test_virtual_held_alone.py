@@ -1,6 +1,6 @@
-"""Real daemons in virtual time, in one pipeline: each layer has one holder, so nobody else states
-the norm of its gradient. It was that one's word at any rate: a norm as large as it likes, by which
-all clip their updates to next to nothing."""
+"""Real daemons in virtual time, in one pipeline. Each layer has one holder, so no other member
+states the norm of its gradient. At any rate it was the holder's word alone: a norm as large as it
+likes, by which all clip their updates to next to nothing."""
 
 import dataclasses
 import math
@@ -26,11 +26,12 @@ STEPS = 8
 
 
 def state_another_norm(lie: Lie) -> None:
-    """In its claim and in Prepared."""
+    """The liar states the norm in its claim and in Prepared."""
     honest = Audits._claim
 
     def changed(local: Any) -> dict[str, Any]:
-        """A power of two: of each holder's sums it comes to what is said of all."""
+        """Changes the norm by a power of two. The norms of each holder's sums add up to the one
+        that is stated for all."""
         norms = {n: tuple(4.0 * it for it in each) for n, each in local.norms.items()}
         squared = {n: 4.0 * it for n, it in local.squared_norms.items()}
         return {"squared_norms": squared, "norms": norms}
@@ -63,7 +64,8 @@ def test_a_norm_that_nobody_else_states_is_computed_again(
 def test_a_norm_that_two_state_alike_of_what_they_alone_hold_is_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight in two pipelines of four stages: no other holder of that stage contradicts the two."""
+    """Eight members are in two pipelines of four stages: no other holder of that stage contradicts
+    the two."""
     found = two_lie(tmp_path, monkeypatch, ("abcd", "efgh"), (0, 1, 3, 5), "cg")
     assert found.problem == "" and found.lies and not found.stayed
     assert found.reports and all(FOUND in report for report in found.reports), found.reports
@@ -72,8 +74,9 @@ def test_a_norm_that_two_state_alike_of_what_they_alone_hold_is_computed_again(
 def test_who_states_another_norm_than_two_others_that_hold_the_same_keeps_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Six in three pipelines of two stages: most of that stage's holders lie together. The third
-    one was the one that went. What unlike norms are said of is computed again at any rate."""
+    """Six members are in three pipelines of two stages, and two of the stage's three holders lie
+    together. The third holder was the one that went. Where unlike norms are stated, the work is
+    computed again at any rate."""
     found = two_lie(tmp_path, monkeypatch, ("ab", "cd", "ef"), (0, 3), "ac", rate=1e-6)
     assert found.problem == "" and found.lies and not found.stayed
     assert found.reports and all(FOUND in report for report in found.reports), found.reports

@@ -1,4 +1,5 @@
-"""What breaks a seed: of daemons that have ended, of evaluations and of ends of a private model."""
+"""What the judge calls a broken seed: daemons that end, evaluations, and the ends of a private
+model."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +32,7 @@ def test_who_reaches_nobody_as_it_begins_is_started_again_by_its_owner() -> None
 
 
 def test_nobody_that_took_part_ends_because_a_call_found_nobody() -> None:
-    """Any call that nobody caught would come out as that."""
+    """Any call error that nobody caught would come out as that."""
     with pytest.raises(Broken, match="a failed"):
         judge._require_no_failure(ended(reaches_nobody(), was_in_a_view=True))
 
@@ -95,7 +96,7 @@ def test_runs_that_no_process_plays_alone_are_evaluated_as_well(tmp_path: Any) -
 
 
 def test_somebody_has_told_what_such_a_run_comes_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is less than at first, and the same at all."""
+    """The final loss is less than the first one, and the same at all members."""
     saved = SimpleNamespace(manifest=SimpleNamespace(layers={}))
     monkeypatch.setattr(judge, "saved_at", lambda peer, step: [saved])
     monkeypatch.setattr(judge, "is_whole", lambda checkpoint: True)

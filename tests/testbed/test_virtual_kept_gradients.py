@@ -1,5 +1,6 @@
-"""Of a step's reduced gradients members keep what somebody may still need: until a step is applied
-those of their own layers, and those of guarded layers until the next one commits."""
+"""Members keep a step's reduced gradients while another member may still need them. Those of their
+own layers stay until the step is applied, and those of guarded layers until the next step
+commits."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ SEED = 1
 def test_who_has_applied_a_step_keeps_no_gradients_of_its_own_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In small runs that is nothing, in large ones a quarter of all there is."""
+    """In small runs these gradients are nothing, and in large ones a quarter of all memory."""
     run = make_run(tmp_path, 2000, saves_every_steps=1000)
     monkeypatch.setattr(worlds, "compute_plan", two_stages_and_a_spare)
     kept: dict[str, dict[int, list[set[int]]]] = {}

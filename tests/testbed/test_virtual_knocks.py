@@ -1,4 +1,5 @@
-"""Real daemons in virtual time: one more comes to many, and asks for files only where it may."""
+"""Real daemons in virtual time: a newcomer comes to many members, and asks for files only where it
+may."""
 
 import logging
 
@@ -8,7 +9,7 @@ from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 
 STEPS = 24
-"""In 16, and where it comes after two seconds, who asks all is not refused by anybody yet."""
+"""With 16 steps, and a newcomer after two seconds, nobody refuses a newcomer that asks all."""
 JOINS = Fault(4.0, 0.0, "join", ("i",), 0.0)
 
 

@@ -1,7 +1,7 @@
-"""Real daemons in virtual time of which one claims last, and so knows from the others' claims
-whether it is drawn. What a step needs of it the others have by then, and they claim what has come;
-its loss nobody had. At any rate below one it stated a false one wherever it was not drawn, to the
-end, and nobody ever found it out."""
+"""Real daemons in virtual time: one member claims last, and so knows from the others' claims
+whether it is drawn. By then the others have what a step needs of it, and claim what has come;
+nobody had its loss. At any rate below one it stated a false loss wherever it was not drawn, to the
+end, and nobody ever found that out."""
 
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,9 @@ def player(tmp_path_factory: pytest.TempPathFactory) -> Player:
 def test_who_states_another_loss_where_it_is_not_drawn_is_held_to_what_it_told(
     player: Player, what: str, seed: int
 ) -> None:
-    """`told-loss` tells of the false one before the draw: that stays where it is not drawn, like
-    any lie, and in the first step in which it is drawn it has told another one than it claims."""
+    """`told-loss` tells the false loss before the draw. The lie stays where the liar is not drawn,
+    like any lie. In the first step in which it is drawn, it has told another loss than it
+    claims."""
     found = player.play(LIES + seed, lying_to_the_end(what, "abcd", "d", RATE))
     assert found.problem == "" and found.lies
     assert what == "told-loss" or not found.stayed
@@ -57,7 +58,7 @@ def test_who_states_another_loss_where_it_is_not_drawn_is_held_to_what_it_told(
 def test_so_are_two_of_eight_of_which_one_knows_whether_its_colluder_is_drawn_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """At a rate of one as well it lied then."""
+    """At a rate of one it lied then as well."""
 
     def of_eight(*arguments: Any) -> Path:
         return of_single_sequences(make_run(*arguments))
@@ -72,8 +73,8 @@ def test_so_are_two_of_eight_of_which_one_knows_whether_its_colluder_is_drawn_fo
 
 
 def state_losses_among_themselves(lie: LieInTurn) -> None:
-    """The last of the two to claim knows whether it is drawn; the other one lies in nothing but
-    that no frame of its colluder's told of any."""
+    """The last of the two to claim knows whether it is drawn. The other one lies only in this: it
+    says that no frame of its colluder told of a loss."""
     if lie._lying.ids[lie._name] == max(lie.colluders):
         INSTALLED["late-loss"](lie)  # type: ignore[arg-type]
     honest = audits.losses_told
@@ -88,8 +89,8 @@ def state_losses_among_themselves(lie: LieInTurn) -> None:
 def test_two_that_alone_have_the_head_tell_the_stages_before_them(
     player: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight in two pipelines of four stages: they told one another alone, and stated what they
-    liked in all steps that were not drawn."""
+    """Eight members are in two pipelines of four stages. The two told only each other, and stated
+    what they liked in all steps that were not drawn."""
     kind = "losses among themselves"
     monkeypatch.setitem(INSTALLED, kind, state_losses_among_themselves)
     monkeypatch.setattr(putting, "WHILE_NOT_DRAWN", (*putting.WHILE_NOT_DRAWN, kind))

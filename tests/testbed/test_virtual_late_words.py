@@ -1,4 +1,4 @@
-"""Words that come late, while all else goes on and somebody dies."""
+"""Words that come late, while all else goes on and a member dies."""
 
 from dataclasses import replace
 

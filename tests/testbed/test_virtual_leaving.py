@@ -1,4 +1,5 @@
-"""Real daemons in virtual time: who is told to leave while the others have gone on without it."""
+"""Real daemons in virtual time: a member is told to leave while the others have gone on without
+it."""
 
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from tests.testbed.begun import agreement_of, are_in_views_of, begun
 
 
 def test_who_is_alone_lets_in_those_that_are_about_to_come_and_then_leaves(tmp_path: Path) -> None:
-    """It left at once, as nobody was in its view, and waited for a minute until they had what they
-    asked for; and they for a view that could not begin any more (seed 500541)."""
+    """The peer left at once, as nobody was in its view, and waited a minute for the newcomers to
+    get what they asked for. They waited for a view that could not begin any more (seed 500541)."""
     run = make_run(tmp_path, 2000)
 
     async def scene(swarm: Swarm) -> None:
@@ -36,7 +37,7 @@ def test_who_is_alone_lets_in_those_that_are_about_to_come_and_then_leaves(tmp_p
 def test_who_lacks_data_that_nobody_gives_leaves_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The view without it takes over with a commit, which never came."""
+    """The view without the leaver takes over with a commit, which never came."""
     monkeypatch.setattr(data_copies, "DATA_KEPT_LIMIT_BYTES", 1)  # large ones are not copied
     run = make_run(tmp_path, 400, saves_every_steps=1000)
 
@@ -56,7 +57,8 @@ def test_who_lacks_data_that_nobody_gives_leaves_all_the_same(
 
 
 def test_who_leaves_remembers_with_whom_the_run_goes_on(tmp_path: Path) -> None:
-    """Else it counts, as it comes back, as one of a view that it knows to be over."""
+    """Otherwise the peer counts, as it comes back, as a member of a view that it knows to be
+    over."""
     run = make_run(tmp_path, 2000)
 
     async def scene(swarm: Swarm) -> None:
@@ -72,8 +74,8 @@ def test_who_leaves_remembers_with_whom_the_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_who_cannot_come_back_to_the_others_leaves_all_the_same(tmp_path: Path) -> None:
-    """Its full disk took no next life, so it asked nobody to be let in, and was told to leave in
-    vain: its view was still the one that the others had left it in."""
+    """The peer's full disk took no next life, so it asked nobody to be let in. An order to leave
+    was in vain: its view was still the one that the others had left it in."""
     run = make_run(tmp_path, 2000)
 
     async def scene(swarm: Swarm) -> None:
@@ -95,8 +97,8 @@ def test_who_cannot_come_back_to_the_others_leaves_all_the_same(tmp_path: Path) 
 
 
 def test_who_wants_to_leave_and_finds_nobody_that_would_take_over_leaves(tmp_path: Path) -> None:
-    """It asks to be let in, as the others may want what it has, and looked for them for a minute
-    where all had left as well (seed 500499)."""
+    """The peer asks to be let in, as the others may want what it has. It looked for them for a
+    minute, also where all had left (seed 500499)."""
     run = make_run(tmp_path, 200)
 
     async def scene(swarm: Swarm) -> None:

@@ -1,5 +1,5 @@
-"""Real daemons in virtual time of which some lie: who is drawn to, what is seen, and what is not
-promised."""
+"""Real daemons in virtual time, some of which lie: which are drawn to lie, what the others see, and
+what is not promised."""
 
 import math
 from pathlib import Path
@@ -22,7 +22,7 @@ STEPS = 10
 def lies(
     what: str, at_s: float = 1.0, rate: float = 1.0, together: bool = False, begun: str = "abcd"
 ) -> Schedule:
-    """The last quarter lies to the end."""
+    """The last quarter of the members lies to the end."""
     liars = tuple(begun[-(len(begun) // 4) :])
     fault = Fault(at_s, math.inf, "lie", liars, 0.0, what)
     return Schedule(
@@ -82,14 +82,14 @@ def test_a_liar_is_found_and_the_same_seed_has_the_same_trace_again(player: Play
 
 @pytest.mark.nightly
 def test_seeds_of_stages_hold(player: Player) -> None:
-    """Seven, of whom one lies, with crashes between."""
+    """Seven members train, of which one lies, with crashes between."""
     found = player.play(LIES_IN_STAGES + 1, draw(LIES_IN_STAGES + 1))
     assert found.problem == "" and found.lies and not found.stayed
 
 
 def test_evaluation_is_part_of_the_work_that_others_compute_again(tmp_path: Path) -> None:
-    """Or all would show the liar's word: nothing else depends on it. Of four replicas two have a
-    part in it, and b is one of them."""
+    """Otherwise all would show the liar's word, as nothing else depends on evaluation. Of four
+    replicas two have a part in it, and b is one of them."""
     played = Player(tmp_path, 12).play(LIES, lies("held-out", at_s=3.0, begun="acdb"))
     assert played.problem == "" and played.lies
 
@@ -113,8 +113,8 @@ def test_a_bug_in_verdicts_is_found(player: Player, name: str, what: str, told: 
 
 
 WITHOUT_AUDITS = ("norm", "nan")
-"""Nobody computes anything again to find these: tried each time, as real liars are at night alone
-(`tests/e2e/test_liars.py`)."""
+"""Finding these needs no work computed again, so they are tried each time. Real liars are tried at
+night alone (`tests/e2e/test_liars.py`)."""
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ WITHOUT_AUDITS = ("norm", "nan")
     [pytest.param(it, marks=() if it in WITHOUT_AUDITS else pytest.mark.nightly) for it in KINDS],
 )
 def test_each_kind_of_lie_is_told_and_none_stays(player: Player, what: str) -> None:
-    """Newcomers alone are given states, and evidence is asked for where a stage has neighbours."""
+    """Only newcomers are given states, and evidence is asked for where a stage has neighbours."""
     played: Played = player.play(LIES, lies(what))
     assert played.problem == ""
     assert played.lies or what in ("state", "unshown", "slander")
@@ -134,8 +134,8 @@ def test_each_kind_of_lie_is_told_and_none_stays(player: Player, what: str) -> N
 
 @pytest.mark.nightly
 def test_what_seeds_have_found_stays_mended(tmp_path: Path) -> None:
-    """Two liars of eight gave one honest member at a time another sum than the rest; of two in
-    doubt the higher id went, each time, until the liars were alone; in the other seed the one that
-    both contradicted."""
+    """Two liars of eight gave one honest member at a time another sum than the rest. Of two in
+    doubt the one with the higher id went, each time, until the liars were alone. In the other seed
+    the member that both contradicted went."""
     for seed in (200_002, 600_002):
         assert Player(tmp_path).play(seed).problem == ""

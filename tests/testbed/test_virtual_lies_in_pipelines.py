@@ -1,6 +1,6 @@
-"""Real daemons in virtual time in pipelines of two stages, of which some lie: whoever is drawn, and
-has not got a stage's layers, is given its parameters, and computes its work again from what its
-neighbours have claimed to have sent it."""
+"""Real daemons in virtual time in pipelines of two stages, some of which lie. An auditor that has
+not got a stage's layers is given its parameters. It computes the stage's work again from what the
+stage's neighbours have claimed to have sent."""
 
 import json
 import math
@@ -91,7 +91,8 @@ def colluders_play(
     what: str = "activation",
     rate: float = 1.0,
 ) -> Played:
-    """`stages`: who holds the first and who the second half of the model."""
+    """Play with colluders. `stages`: the holders of the first and of the second half of the
+    model."""
     planned_in_pairs(monkeypatch, LIES, *stages, evens_out=True)
     faults = [Fault(1.0, math.inf, "lie", (it,), 0.0, what) for it in liars]
     schedule = Schedule(
@@ -110,9 +111,9 @@ def colluders_play(
 def test_colluders_that_are_half_of_a_stage_do_not_win_it(
     player: Player, monkeypatch: pytest.MonkeyPatch, liars: str
 ) -> None:
-    """Two of four come to one work and two to the other; who holds the other stage is given the
-    parameters. Where all links in doubt counted, one side went as a whole, which was the honest one
-    for four of these eight pairs, and the losses were others."""
+    """Two of four members come to one work and two to another; holders of the other stage are given
+    the parameters. Where all links in doubt counted, one side went as a whole. For four of these
+    eight pairs it was the honest side, and the losses were others."""
     found = colluders_play(player, monkeypatch, ("aceg", "bdfh"), liars)
     assert found.problem == "" and found.lies and not found.stayed
     assert found.reports and all(FOUND in it for it in found.reports), found.reports
@@ -144,8 +145,8 @@ def test_one_of_two_and_two_of_three_holders_are_judged_by_the_other_stage(
     liars: str,
     what: str,
 ) -> None:
-    """Before, chance decided between two, and of three the honest one had to go: what liars had
-    computed stayed."""
+    """Before, chance decided between two holders, and of three the honest one had to go: what liars
+    had computed stayed."""
     found = colluders_play(player, monkeypatch, stages, liars, what)
     assert found.problem == "" and found.lies and not found.stayed
     assert any(FOUND in report for report in found.reports), found.reports
@@ -155,7 +156,8 @@ def test_one_of_two_and_two_of_three_holders_are_judged_by_the_other_stage(
 def test_where_nobody_has_room_for_another_stage_its_holders_judge_as_they_did(
     player: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For whoever was drawn and cannot a holder is: the liar is out, and only not barred."""
+    """A holder takes the place of a drawn auditor that cannot judge: the liar is out, and only not
+    barred."""
     monkeypatch.setattr(lent_parameters, "free_bytes", lambda device: 0)
     found = colluders_play(player, monkeypatch, ("ace", "bdf"), "a", "flip")
     assert found.problem == "" and found.lies and not found.stayed
@@ -168,7 +170,8 @@ def test_where_nobody_has_room_for_another_stage_its_holders_judge_as_they_did(
 def test_after_the_last_step_all_is_computed_again_at_any_rate(
     player: Player, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """It is the number by which a run is known, and who lies in it has nothing to lose."""
+    """The final evaluation is the number by which a run is known, and a liar in it has nothing to
+    lose."""
     honest = LieInTurn.is_told
 
     def is_told(self: LieInTurn, step: int) -> bool:
@@ -185,8 +188,8 @@ def test_after_the_last_step_all_is_computed_again_at_any_rate(
 def test_rounded_tensors_are_rounded_alike_by_who_computes_them_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Those between stages travel in eight bits, drawn by step, layer and microbatch; held-out ones
-    as well. Nobody lies, and nobody is blamed."""
+    """Tensors between stages travel in eight bits, drawn by step, layer and microbatch; held-out
+    ones as well. Nobody lies, and nobody is blamed."""
     run = make_run(tmp_path, STEPS)
     spec = json.loads(run.read_text())
     spec["codecs"] |= {"activations": ["int8"], "gradients": ["int8"]}

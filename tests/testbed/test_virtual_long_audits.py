@@ -27,7 +27,7 @@ NAMES = "abcd"
 STEPS = 2
 MICROBATCHES = 128
 FLOPS_PER_S = 3_000_000
-"""Two seconds for each."""
+"""Length of a microbatch: two seconds."""
 
 
 def draw_one(

@@ -79,7 +79,7 @@ def test_a_wait_for_nothing_ends_the_world() -> None:
 
 
 def test_in_a_world_that_has_ended_nothing_begins() -> None:
-    """Else what its garbage has to say to its end would go on, in the middle of something else."""
+    """Otherwise the cleanup of its garbage would go on in the middle of another world."""
     loop = VirtualLoop()
     loop.close()
     for begin in (loop.call_soon, lambda call: loop.call_later(1.0, call)):

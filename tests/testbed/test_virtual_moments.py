@@ -1,4 +1,4 @@
-"""Faults that begin when something is said, and seeds that leave each one time to show."""
+"""Faults that begin with a message, and seeds that leave each fault time to show."""
 
 import math
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def test_from_800000_on_faults_wait_for_messages_that_there_are() -> None:
 
 
 class World:
-    """Peers, and what is done to them."""
+    """Peers, and the faults that are done to them."""
 
     def __init__(self, names: str = "ab") -> None:
         self.now_s = 10.0
@@ -79,7 +79,7 @@ class World:
         return self.seconds(message, origin, goal) is not None
 
     def seconds(self, message: Any, origin: str = "a", goal: str = "b") -> float | None:
-        """How late it leaves; None: never."""
+        """How many seconds late the message leaves; None: never."""
         request = BytesValue(value=pack(1, message)).SerializeToString()
         late_s: float | None = self.network.on_said(f"id {origin}", f"id {goal}", request)
         return late_s

@@ -1,4 +1,4 @@
-"""The virtual network does what libp2p's does."""
+"""The virtual network does what libp2p's network does."""
 
 import asyncio
 import gc
@@ -16,7 +16,8 @@ from p2p_dtfm.testbed.virtual.wires.network import VirtualNetwork
 def test_what_a_host_reads_ends_when_it_closes_also_where_nobody_is_left_at_the_other_end(
     tmp_path: Path,
 ) -> None:
-    """As with p2pd, whose sockets end. Who measured this one's link was killed behind a cut."""
+    """p2pd's sockets end in the same way. The peer that measured this host's link was killed behind
+    a cut."""
 
     async def scene(loop: VirtualLoop) -> None:
         network, ended = VirtualNetwork(loop, random.Random(1)), list[str]()
@@ -88,7 +89,7 @@ def test_a_link_that_damages_changes_a_word_of_what_streams_carry(tmp_path: Path
 
 
 class _Arrival:
-    """What is to be done with something that comes."""
+    """Called when something arrives."""
 
     def __init__(self, seen: list[str]) -> None:
         self._seen = seen
@@ -98,8 +99,8 @@ class _Arrival:
 
 
 def test_what_has_arrived_is_gone_without_the_collector() -> None:
-    """Also what was held up by a cut. Of the garbage of a seed it was nearly all: each call, with
-    its tasks, and each piece of a stream."""
+    """Nor does a message stay that a cut held up. These were nearly all of a seed's garbage: each
+    call, with its tasks, and each piece of a stream."""
 
     async def scene(loop: VirtualLoop) -> None:
         links, seen = VirtualNetwork(loop, random.Random(1)).links, list[str]()
@@ -132,7 +133,8 @@ def test_what_has_arrived_is_gone_without_the_collector() -> None:
 
 
 def test_what_is_under_way_arrives_though_its_sender_has_ended_or_stands_still() -> None:
-    """As what a kernel has taken. It waited for its sender's next turn, and a dead one has none."""
+    """A kernel has taken such data. The message waited for its sender's next turn, and a dead
+    sender has none."""
 
     async def scene(loop: VirtualLoop) -> None:
         links, seen = VirtualNetwork(loop, random.Random(1)).links, list[str]()

@@ -1,7 +1,7 @@
-"""Real daemons in virtual time in pipelines of two stages: the two of one pipeline are colluders,
-and claim that what went from each to the other were bytes of which nobody can make a tensor.
-Auditors failed on them, and had no word for or against either: both were free of audits, at any
-rate, and could make of their gradients what they liked."""
+"""Real daemons in virtual time in pipelines of two stages. The two members of one pipeline are
+colluders, and claim to have sent each other bytes of which nobody can make a tensor. Auditors
+failed on these, and had no word for or against either. Both were free of audits, at any rate, and
+could make of their gradients what they liked."""
 
 import math
 import struct
@@ -30,12 +30,12 @@ from tests.testbed.test_virtual_lies_in_pipelines import FOUND
 KIND, STEPS = "no tensor", 8
 NO_TENSOR = b"no tensor"
 TOO_LARGE = struct.pack("f", 3e38)
-"""Of a number: nobody who is honest computes from it."""
+"""Bytes of a number: no honest member computes from them."""
 FIRSTS, LASTS, LIARS = "aceg", "bdfh", "ab"
 
 
 def _claim_what_is_none(payload: bytes, lie: Lie) -> None:
-    """And give it to whoever asks for it."""
+    """The liar gives these bytes to every peer that asks for them."""
     honest, find, named = stage_account.edges_of, audits.Audits.find, chunk_digest(payload)
 
     def edges_of(plan: Any, me: str, work: Any, due: Any) -> Any:

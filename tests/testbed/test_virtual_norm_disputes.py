@@ -1,5 +1,5 @@
-"""Real daemons in virtual time: twelve in six pipelines, of which one has slow machines. A liar
-states another norm of what each of its co-holders has summed."""
+"""Real daemons in virtual time: twelve members in six pipelines, of which one has slow machines. A
+liar disputes the norm of the sums of each of its co-holders."""
 
 import dataclasses
 import json
@@ -38,13 +38,13 @@ def flops_per_s(name: str) -> int:
 
 
 def timed_runner(spec: Any, states: Any, recompute: bool) -> Any:
-    """Works that are computed again take as long as the machine takes for its own."""
+    """Works that are computed again take as long as the machine takes for its own work."""
     device = emulated_device(spec, flops_per_s(here()), 0)
     return TimedStageRunner(device, spec, states, recompute)
 
 
 def rows_planned(monkeypatch: pytest.MonkeyPatch, ids: dict[str, str]) -> None:
-    """By share: slow machines get few microbatches, as plans do."""
+    """Plan by share: slow machines get few microbatches, as in real plans."""
     honest = worlds.compute_plan
 
     def compute_plan(snapshot: Any) -> Any:
@@ -69,7 +69,8 @@ def lies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     claim, say = Audits._claim, step_loop.StepLoop._say_prepared
 
     def changed(me: str, local: Any, plan: Any) -> Any:
-        """A power of two: its sums come to what is said of all."""
+        """Changes the norm by a power of two: the norms of its sums add up to the one that is
+        stated for all."""
         segments, norms = plan.segments(), {}
         for n, each in local.norms.items():
             both = zip(segments[n].holders, each, strict=True)
@@ -97,7 +98,7 @@ def lies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_one_that_disputes_all_norms_goes_and_none_that_is_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All works were computed again by all, one after the other: of two slow honest members first
+    """All works were computed again by all, one after the other. Of two slow honest members first
     one was left out for it, then the other, and the liar last."""
     monkeypatch.setattr(work, "runner_once", timed_runner)
     ids: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""Real daemons in virtual time: one opens one thing to half of the others and another to the rest,
-in the first step of a view, where nobody has committed itself to anything. Each half drew others,
-waited for them, and had honest ones out. Later in a view, where an opening can be false, one that
-was told it alone was the only one to accuse who had said it, and of the two the honest one went."""
+"""Real daemons in virtual time: a liar opens one thing to half of the others and another to the
+rest, in the first step of a view, where nobody has committed itself. Each half drew others, waited
+for them, and had honest members out. Later in a view an opening can be false. A member that alone
+was told a false one was the only one to accuse its maker, and of the two the honest one went."""
 
 import math
 from pathlib import Path
@@ -46,7 +46,8 @@ def test_who_opens_one_thing_to_some_is_out_by_its_own_signatures(
 
 
 def _open_falsely_to_one(lie: Lie) -> None:
-    """What it was not committed to, to one honest member; to the others what it was."""
+    """To one honest member the liar opens something that it was not committed to, and to the others
+    the right value."""
     honest = Audits._say
 
     def say(self: Any, here: Any, said: Any) -> None:

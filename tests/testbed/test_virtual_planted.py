@@ -1,4 +1,4 @@
-"""A planted bug is found by what it does to a daemon: neither the world nor who judges has it."""
+"""A planted bug is found by what it does to a daemon: neither the world nor the judge has it."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def bug(name: str) -> Planted:
 @pytest.mark.parametrize("is_of_the_world", [True, False])
 def test_what_the_world_raises_finds_no_bug(is_of_the_world: bool) -> None:
     class Plays:
-        """In place of a player: the first play of a seed goes wrong."""
+        """Takes the place of a player: the first play of a seed goes wrong."""
 
         def __init__(self) -> None:
             self.played = list[int]()

@@ -1,4 +1,4 @@
-"""Real daemons in virtual time: all have ended, and one comes back whose disk is older."""
+"""Real daemons in virtual time: all have ended, and one comes back with an older disk."""
 
 import asyncio
 from pathlib import Path
@@ -15,7 +15,7 @@ from p2p_dtfm.train.model.checkpoint import complete
 
 SAVES_EVERY_STEPS = 5
 AHEAD_STEPS = 60
-"""Far more than the other one takes before it hears of it."""
+"""Far more steps than the other peer takes before it hears of it."""
 
 
 @pytest.mark.parametrize("trains_already", [False, True], ids=["waits", "trains"])
@@ -43,8 +43,8 @@ def test_the_one_with_the_older_disk_throws_the_other_one_back_by_nothing(
 def test_who_has_a_damaged_checkpoint_goes_on_with_the_others_from_the_one_before(
     tmp_path: Path,
 ) -> None:
-    """Its newest one is as long as it was. It founds nothing, so nobody looks at it before all go
-    on from there: the daemon ended, at each start."""
+    """The newest checkpoint is as long as it was. The peer founds nothing, so nobody looks at the
+    file before all go on from there: the daemon ended, at each start."""
     run = make_run(tmp_path, steps=400, saves_every_steps=SAVES_EVERY_STEPS)
 
     async def scene(swarm: Swarm) -> None:
@@ -66,8 +66,8 @@ def test_who_has_a_damaged_checkpoint_goes_on_with_the_others_from_the_one_befor
 
 
 def test_what_the_last_step_left_with_a_lost_disk_is_saved_from_memory(tmp_path: Path) -> None:
-    """Seed 501889: who alone had written some layers of the last step loses power, and its disk had
-    lied. Others have those layers in memory by then, and no step comes after which to save them."""
+    """Seed 501889: the only peer that had written some layers of the last step loses power, and its
+    disk had lied. Others have those layers in memory by then, and no later step saves them."""
     steps = 12
     run = make_run(tmp_path, steps, SAVES_EVERY_STEPS)
 
@@ -96,7 +96,7 @@ def test_what_the_last_step_left_with_a_lost_disk_is_saved_from_memory(tmp_path:
 
 
 async def one_goes_on(swarm: Swarm, run: Path) -> tuple[Peer, Peer, int]:
-    """Of two one dies, and the other some steps later, at the given one at the earliest."""
+    """Of two peers one dies, and the other some steps later, at the given step at the earliest."""
     older = swarm.peer("older", run=str(run), expect_peers=2)
     newer = swarm.peer("newer", initial_peers=(swarm.address(older),))
     swarm.start(older)

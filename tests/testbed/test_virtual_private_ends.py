@@ -1,4 +1,4 @@
-"""A run that leaves its ends to two that it names, in virtual time: who is not named trains between
+"""A run in virtual time that leaves its ends to two named peers. An unnamed peer trains between
 them, is refused all else that it asks for, and takes over nothing when one of the two is killed."""
 
 import math
@@ -107,7 +107,7 @@ def _holding_ends(peers: list[Peer]) -> set[str]:
 
 
 async def _asks_for_what_it_may_not_have(peer: Peer, member: Peer) -> None:
-    """The data, and the files of the ends, by their right names."""
+    """The peer asks for the data, and for the files of the ends, by their right names."""
     asking, asked = _participant(peer), _participant(member)
     manifest = asked.membership.run.manifest
     data = [digest for digest in manifest.blobs() if digest != manifest.tokenizer.digest]

@@ -1,4 +1,4 @@
-"""Seeds in which daemons go the rarer of two ways, and what of it a seed says."""
+"""Seeds in which daemons go the rarer of two ways, and what a seed tells of that."""
 
 from dataclasses import replace
 

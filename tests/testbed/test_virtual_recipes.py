@@ -13,11 +13,11 @@ from p2p_dtfm.train.data import prepare
 
 STEPS = 4
 MEMORY_GIB = 0.6 / 1024
-"""Two layers of six."""
+"""Room for two layers of six."""
 
 
 def recipe_run(folder: Path) -> Path:
-    """Short documents, so that most sequences hold the ends of some."""
+    """A run of short documents, so that most sequences hold the ends of some."""
     path = make_run(folder, STEPS, saves_every_steps=4)
     words = (folder / "text.txt").read_text().split()
     lines = [" ".join(words[start : start + 2]) + f" {start}" for start in range(0, 6000, 2)]

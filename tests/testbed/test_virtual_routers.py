@@ -1,4 +1,4 @@
-"""Machines behind routers in virtual time: who is called how, and what becomes of a way."""
+"""Machines behind routers in virtual time: how each is called, and what becomes of a way in."""
 
 import asyncio
 import random
@@ -28,7 +28,7 @@ OPEN, BEHIND = NAMES[:2], NAMES[2:]
 
 
 class World:
-    """Two that can be called, and two that cannot."""
+    """Two peers that can be called, and two that cannot."""
 
     def __init__(self, network: VirtualNetwork, loop: VirtualLoop, folder: Path) -> None:
         self.network, self.loop = network, loop
@@ -43,7 +43,7 @@ class World:
         self.services: dict[str, ReachabilityService] = {}
 
     async def ready(self) -> None:
-        """All serve, and those behind routers have found out."""
+        """All peers serve, and those behind routers have found that out."""
         for name, host in self.hosts.items():
             await host.serve_calls("echo", _echo)
             await host.serve_calls("slow", _slow)
@@ -75,7 +75,7 @@ class World:
         self.network.leave(self.hosts[name])
 
     async def start_again(self, name: str) -> None:
-        """In another process, at the same address."""
+        """Start the peer again in another process, at the same address."""
         self.kill(name)
         lives = self.lives[name] = self.lives.get(name, 0) + 1
         process = self.processes[name] = Process(f"{name} {lives}", self.loop, random.Random(name))
@@ -188,7 +188,8 @@ def test_a_relay_that_has_lost_who_is_called_says_so_at_once(tmp_path: Path) -> 
 def test_a_relay_that_was_started_again_is_asked_again_though_its_connection_is_back(
     tmp_path: Path,
 ) -> None:
-    """Between two looks: it had forgotten who relied on it, for half an hour."""
+    """The relay restarted between two looks of the peer. It had forgotten, for half an hour, the
+    peers that relied on it."""
 
     async def scene(world: World) -> None:
         one, another = world.hosts["one"], world.hosts["another"]

@@ -1,6 +1,6 @@
 """Real daemons in virtual time: a guardian has died, and the next one fetches what it guards over a
-thin line. Steps do not wait for it, and until it has all there is one copy: what was told to be
-safe meanwhile was gone with its holder."""
+thin line. Steps do not wait for it, and there is only one copy until it has all. Steps that were
+told to be safe meanwhile were gone with their holder."""
 
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ from tests.testbed.test_virtual_speed import view_of
 
 SEED = 1
 LONG_NS = 3_600_000_000_000
-"""Of steps so long guardians keep up."""
+"""With steps of this length guardians keep up."""
 THIN_BYTES_PER_S, WIDE_BYTES_PER_S = 50_000, 10_000_000
 
 
 SHORT_NS = 1_000_000
-"""Of steps so short they lag."""
+"""With steps of this length guardians lag."""
 
 
 def all_at(holder: str, step_ns: int = LONG_NS) -> Any:
@@ -41,12 +41,12 @@ def all_at(holder: str, step_ns: int = LONG_NS) -> Any:
 
 
 def _steps_of(peer: Peer) -> list[tuple[int, int | None]]:
-    """In their order: which, and how many were safe by then."""
+    """Its steps in their order: which step, and how many were safe by then."""
     return [(it["step"], it["safe_step"]) for it in peer.events() if it["event"] == "step"]
 
 
 async def _three(swarm: Swarm, run: Path) -> tuple[Peer, Peer, Peer]:
-    """Who holds all layers, who guards them, and one that does neither."""
+    """The holder of all layers, their guardian, and a peer that does neither."""
     named = {peer.name: peer for peer in await begun(swarm, run, "abc")}
     holder = named["b"]
     await swarm.until(lambda: holder.step() >= 5, "steps", 60)
@@ -107,7 +107,7 @@ def test_nothing_is_safe_before_its_guardian_has_it(
 def test_a_cut_whose_guardian_has_died_is_not_safe_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seed 800050: two died one after the other, and what the second had alone was told to be
+    """Seed 800050: two peers died one after the other. What the second alone had was told to be
     safe after the first had gone."""
     run = make_run(tmp_path, 400, saves_every_steps=1000)
 

@@ -1,6 +1,6 @@
-"""Real daemons in virtual time: bugs that no seed that was tried had found, since the situations
-are narrow, each in a scene of its own that is green without it and red with it. Seeds in which
-words are late, or somebody is away for long, have found three of them since."""
+"""Real daemons in virtual time: bugs that no tried seed had found, since the situations are narrow.
+Each has a scene of its own that is green without it and red with it. Seeds with late words, or long
+absences, have found three of them since."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,14 +17,14 @@ from tests.testbed.test_virtual_seeds import FOUND_BY
 
 
 class Scene(NamedTuple):
-    """`play` raises what it says under `fails` where the bug is in the daemon."""
+    """A scene. With the bug in the daemon, `play` raises the words of `fails`."""
 
     play: Callable[[Path, pytest.MonkeyPatch], None]
     fails: str
 
 
 SLOW = {"founds-once"}
-"""To play them takes more than four seconds."""
+"""Scenes that take more than four seconds to play."""
 FOUND_SINCE = {
     "guardian-ahead",
     "life-by-clock",
@@ -49,7 +49,7 @@ SCENES = {
 
 @pytest.fixture(autouse=True)
 def guardians_of_their_own() -> Iterator[None]:
-    """Of views of the same names, in which scenes say who guards."""
+    """Forget guardians of earlier scenes: their views have the same names, and other guardians."""
     for remembered in (views._guards, views._pace):
         remembered.cache_clear()
     yield

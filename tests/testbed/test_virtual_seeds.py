@@ -124,7 +124,7 @@ def test_a_link_opens_when_the_last_fault_is_over_that_keeps_it_cut() -> None:
 
 
 def links_of(names: str) -> tuple[Any, set[str]]:
-    """A swarm, and which ways are cut in it: `ab` from a to b."""
+    """A swarm, and the set of ways that are cut in it: `ab` is from a to b."""
     cuts, peers = set[str](), [SimpleNamespace(name=name, is_running=True) for name in names]
 
     def ways(one: Any, other: Any, both_ways: bool) -> set[str]:
@@ -170,7 +170,7 @@ def test_a_failing_seed_shrinks_to_the_faults_that_it_takes() -> None:
 
 
 class _Fails:
-    """In place of a player: of its seeds one raises what nobody expects."""
+    """Takes the place of a player: one of its seeds raises what nobody expects."""
 
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
@@ -295,7 +295,8 @@ def test_no_wait_of_the_daemons_own_lasts_longer_than_a_minute(
 
 @pytest.fixture(params=["collected", "frozen"])
 def objects(request: pytest.FixtureRequest) -> Iterator[None]:
-    """As a daemon or a seed that was in this process before may have left them."""
+    """Objects in the state in which a daemon or a seed may have left them in this process
+    before."""
     if request.param == "frozen":
         gc.freeze()
     yield
@@ -307,7 +308,7 @@ def objects(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.usefixtures("objects")
 def test_inner_rooms_are_looked_at_as_well() -> None:
-    """When rooms were parted nearly half of the statements went out of sight, and the rest told a
+    """When rooms were divided, nearly half of the statements went out of sight, and the rest gave a
     better figure."""
     missed = {file for room in LinesReached().rooms() for file in room.missed or {}}
     assert {
@@ -419,13 +420,13 @@ FOUND_BY = {
     "relays-kept": 940_001,
     "way-untold": 940_014,
 }
-"""The seeds that have found them. What is mended or drawn anew gives seeds other courses: then
-`python -m p2p_dtfm.testbed.virtual.planted --only NAME` says which one does."""
+"""The seeds that have found these bugs. Mended code and new draws give seeds other courses: then
+`python -m p2p_dtfm.testbed.virtual.planted --only NAME` says which seed finds one."""
 
 
 @pytest.mark.nightly
 def test_bugs_that_seeds_have_found_are_found(tmp_path: Path) -> None:
-    """The others have not been found by any seed that was tried."""
+    """No tried seed has found the other bugs."""
     search = Search(Player(tmp_path))
     bugs = [bug for bug in BUGS if bug.name in FOUND_BY]
     assert len(bugs) == len(FOUND_BY) >= 62
@@ -521,7 +522,7 @@ def test_faults_of_a_quick_seed_come_with_steps_and_what_they_last_stays(tmp_pat
 
 
 def test_a_calm_seed_is_mended_as_the_last_step_leaves_out_what_is_in_turn(tmp_path: Path) -> None:
-    """Not when all that was drawn would have been over."""
+    """The seed is mended then, and not when all that was drawn would have been over."""
     faults = tuple(Fault(2.0 + n, 1.0, "kill", ("a",), 0.99, at_step=1) for n in range(3))
     schedule = Schedule(("a",), (), faults, is_quick=True, is_calm=True, waits_for_a_step=True)
     told = [1]
@@ -720,7 +721,7 @@ def test_members_of_a_run_that_no_process_plays_alone_are_compared(tmp_path: Pat
 
 
 def test_a_disk_that_was_full_at_the_last_step_takes_it_afterwards(tmp_path: Path) -> None:
-    """Else nobody has the whole model: of small machines each alone has some layers."""
+    """Otherwise nobody has the whole model: each small machine alone has some layers."""
     schedule = Schedule(
         ("a", "b", "c"), (), (Fault(6.0, 25.0, "full disk", ("b",), 0.0),), is_small=True
     )
@@ -732,14 +733,14 @@ def test_a_disk_that_was_full_at_the_last_step_takes_it_afterwards(tmp_path: Pat
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", [30, 504, 514, 553, 648, 654, 1094])
 def test_what_seeds_have_found_stays_mended(tmp_path: Path, seed: int) -> None:
-    """Who came back with an older disk blamed the others for a view that it did not know any more;
-    who came to a complete run was told that nobody shows it, though two had shown it; and who was
-    to be let in as the last step committed waited 118 s for an answer. Who had left while a view
-    with it was agreed on began to bring states for it, and nothing ended that. Who had come back
-    cut off honest members for what was due in its former life; and who was told to come back while
-    it still left for a pause stayed away (it comes back after the last step now, and looks for half
-    a minute for one that does not answer before it believes those that show the end). Four of whom
-    none was in a view any more asked each other for ever."""
+    """A peer with an older disk blamed the others for a view that it no longer knew. A peer that
+    came to a complete run was told that nobody shows it, though two had shown it. One that was to
+    be let in as the last step committed waited 118 s for an answer. One had left while a view with
+    it was agreed on; it began to bring states for that view, and nothing ended that. One that came
+    back cut off honest members for frames due in its former life. One that was told to come back
+    while it still left for a pause stayed away. (It comes back after the last step now; it looks
+    half a minute for a peer that does not answer before it believes those that show the end.) Four
+    peers, none of them in a view any more, asked each other for ever."""
     played = Player(tmp_path).play(seed)
     assert played.problem == ""
     assert played.settled_s < {30: 40, 654: 40, 1094: 80}.get(seed, 20)

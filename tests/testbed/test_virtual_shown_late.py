@@ -1,6 +1,6 @@
-"""Real daemons in virtual time: one shows what audits ask it for, but late. Who computed a work
-again, and waited for that, was taken for who stands still: of four two honest ones were out at
-once, and then the run went on with the liar and one other."""
+"""Real daemons in virtual time: a member shows what audits ask it for, but late. An auditor that
+waited for that was taken for a peer that stands still. Of four members two honest ones were out at
+once, and the run went on with the liar and one other."""
 
 from pathlib import Path
 

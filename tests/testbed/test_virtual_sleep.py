@@ -104,8 +104,8 @@ def test_a_job_under_way_ends_as_much_later() -> None:
 
 
 def _turn_at(hold: Callable[[VirtualLoop, Process], object], sleeps_at_s: float) -> float:
-    """When a turn is taken that came at once, of a process that `hold` holds up, and whose machine
-    sleeps for ten seconds from then on."""
+    """When the turn of a process is taken that was due at once. `hold` holds the process up, and
+    its machine sleeps for ten seconds from then on."""
 
     async def scene(loop: VirtualLoop) -> float:
         process, seen = process_of(loop), list[float]()
@@ -186,7 +186,7 @@ def test_from_990000_on_slow_machines_sleep_some_at_once_or_all_and_some_die_mea
 
 
 def _swarm_of_three(folder: Path, scene: Callable[[Swarm, Deeds], Awaitable[None]]) -> None:
-    """That trains in one view."""
+    """A swarm of three that trains in one view."""
 
     async def whole(swarm: Swarm) -> None:
         swarm.are_slow = True
@@ -203,7 +203,7 @@ def _swarm_of_three(folder: Path, scene: Callable[[Swarm, Deeds], Awaitable[None
 
 
 def _linked(one: Peer, other: Peer) -> tuple[bool, bool]:
-    """As either end sees it."""
+    """Whether they are connected, as either end sees it."""
     assert one.host is not None and other.host is not None
     return other.peer_id in one.host.linked, one.peer_id in other.host.linked
 
@@ -251,8 +251,8 @@ def test_who_dies_in_its_sleep_and_is_started_again_has_its_lid_open(tmp_path: P
 def _out_of_view(
     members: str = "a", stayed_since_s: float = 10.0, parted_s: float = 0.0, is_in: int = 3
 ) -> str:
-    """What is said of `a`, which woke at 100 s and at 101 s was in view 3 with `members`, and of
-    whom is out of it: `b` and `c`, which have come further than it."""
+    """The judge's words about `a`, which woke at 100 s and at 101 s was in view 3 with `members`.
+    `b` and `c`, which have come further than `a`, are out of it."""
     views = [
         {"event": "view", "view": number, "at_s": at_s, "members": [f"id {it}" for it in names]}
         for number, at_s, names in ((1, 20.0, "abc"), (3, 101.0, members))

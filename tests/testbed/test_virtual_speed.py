@@ -1,5 +1,5 @@
-"""Who says that it is faster than it is: the plan goes by what the others have seen, and gives the
-work back; who calls others slow moves nothing; and a load that passes is forgotten.
+"""A peer says that it is faster than it is: the plan goes by what the others have seen, and gives
+the work back. A peer that calls others slow moves nothing, and a load that passes is forgotten.
 
 Real daemons in virtual time, in which each stage takes the time of its machine, whatever it says.
 """
@@ -26,7 +26,8 @@ NAMES = "abcd"
 LIAR = "d"
 MICROBATCHES = 16
 WITHIN_STEPS = 60
-"""Fifteen seconds of a view, ten steps to see it, and a few to agree: of steps so short."""
+"""Fifteen seconds of a view, ten steps to see the speed, and a few to agree, with such short
+steps."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def view_of(peer: Peer) -> View:
 
 
 def share_of(peers: list[Peer], name: str) -> int:
-    """Of a step's microbatches."""
+    """The number of a step's microbatches that the peer has."""
     plan = view_of(peers[0]).plan
     assert isinstance(plan, Plan)
     whom = next(peer.peer_id for peer in peers if peer.name == name)
@@ -61,7 +62,7 @@ def share_of(peers: list[Peer], name: str) -> int:
 
 
 def step_s(peer: Peer, last: int = 10) -> float:
-    """The median of the last ones."""
+    """The median length of the last steps."""
     times = [it["at_s"] for it in peer.events() if it["event"] == "step"][-last - 1 :]
     return float(median(after - before for before, after in pairwise(times)))
 
@@ -101,7 +102,7 @@ def test_work_is_taken_back_from_who_says_that_it_is_fast(run: Path, tmp_path: P
 def test_a_stage_that_says_it_is_fast_holds_up_a_pipeline_for_a_while_only(
     run: Path, tmp_path: Path, names: str, liars: str
 ) -> None:
-    """Nobody has room for the whole model, and nobody alone sees which stage is slow."""
+    """Nobody has room for the whole model, and no peer alone sees which stage is slow."""
 
     async def scene(swarm: Swarm) -> None:
         swarm.memory_gib = 0.9 / 1024
@@ -144,7 +145,7 @@ def test_who_calls_the_others_slow_moves_no_work(run: Path, tmp_path: Path) -> N
 def test_a_load_that_passes_costs_its_peer_its_work_for_as_long(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own word says so, too: also that is taken back."""
+    """The peer's own word says that it is slow, too: this word is taken back as well."""
     slow = set[str]()
     block_ns = Process.block_ns
 

@@ -33,7 +33,8 @@ def here() -> str:
 
 
 def stall(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The steps in which it stops. It accuses nobody, and says that it waits for the others."""
+    """The steps in which the member stops. It accuses nobody, and says that it waits for the
+    others."""
     run, tick, work_of = StepEngine.run, StepWatch.tick, StepWatch.work
     stopped: list[int] = []
 
@@ -60,7 +61,7 @@ def stall(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 class Rejoins(logging.Handler):
-    """How often each has lost its place."""
+    """How often each peer has lost its place."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -72,7 +73,7 @@ class Rejoins(logging.Handler):
 
 
 def gaps_s(peer: Peer) -> list[float]:
-    """Between commits, from the last one before it stalls."""
+    """Seconds between commits, from the last one before the stall on."""
     times = [
         it["at_s"] for it in peer.events() if it["event"] == "step" if it["step"] >= STALLS_AT - 1
     ]

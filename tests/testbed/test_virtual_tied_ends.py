@@ -1,6 +1,6 @@
-"""Real daemons in virtual time, in pipelines whose ends hold one matrix: one gives the other end
-another sum of it than its own end has. Nobody said anything of these sums, so what came of them
-stayed, and the honest ones were out, as they had other norms and parameters than the rest. (Audits
+"""Real daemons in virtual time, in pipelines whose ends hold one matrix: a liar gives the other end
+another sum of the matrix than its own end has. Nobody said anything of these sums, so their results
+stayed. The honest members were out, as they had other norms and parameters than the rest. (Audits
 are there to have the lie noted: the planner makes such pipelines in runs without.)"""
 
 import json
@@ -24,7 +24,7 @@ NIGHTLY = pytest.mark.nightly
 
 
 def give_another_sum(lie: Lie) -> None:
-    """Of the same norm."""
+    """Another sum, of the same norm."""
     honest = TiedSums._copied
 
     def copied(self: Any, end: int, reduced: Any) -> Any:

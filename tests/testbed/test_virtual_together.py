@@ -1,4 +1,5 @@
-"""Seeds in which a swarm is divided in the middle of a long run, and who stays apart in them."""
+"""Seeds in which a swarm is divided in the middle of a long run, and which sides stay apart in
+them."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from p2p_dtfm.testbed.virtual.seeds.schedules.first_seeds import PARTINGS
 from p2p_dtfm.testbed.virtual.seeds.watching.together import APART_S, NOBODY_S, Together
 
 ONE, OTHER = ViewId(3, "one"), ViewId(3, "other")
-"""Halves of a swarm may share a number."""
+"""Two views of one number: halves of a swarm may share a number."""
 
 
 def test_from_980000_on_a_swarm_is_divided_and_most_of_its_run_is_left() -> None:

@@ -1,4 +1,4 @@
-"""What daemons tell is compared with what is so: each kind of falsehood is found."""
+"""The words of daemons are compared with the truth: each kind of falsehood is found."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from tests.testbed.begun import are_in_views_of, begun, participant_of
 
 STEPS = 16
 LATER_S = 200.0
-"""As if what is told stayed for so long, and the world as it is."""
+"""A comparison is so much later: as if the word stayed for so long, and the world as it is."""
 GONE = "12D3KooW" + "G" * 44
 
 Change = Callable[[Word], Word]
@@ -58,7 +58,7 @@ def times(name: str, factor: float) -> Change:
 
 
 class Suspecting(Word):
-    """It holds all others for lost."""
+    """A word that holds all others for lost."""
 
     @property
     def suspected(self) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ def others(word: Word) -> list[str]:
 
 
 class Falsified(Comparison):
-    """Of the first peer something else is heard than it tells."""
+    """A comparison that hears of the first peer something else than it tells."""
 
     change: Change | None = None
     first = ""
@@ -134,7 +134,7 @@ class Falsified(Comparison):
 
 
 def found(told: Falsified, change: Change, now_s: float) -> str:
-    """What is found, once it has lasted: the first of it is said."""
+    """The first finding, once the falsehood has lasted."""
     told.change = change
     word = told._word_of(told.world.by_id[told.first])
     assert word is not None
@@ -148,7 +148,7 @@ def found(told: Falsified, change: Change, now_s: float) -> str:
 
 
 def as_told(peer: Peer) -> Reference:
-    """The losses that it has told of so far are right ones."""
+    """A reference in which the losses that the peer has told so far are right."""
     steps = [event for event in peer.events() if event["event"] == "step"]
     losses = [event["loss"] for event in steps]
     held_out = {it["step"]: it["held_out_loss"] for it in steps if it["held_out_loss"]}
@@ -156,7 +156,7 @@ def as_told(peer: Peer) -> Reference:
 
 
 async def two_that_train(swarm: Swarm, run: Path) -> Falsified:
-    """As one of them computes, some steps after the beginning."""
+    """Two peers that train, as one of them computes, some steps after the beginning."""
     swarm.are_slow = True  # so that it lasts
     peers = await begun(swarm, run, "ab")
     await swarm.until(lambda: all(it.takes_part for it in peers), "both take part", 60)

@@ -1,4 +1,5 @@
-"""Daemons in virtual time: one fails when some have committed its last step and one has not."""
+"""Daemons in virtual time: a member fails when some have committed its last step and one has
+not."""
 
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ def gaps_of(peer: Peer) -> list[tuple[int, int]]:
 def test_who_had_not_committed_its_last_step_has_it_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The agreement gave it the outcome, and nothing that shows it: its transcript had a gap there,
-    which nobody could tell from a step that was left out on purpose."""
+    """The agreement gave the peer the outcome, and nothing that shows it. Its transcript had a gap
+    there, which nobody could tell from a step that was left out on purpose."""
     tell, deaf = Messenger.tell, set[str]()
 
     def tell_all_but_one(self: Messenger, peer_id: str, message: Message, *others: Any) -> None:

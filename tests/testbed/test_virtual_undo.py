@@ -1,4 +1,4 @@
-"""Real daemons in virtual time: what a liar did before it was found is taken back, and stays so."""
+"""Real daemons in virtual time: a liar's work before it was found is taken back, and stays so."""
 
 import asyncio
 import math
@@ -25,15 +25,15 @@ from p2p_dtfm.train.model.checkpoint import list_checkpoints
 STEPS = 50
 UNDO_STEPS = 16
 EVERY = 8
-"""Steps between the states that are kept, as `AuditSpec.undo_every` has it."""
+"""Steps between the states that are kept, as in `AuditSpec.undo_every`."""
 SAVED_EVERY = 4
 RATE = 0.1
 SEED = 5
-"""In which the liar is found late."""
+"""A seed in which the liar is found late."""
 FIRST_S = 6.0
 LIAR = "d"
 LIARS = {"h": 4.66, "g": 5.76}
-"""Of two, each by itself: from when on."""
+"""Two liars that lie each by itself, and the second from which each of them lies."""
 
 
 class World(NamedTuple):
@@ -57,7 +57,7 @@ SCHEDULE = Schedule(
     audit_rate=RATE,
 )
 Meddle = Callable[[Swarm, Lying], Awaitable[None]]
-"""What else happens."""
+"""Further events of a scene."""
 
 
 def went_back(peer: Peer) -> list[tuple[int, int]]:
@@ -69,7 +69,8 @@ def final_losses(peer: Peer) -> dict[int, float]:
 
 
 def require_no_trace(peers: Sequence[Peer], world: World, through: Sequence[Peer]) -> None:
-    """All that stays is what an honest process alone comes to; `through`: who was there."""
+    """What stays is the result of an honest process alone. `through`: the peers that were there
+    throughout."""
     judge.require_states(peers, world.reference)
     for peer in through:
         off = [abs(loss - world.reference.losses[n]) for n, loss in final_losses(peer).items()]
@@ -106,7 +107,7 @@ def is_done(peer: Peer) -> bool:
 
 
 def saved(peer: Peer) -> list[tuple[int, str]]:
-    """Whole models on its disk."""
+    """Whole models on the peer's disk."""
     roots = peer.home.glob("runs/*/checkpoints")
     found = (it for root in roots for it in list_checkpoints(root) if len(it.layers) == 6)
     return [(it.manifest.step, it.manifest.lineage) for it in found]
@@ -131,7 +132,8 @@ def test_a_liars_steps_are_taken_back_and_the_losses_are_the_honest_runs(
 
 
 def _check_transcript(peer: Peer, undone: int) -> None:
-    """Whoever reads it follows from the steps that were taken back to those that stayed."""
+    """A reader of the transcript follows it from the steps that were taken back to those that
+    stayed."""
     (path,) = peer.home.glob(f"runs/*/{FILE_NAME}")
     checker, lines = Checker(verify), TranscriptLines(path)
     for entry in lines.entries():
@@ -141,7 +143,8 @@ def _check_transcript(peer: Peer, undone: int) -> None:
 
 
 async def dies_among_lies(swarm: Swarm, lying: Lying) -> None:
-    """One whose disk has the whole model as a liar has made it; it is back once all went back."""
+    """A peer whose disk has the whole model with a liar's work in it. It is back once all went
+    back."""
     await swarm.until(lambda: bool(lying.stayed()), "a lie is committed", 60)
     away, here = swarm.named("c"), swarm.named("a")
 
@@ -160,7 +163,8 @@ async def dies_among_lies(swarm: Swarm, lying: Lying) -> None:
 def test_after_a_power_cut_of_all_what_was_taken_back_counts_for_nothing(
     world: World, tmp_path: Path
 ) -> None:
-    """All start again from their disks; that of one has more steps than the others', and whole."""
+    """All start again from their disks. One disk has more steps than the others', and a whole
+    model."""
 
     async def meddle(swarm: Swarm, lying: Lying) -> None:
         await dies_among_lies(swarm, lying)
@@ -181,8 +185,8 @@ def test_after_a_power_cut_of_all_what_was_taken_back_counts_for_nothing(
 def test_who_was_away_and_all_that_fail_at_once_bring_nothing_back(
     world: World, tmp_path: Path
 ) -> None:
-    """It is let in at once, and then the others lose one whose layers all have: what counts then
-    is what they bring, and it would bring more steps."""
+    """The peer is let in at once, and then the others lose a member whose layers all have. The
+    states that members bring count then, and it would bring more steps."""
 
     async def meddle(swarm: Swarm, lying: Lying) -> None:
         await dies_among_lies(swarm, lying)
@@ -199,7 +203,7 @@ def test_who_was_away_and_all_that_fail_at_once_bring_nothing_back(
 
 @pytest.mark.nightly
 def test_two_that_are_found_one_after_the_other_are_both_undone(tmp_path: Path) -> None:
-    """Eight equal replicas, so that six are more than half."""
+    """Eight equal replicas, so that six of them are more than half."""
     run = make_run(tmp_path, STEPS)
     plain = RunSpec.model_validate_json(run.read_text())
     batch = plain.batch.model_copy(update={"microbatch": 1})

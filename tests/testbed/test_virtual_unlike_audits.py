@@ -1,7 +1,7 @@
-"""Real daemons in virtual time, in pipelines of two stages: one that is drawn for a work of the
-other stage tells whoever would audit that in its place what it has found, and the others that it
-could not judge. These waited for that one, which waited for them: of six two honest ones were out
-after ten seconds, one after the other, and nobody ever blamed the liar."""
+"""Real daemons in virtual time, in pipelines of two stages: a liar is drawn for a work of the other
+stage. It tells its result to the peers that would audit in its place, and tells the others that it
+could not judge. These waited for the former, which waited for them. Of six members two honest ones
+were out after ten seconds, one after the other, and nobody ever blamed the liar."""
 
 from pathlib import Path
 

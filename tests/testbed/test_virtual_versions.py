@@ -18,9 +18,9 @@ from tests.testbed.begun import are_in_views_of, begun
 
 AT = PROTOCOL_VERSION + 1
 PATIENCE_S = 60.0
-"""It went on alone after some seconds."""
+"""After some seconds the updated daemon went on alone."""
 SLOW = (10_000_000, 20_000_000)
-"""So that the others take few steps, which cost processor, while it waits."""
+"""With this the others take few steps while it waits, as steps cost processor time."""
 
 
 def whole_checkpoint_of(peer: Peer) -> bool:
@@ -39,7 +39,8 @@ async def has_left(swarm: Swarm, peer: Peer, with_checkpoint: bool = True) -> No
 def test_who_is_updated_first_waits_for_the_others_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_addresses: bool
 ) -> None:
-    """It found "nobody", and went on alone from its own disk beside the swarm that it had left."""
+    """The daemon found "nobody", and went on alone from its own disk beside the swarm that it had
+    left."""
     monkeypatch.setattr(swarms, "FLOPS_PER_S", SLOW)
     run = make_run(tmp_path, 4000, saves_every_steps=5)
 
@@ -68,7 +69,7 @@ def test_who_is_updated_first_waits_for_the_others_and_says_so(
 def test_a_founder_that_is_updated_first_founds_nothing_beside_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the line that it always types."""
+    """The founder uses the line that it always types."""
     monkeypatch.setattr(swarms, "FLOPS_PER_S", SLOW)
     run = make_run(tmp_path, 4000, saves_every_steps=5)
 
@@ -90,8 +91,8 @@ def test_a_founder_that_is_updated_first_founds_nothing_beside_the_others(
 def test_those_that_are_updated_go_on_without_one_that_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One service that nobody looked after, or a key that says so, kept every updated home out of
-    its run for good."""
+    """One service that nobody looked after, or a key that claims to be one, kept every updated home
+    out of its run for good."""
     monkeypatch.setattr(swarms, "FLOPS_PER_S", SLOW)
     run = make_run(tmp_path, 4000, saves_every_steps=5)
 

@@ -1,5 +1,5 @@
-"""A stage-holder that does all its work and never says that it is ready for the next view: in
-virtual time, with real daemons, who asks to join is let in all the same."""
+"""Real daemons in virtual time: a stage-holder does all its work and never says that it is ready
+for the next view. A peer that asks to join is let in all the same."""
 
 from pathlib import Path
 

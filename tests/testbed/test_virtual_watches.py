@@ -1,5 +1,5 @@
-"""What is looked at while a seed is played, and nothing of what becomes of its run shows: copies
-that nobody sends, daemons outside of their hours, what a replica forgets, and offers that stay."""
+"""What is watched while a seed is played, and what the run's result does not show: copies that
+nobody sends, daemons outside of their hours, what a replica forgets, and offers that stay."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from p2p_dtfm.train.stage.private_memory import PrivateMemory
 from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
 
 STATES: Any = [SimpleNamespace(layer=0, version=1, parameter_count=2)]
-"""As of step 1, which begins."""
+"""The states as of step 1, which begins."""
 
 
 def one_that_holds(clock: object, sending: object) -> Any:

@@ -1,8 +1,8 @@
-"""Real daemons in virtual time: of two colluders one lies in its work where the other alone is
-drawn to compute it again, and that one tells some of the honest ones that the work is false, and
-the rest that all is well. Those that were told found that it was so, and went for it, as accusers
-of whom most were not told: of eight honest ones they were one, or four at once, in a single step,
-each time it was drawn so. Nobody ever blamed the colluders."""
+"""Real daemons in virtual time: one of two colluders lies in its work where the other alone is
+drawn to compute it again. The auditor tells some honest members that the work is false, and the
+rest that all is well. Those that were told found that it was so, and went for it, as accusers of
+whom most had not been told. Of eight honest members one went, or four at once, in a single step,
+each time the draw fell so. Nobody ever blamed the colluders."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -24,20 +24,20 @@ from tests.testbed.pairs import planned_in_pairs
 
 STEPS = 30
 FEW = 8
-"""Steps in which they are drawn so, and are out, with these draws. What would come after is an
-honest run, and each step of eight costs a third of a second of processor."""
+"""Steps in which the colluders are drawn so, and are out, with these draws. The rest would be an
+honest run, and each step of eight daemons costs a third of a second of processor."""
 EIGHT = "abcdefgh"
 FIRSTS, LASTS = "aceg", "bdfh"
 NIGHTLY = pytest.mark.nightly
 HALF_OF_ALL = 0.67
-"""Of the honest ones: four of eight."""
+"""The honest members that are told: four of eight."""
 DRAWN_SOON = LIES + 2
 """A seed in which a colluder is drawn alone within so few steps."""
 SOON_S = 5.0
-"""Before anybody is accused."""
+"""A time before anybody is accused."""
 UNLIKE = "has said one thing to some"
 SENT_OTHERS = "has sent most of the others other gradients"
-"""Where few are told that it is false the others find what its maker has done: that one is out
+"""Where few are told that the work is false, the others find its maker's lie. The maker is out
 before its colluder is for its words."""
 
 
@@ -50,7 +50,7 @@ def played(
     steps: int = STEPS,
     seed: int = LIES,
 ) -> Play:
-    """Nobody honest was ever out."""
+    """Requires that no honest member was ever out."""
     run = with_audits(of_single_sequences(make_run(tmp_path, steps)), rate, 5)
     kept = []
 
@@ -91,7 +91,7 @@ def test_who_is_told_alone_that_a_false_work_is_false_keeps_its_place(
 def test_nor_does_who_is_told_so_in_pipelines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, liars: str, steps: int
 ) -> None:
-    """Of another holder of the stage and of its maker one would be out."""
+    """Of another holder of the stage and of the work's maker one would be out."""
     planned_in_pairs(monkeypatch, LIES, FIRSTS, LASTS)
     one = played(tmp_path, "whispered-doubt", EIGHT, liars, 1.0, steps)
     assert any(UNLIKE in report for report in one.lying.reports)
@@ -121,7 +121,8 @@ def test_who_whispers_of_a_true_work_is_out_as_well(tmp_path: Path) -> None:
 def test_who_is_not_told_something_hears_it_from_others(
     tmp_path: Path, kind: str, members: str, liars: str, steps: int
 ) -> None:
-    """Else it would wait for the liar, and all others for it, until that one was out."""
+    """Otherwise the member would wait for the liar, and all others for the member, until it was
+    out."""
     one = played(tmp_path, kind, members, liars, 1.0, steps)
     assert not one.lying.reports
     for peer in one.honest():
@@ -143,6 +144,6 @@ def test_who_tells_all_but_one_what_it_claims_holds_them_up_once_in_a_view(tmp_p
 def test_who_says_that_it_waits_for_what_all_have_heard_is_waited_for_itself(
     tmp_path: Path, kind: str, steps: int
 ) -> None:
-    """Whom it named knew that first, accused it alone, and two colluders accused that one: five of
-    six honest ones were out, one after the other."""
+    """The named member knew first that the claim was heard, and alone accused the liar. Two
+    colluders accused that member: five of six honest members were out, one after the other."""
     played(tmp_path, kind, EIGHT, "gh", 1.0, steps)

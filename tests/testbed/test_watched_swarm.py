@@ -1,4 +1,4 @@
-"""Daemons that come, go and are killed, as they are seen from outside."""
+"""Daemons that come, go and are killed, as seen from outside."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,8 @@ from p2p_dtfm.testbed.watched_swarm import WatchedSwarm
 
 
 def test_who_has_ended_is_read_to_the_end_and_then_no_more(tmp_path: Path) -> None:
-    """A storm has hundreds of dead, whose files took half a core to be looked at ten times a
-    second; one that comes back in its home writes again."""
+    """A storm has hundreds of dead daemons. Looking at their files ten times a second took half a
+    core. A daemon that comes back in its home writes again."""
     swarm = LocalSwarm(tmp_path)
     end: list[int | None] = [None]
     process: Any = SimpleNamespace(pid=1, poll=lambda: end[0])

@@ -49,7 +49,7 @@ class Page:
 
     def set_view(self, width: int, height: int, *, dark: bool = False, calm: bool = False) -> None:
         """The window's size in pixels of style sheets, and the colours that its user prefers.
-        `calm`: nothing moves, for somebody who asked for that."""
+        `calm`: nothing moves, for a user who asked for that."""
         self._call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
@@ -92,7 +92,7 @@ class Page:
             )
 
     def unnamed(self, roles: tuple[str, ...]) -> list[str]:
-        """Nodes of these roles that somebody who hears the page would hear no name of."""
+        """Nodes of these roles without a name for a user who hears the page."""
         nodes = self._call("Accessibility.getFullAXTree")["nodes"]
         return [
             node["role"]["value"]
@@ -103,7 +103,7 @@ class Page:
         ]
 
     def accept_dialogs(self) -> None:
-        """Say yes to whatever the page asks."""
+        """Answer yes to each question of the page."""
         self.evaluate("window.confirm = () => true")
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class Page:
 
 @contextlib.contextmanager
 def chromium(profile: Path) -> Iterator[Page]:
-    """A browser with a fresh profile and one tab; it is gone at the end."""
+    """A browser with a fresh profile and one tab. It is gone at the end."""
     assert PROGRAM is not None
     to_browser, write_to = os.pipe()
     read_from, from_browser = os.pipe()

@@ -45,7 +45,7 @@ class Example:
     state: DashboardState
     asked: list[str] = field(default_factory=list)
     refusal: dict[str, object] | None = None
-    """What a button is answered, if not what it asks for."""
+    """A button's answer, where it is not the action that the button asks for."""
 
     def __call__(self) -> DashboardState:
         return self.state
@@ -56,7 +56,7 @@ class Example:
 
     @property
     def actions(self) -> dict[str, Action]:
-        """As a daemon offers them, or a paused one."""
+        """The actions that a daemon offers, or a paused one."""
         names = ("resume", "leave") if self.state.live.state == "paused" else ("pause", "leave")
         return {name: self._action(name) for name in names}
 
@@ -76,7 +76,8 @@ def example(
     step_ns: int = 10_400_000_000,
     only: tuple[str, ...] = (),
 ) -> Example:
-    """A swarm of that scenario's peers, named as libp2p would, in pipelines of `stages` peers."""
+    """A swarm of that scenario's peers, with names in libp2p's form, in pipelines of `stages`
+    peers."""
     spec = read_run_spec(run)
     played = read_scenario(scenario)
     peers = tuple(replace(it, forward_flops=it.forward_flops or 10**11) for it in played.peers)
@@ -109,7 +110,7 @@ def example(
 
 
 def _with_peer_ids(snapshot: Snapshot) -> Snapshot:
-    """The scenario's names as peer ids in their form; equal for equal names."""
+    """The snapshot with peer ids for the scenario's names; equal ids for equal names."""
     letters = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 
     def named(name: str) -> str:
@@ -244,7 +245,7 @@ SAMPLES = Samples(
 
 
 def _timeline(plan: Plan, step_ns: int) -> Timeline:
-    """One forward, one backward, as a pipeline of equal stages runs it."""
+    """One forward and one backward, as a pipeline of equal stages runs them."""
     pipeline = plan.pipelines[0]
     count, depth = pipeline.microbatch_count, len(pipeline.stages)
     forward = int(step_ns * 0.8 / (count + depth - 1) / 3)

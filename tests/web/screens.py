@@ -26,7 +26,7 @@ from tests.web.examples import NOW_S, Example, example, sixty_four
 from tests.web.serving import TOKEN, served
 
 WIDTHS = {390: 844, 768: 1024, 1440: 900}
-"""Heights of windows as wide."""
+"""Widths of windows, and the height of each."""
 PEERS = (1, 3, 64)
 DRAWN = (
     "document.querySelector('#answers dd') && document.querySelector('#board li')"
@@ -40,7 +40,7 @@ ONE_OF_MANY = re.compile(
 
 
 def screen(peers: int, situation: str) -> DashboardState:
-    """Decoded again, so that it has the types that it says."""
+    """The state is decoded again, so that it has the types that it declares."""
     made = _swarm(peers)
     SITUATIONS[situation](made)
     return msgspec.json.decode(msgspec.json.encode(made.state), type=DashboardState)
@@ -57,11 +57,11 @@ def _swarm(peers: int) -> Example:
 
 
 def _live(made: Example) -> None:
-    """As it is."""
+    """Leave the example as it is."""
 
 
 def _failure(made: Example) -> None:
-    """Another peer is silent and the step does not end; alone, the disk is full."""
+    """Another peer is silent and the step does not end. A lone peer's disk is full."""
     live, view = made.state.live, made.state.view
     if len(view.peers) == 1:
         words = "the disk is full: the checkpoint of step 100 was not written"
@@ -187,8 +187,8 @@ TOO_PALE = """(() => {
     .filter(([ratio, least]) => ratio < least)
     .map(([ratio, , node]) => `${ratio.toFixed(2)}: ${node.outerHTML.slice(0, 110)}`);
 })()"""
-"""Words with less contrast than WCAG's AA asks for, by the colours that are drawn: opacities and
-grounds through which others shine are reckoned in."""
+"""Words with less contrast than WCAG's AA asks for, by the drawn colours. Opacities and transparent
+grounds are counted."""
 
 STICKS_OUT = """[...document.querySelectorAll(
   '.card, .bar *, #map circle, svg text, body > table, body > pre, main > dl')]
@@ -202,7 +202,7 @@ TOO_SMALL = f"""[...document.querySelectorAll('svg text')]
   .map((node) => [parseFloat(getComputedStyle(node).fontSize) * node.getScreenCTM().a, node])
   .filter(([pixels]) => pixels < {SMALLEST_PIXELS})
   .map(([pixels, node]) => `${{pixels.toFixed(1)}} pixels: ${{node.outerHTML.slice(0, 110)}}`)"""
-"""Words of drawings, as large as they come out where the drawing is scaled."""
+"""Words in drawings, in the size that they have where the drawing is scaled."""
 
 CUT_SHORT = """[...document.querySelectorAll(
   '#answers dt, #answers dd, #answers span, #tiles dt, #tiles dd, #run, h1')]
@@ -229,7 +229,7 @@ MOST_STOPS = 60
 
 
 def faults_of(page: Page, width: int) -> list[str]:
-    """What is wrong with the page as it is shown now; nothing, one hopes."""
+    """The faults of the page as it is shown now."""
     found = [f"too pale, {it}" for it in page.evaluate(TOO_PALE)]
     found += page.evaluate(STICKS_OUT) + page.evaluate(CUT_SHORT)
     found += [f"too small, {it}" for it in page.evaluate(TOO_SMALL)]
@@ -246,7 +246,7 @@ def faults_of(page: Page, width: int) -> list[str]:
 
 
 def faults_of_keyboard(page: Page) -> list[str]:
-    """All that can be used is reached by tabs, in the page's order, and shows that it is."""
+    """All controls are reached by tabs, in the page's order, and show that they are."""
     found, stops = [], 0
     page.evaluate("(() => { window.stops = []; document.activeElement?.blur(); })()")
     while stops < MOST_STOPS:

@@ -32,7 +32,7 @@ from tests.web.serving import TOKEN, served
 ROOT = Path(__file__).parents[2]
 WIDE, NARROW, HEIGHT = 1200, 390, 844
 SHORT, TALL = 720, 960
-"""A picture is of the window, not of all that can be scrolled to: it is to be looked at."""
+"""A picture shows the window, not all that can be scrolled to, as people look at it."""
 DRAWN = (
     "document.querySelector('#map .peer') && document.querySelector('#timeline .span')"
     " && document.querySelector('.u-over') && document.querySelector('#actions button:enabled')"
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _take_examples(page: Page, out: Path, rest: Path) -> None:
-    """All sizes and colours are for looking at; one is for the documentation."""
+    """All sizes and colours are for the developer to look at; one is for the documentation."""
     for name, made in (("two", two), ("sixty-four", sixty_four)):
         with served(made()) as address:
             for width in (WIDE, NARROW):
@@ -101,7 +101,7 @@ def _take_daemons(page: Page, out: Path, directory: Path) -> None:
 
 
 def _take_states(page: Page, out: Path) -> None:
-    """What a phone shows when something is wrong, and at the end: states of `screens.py`."""
+    """A phone's page when something is wrong, and at the end: states of `screens.py`."""
     for peers, situation, dark in ((3, "failure", False), (64, "done", True)):
         with served(Example(screen(peers, situation))) as address:
             show(page, address, NARROW, dark)
@@ -110,7 +110,7 @@ def _take_states(page: Page, out: Path) -> None:
 
 
 def _take_public(page: Page, out: Path, rest: Path) -> None:
-    """Of a member that others can call, in a run that asks for no invitation."""
+    """The page of a member that others can call, in a run without invitations."""
     state = screen(64, "live")
     run = state.run
     assert run is not None
@@ -136,7 +136,7 @@ def _open(page: Page, link: str, width: int, dark: bool, height: int = HEIGHT) -
 
 
 def _take_terminal(child: Child, link: str, path: Path) -> None:
-    """The last lines of its log, and below them what a daemon shows in its terminal."""
+    """The last lines of the daemon's log, and below them its view in the terminal."""
     with urllib.request.urlopen(link.split("#")[0] + "api/state", timeout=10) as reply:
         state = msgspec.json.decode(reply.read(), type=DashboardState)
     console = Console(

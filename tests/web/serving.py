@@ -1,4 +1,4 @@
-"""A dashboard that is served by uvicorn in a thread, as browsers and http clients meet it."""
+"""A dashboard that uvicorn serves in a thread, as browsers and http clients meet it."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ TOKEN = "a-token-of-tests-0123456789"
 
 @contextlib.contextmanager
 def served(example: Example, interval_s: float = 0.1, port: int = 0) -> Iterator[str]:
-    """The address, without the token."""
+    """Serve the example; yields the address, without the token."""
     listener = loopback_listener(port)
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/"
     started = threading.Event()

@@ -129,7 +129,7 @@ TOO_PALE = """(() => {
     })
     .map((node) => node.outerHTML.slice(0, 120));
 })()"""
-"""Words with less contrast than the 4.5 that WCAG asks for, in nodes of one plain background."""
+"""Words with less contrast than WCAG's 4.5, in nodes with one plain background."""
 
 
 def count(page: Page, selector: str) -> int:
@@ -243,7 +243,7 @@ def test_the_token_lets_act_and_leaves_the_address_bar(page: Page) -> None:
 
 
 def test_what_a_daemon_refuses_its_button_says(page: Page) -> None:
-    """It is no error of HTTP, so the page took it for done."""
+    """A refusal is no HTTP error, so the page took the order for done."""
     example = two()
     example.refusal = {"error": "the daemon ends just now", "fixes": ["start it again"]}
     with served(example) as address:
@@ -278,7 +278,8 @@ def test_a_paused_page_says_so_everywhere(page: Page) -> None:
 
 
 def test_who_leaves_or_is_out_again_is_not_told_that_it_is_to_begin(page: Page) -> None:
-    """After days it took "no part in a view yet"; and who left was to compute "once it goes on"."""
+    """After days the page said "no part in a view yet", and a peer that had left was told to
+    compute "once it goes on"."""
     example = two()
     answer = "(document.querySelector('#answers dd')?.textContent ?? '')"
     page.set_view(1440, 900)
@@ -404,7 +405,7 @@ def test_no_link_is_busier_than_always(page: Page) -> None:
 
 @pytest.mark.parametrize("length_ns", [0, 1, 2**62])
 def test_a_step_of_any_length_has_an_axis_that_ends(page: Page, length_ns: int) -> None:
-    """One of no time at all was drawn for ever: the tab hung for good."""
+    """A step of no time at all was drawn for ever: the tab hung for good."""
     example = two()
     lane = TimelineLane("liar", (Span("wait", 0, 0, length_ns),), 0)
     example.state = msgspec.structs.replace(example.state, timeline=Timeline(7, length_ns, (lane,)))

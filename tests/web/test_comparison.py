@@ -59,7 +59,8 @@ def test_what_was_measured_after_the_last_step_is_no_step_more() -> None:
 
 
 def test_equal_tokens_and_equal_times_are_unlike() -> None:
-    """The second learns as much a step, of half the tokens, and takes twice as long for each."""
+    """The second run learns as much in a step, from half the tokens, and takes twice as long for
+    each."""
     first, second = curves("a", 1000, 1.0, 0.02), curves("b", 500, 2.0, 0.02)
     found = {(each.kind, each.axis): each for each in compare(first, second).common}
     by_tokens, by_time = found["held-out", "tokens"], found["held-out", "seconds"]
@@ -143,7 +144,7 @@ def test_the_page_fits_a_phone(tmp_path: Path, dark: bool) -> None:
 
 
 def test_two_runs_of_one_name_are_told_apart() -> None:
-    """As after a change of one setting; on the page their digests do."""
+    """The runs differ in one setting; on the page their digests tell them apart."""
     alike, other = curves("mine", 10, 1.0, 0.01), curves("other", 10, 1.0, 0.01)
     assert headings([alike, alike]) == ["mine (first)", "mine (second)"]
     assert headings([alike, other]) == ["mine", "other"]

@@ -1,5 +1,5 @@
-"""Any program of this machine may call the dashboard's port: it must not take all that a daemon
-may have open, nor keep its user out of the page."""
+"""Any program of this machine may call the dashboard's port. It must not take all connections that
+a daemon may have open, nor keep the daemon's user out of the page."""
 
 import contextlib
 import select
@@ -37,8 +37,8 @@ def calls(address: str) -> socket.socket:
 
 
 def is_closed(called: socket.socket) -> bool:
-    """Whether the other side has let go of it, within the time that it has: looked for without
-    reading what it may still send."""
+    """Whether the other side has closed the connection, within the time that it has. The test does
+    not read what may still come."""
     poll = select.poll()
     poll.register(called, select.POLLRDHUP)
     return bool(poll.poll(10_000))
@@ -93,7 +93,7 @@ def test_a_question_that_drips_is_not_waited_for(address: str) -> None:
 
 
 def test_who_does_not_read_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is room for sixteen open pages."""
+    """Without that, sixteen such readers take all the room that there is for open pages."""
 
     def hardly_buffered(port: int | None) -> socket.socket:
         listener = loopback_listener(port)
@@ -118,8 +118,8 @@ def test_who_does_not_read_gives_its_place_back(monkeypatch: pytest.MonkeyPatch)
 def test_what_a_web_page_sends_is_not_written_into_the_log(
     address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each `new WebSocket` of a page of anybody left two warnings, which told the user to install
-    what the daemon does not want."""
+    """Each `new WebSocket` of any web page left two warnings. They told the user to install what
+    the daemon does not want."""
     upgrade = (
         b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
     )

@@ -57,7 +57,8 @@ def test_loopback_hosts_are_answered(client: TestClient, host: str) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/", "/api/state", "/api/events", "/metrics", "/static/main.js"])
 def test_other_hosts_are_refused(client: TestClient, host: str, path: str) -> None:
-    """A stranger's name that resolves to 127.0.0.1 must not read what this machine's user may."""
+    """A stranger's name that resolves to 127.0.0.1 must not read what this machine's user may
+    read."""
     reply = client.get(path, headers={"host": host})
     assert reply.status_code == 421
     assert "gpt3" not in reply.text

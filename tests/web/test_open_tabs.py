@@ -1,4 +1,5 @@
-"""A page that is left open, looked at, selected from, read aloud and used from a keyboard."""
+"""A page that a user leaves open, looks at, selects from, hears read aloud and uses from a
+keyboard."""
 
 import time
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ def no_errors(page: Page) -> Iterator[None]:
 
 @dataclass
 class Counted(Example):
-    """Knows how often it was asked."""
+    """An example that counts how often it was asked."""
 
     count: int = 0
 
@@ -50,7 +51,7 @@ def text_of(page: Page, selector: str) -> str:
 
 
 def test_what_somebody_selects_stays_selected(page: Page) -> None:
-    """All was drawn anew each second: nobody could copy the line to type next, or a peer's id."""
+    """All was drawn anew each second. Nobody could copy the line to type next, or a peer's id."""
     made = Example(screen(3, "done"))
     with served(made) as address:
         page.open(address)
@@ -73,7 +74,7 @@ def test_what_somebody_selects_stays_selected(page: Page) -> None:
 
 
 def test_a_tab_that_nobody_looks_at_asks_for_nothing(page: Page) -> None:
-    """Six of them kept a seventh from being answered: a browser keeps six connections to a host."""
+    """Six hidden tabs kept a seventh from an answer: a browser keeps six connections to a host."""
     made = Counted(two().state)
     with served(made) as address:
         page.open(address)
@@ -167,7 +168,7 @@ def test_all_is_said_of_nothing_less(page: Page) -> None:
 
 
 def test_shares_of_the_board_are_of_all_that_computed(page: Page) -> None:
-    """Of 400 peers a hundred are listed, and ten shown."""
+    """Of 400 peers a hundred are listed, and ten are shown."""
     made = Example(screen(3, "live"))
     given = made.state.contribution
     given = msgspec.structs.replace(

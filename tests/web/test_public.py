@@ -1,4 +1,5 @@
-"""The page that anybody may read: what it shows, what it must not, what strangers may use up."""
+"""The page that anybody may read: what it shows, what it must not show, and what strangers may use
+up."""
 
 import asyncio
 import contextlib
@@ -32,7 +33,7 @@ def example() -> Example:
 
 
 def with_secrets(state: DashboardState) -> DashboardState:
-    """Each text that somebody may not want to be read by all, in every place that can hold it."""
+    """A state with private texts in every place that can hold one."""
     every = " ".join(SECRETS)
     replace = msgspec.structs.replace
     view = replace(
@@ -84,7 +85,7 @@ def test_the_line_to_join_with_has_no_other_members_address(example: Example) ->
 
 
 def test_nobody_is_invited_to_a_complete_run(example: Example) -> None:
-    """Who followed the line was told that there is nothing left to do."""
+    """A user who followed the line was told that nothing is left to do."""
     state = example.state
     assert state.run is not None
     view = msgspec.structs.replace(state.view, own_join_line="p2p-dtfm --invite p2pi1-x")
@@ -168,7 +169,7 @@ def test_so_many_connections_are_held_and_no_more(example: Example) -> None:
 
 
 def test_one_address_keeps_no_other_from_the_page(example: Example) -> None:
-    """It held all connections, each for five seconds, and the page was nobody's."""
+    """One address held all connections, each for five seconds, and nobody else got the page."""
 
     async def play() -> None:
         server = PublicServer(lambda: public_facts(example()), public_listener(0))

@@ -1,4 +1,4 @@
-"""The picture of a line: what segno made, module by module."""
+"""The picture of a line: segno's modules, one by one."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""The report of a complete run: one page, of which nothing is loaded and nothing is obeyed."""
+"""The report of a complete run: one page that loads nothing and obeys no text in it."""
 
 import re
 from datetime import datetime
@@ -73,7 +73,8 @@ def test_the_last_words_give_thanks_and_the_next_lines(tmp_path: Path) -> None:
 
 
 def test_who_has_seen_no_step_leaves_the_report_of_who_did(tmp_path: Path) -> None:
-    """Started again after the end it wrote a page without losses, peers and texts over it."""
+    """A daemon started again after the end overwrote the report with a page without losses, peers
+    and texts."""
     path, seen = tmp_path / FILE, two().state
     assert seen.live.committed_here and write_report(path, seen, ())
     whole = path.read_text()

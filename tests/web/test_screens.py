@@ -1,4 +1,5 @@
-"""The page in all that it may have to show; a few of it each time, the rest at night."""
+"""The page in all situations that it may have to show: a few of them each time, the rest at
+night."""
 
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def look(page: Page, peers: int, situation: str, widths: tuple[int, ...]) -> Non
 
 @pytest.mark.parametrize("kind", ["report", "public"])
 def test_the_pages_that_are_passed_on(page: Page, kind: str, tmp_path: Path) -> None:
-    """They are read on phones as well."""
+    """Users read these pages on phones as well."""
     state = screen(3, "done" if kind == "report" else "live")
     public = tmp_path / "public.html"
     public.write_text(public_html(public_facts(state)), encoding="utf-8")
@@ -86,7 +87,7 @@ def test_all_is_reached_and_seen_from_a_keyboard(page: Page) -> None:
 
 
 def test_what_is_wrong_with_a_page_is_found(page: Page) -> None:
-    """Each check finds what it is for."""
+    """Each check finds the fault that it is for."""
     with served(Example(screen(3, "live"))) as address:
         show(page, address, 390, dark=False)
         page.evaluate(

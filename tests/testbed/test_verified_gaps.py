@@ -409,7 +409,7 @@ def test_data_are_taken_from_whichever_member_has_them(honest: Run, tmp_path: Pa
     assert not elsewhere.exists()
 
 
-def test_transcripts_of_two_runs_are_not_put_not_put_together(honest: Run, tmp_path: Path) -> None:
+def test_transcripts_of_two_runs_are_not_put_together(honest: Run, tmp_path: Path) -> None:
     spec = checked(honest.entries).spec
     assert spec is not None
     another = spec.model_copy(update={"name": "another"})

@@ -120,8 +120,8 @@ class Truth:
             self.by_id[peer.peer_id] = peer
             if peer.is_running and not peer.is_away:
                 self._gone_s.pop(peer.peer_id, None)
-            else:
-                self._gone_s.setdefault(peer.peer_id, now_s)
+            elif peer.started_s > self._gone_s.setdefault(peer.peer_id, now_s):
+                self._gone_s[peer.peer_id] = now_s  # it was there between two looks
             if peer.is_running and peer.process is not None and peer.process.takes_turns:
                 self.awake_s.setdefault(peer.peer_id, now_s)
             else:

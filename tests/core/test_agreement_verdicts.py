@@ -201,7 +201,8 @@ def test_who_does_not_say_that_it_knows_the_same_is_accused(state: AgreementStat
 
 
 def test_views_say_of_who_has_no_stage_what_they_said_when_it_came() -> None:
-    """Each view put off the end of the watch, so in pipelines no peer was ever watched for long enough."""
+    """Each view put off the end of the watch, so in pipelines nobody was ever watched for long
+    enough."""
     alone = Plan((Pipeline((Stage("a", 0, WORKLOAD.layer_count, 1),), 0, 1),), ("b", "c"), 1)
     bars = tuple(Bar(GENESIS, 0, name, 0, 1, NEW) for name in "ab")
     view = ViewId(2, "e" * 64)

@@ -381,7 +381,8 @@ def test_a_large_gather_goes_in_parts_that_come_to_the_same() -> None:
 
 
 def test_however_many_newcomers_members_name_each_message_may_be_heard() -> None:
-    """The 160 strangers that are named had each asked another member. All who gathered took one another for faulty, and nobody joined."""
+    """The 160 strangers that are named had each asked another member. All who gathered took one
+    another for faulty, and nobody joined."""
     attempt = Attempt(Member("a", 1), 4, True, GENESIS, 4)
     mine = contribution(4, None)
     attempt.add(mine, decode(mine.payload, Contribution))

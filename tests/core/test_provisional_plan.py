@@ -51,7 +51,7 @@ def test_a_spare_that_has_no_state_comes_in_with_the_next_view() -> None:
     first = compute_plan(failed)
     assert isinstance(first, Plan) and first.provisional
     assert first.spares == (name_of(3),) and not moved(failed, first)
-    fast = msgspec.structs.replace(SLOW, bytes_per_s=500_000_000)  # gradients would fill a slower line
+    fast = msgspec.structs.replace(SLOW, bytes_per_s=500_000_000)  # gradients fill a slow line
     records = tuple(
         msgspec.structs.replace(record, links=dict.fromkeys(record.links, fast))
         for record in failed.records

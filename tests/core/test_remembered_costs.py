@@ -32,7 +32,7 @@ def drawn(number: int) -> Snapshot:
 
 
 def alike() -> Snapshot:
-    """The order of such pipelines decides which of them gets the microbatch left over."""
+    """Alike peers: the order of pipelines decides which one gets the microbatch left over."""
     return snapshot([Peer()] * 4 + [Peer(uplink_bytes_per_s=1 << 20)], workload(4, 5))
 
 

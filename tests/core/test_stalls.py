@@ -373,7 +373,7 @@ class TestReplicas:
         assert set(found) == {D} and found[D] < 10
 
     def test_but_the_gradients_may_be_on_their_way_to_it(self) -> None:
-        """Meanwhile the peer computes nothing new, and says so."""
+        """Meanwhile D computes nothing new, and says so."""
         mine = self.work(Lack(D, Kind.RECEIPT))
         patience = Patience(5 * SECOND_NS, 40 * SECOND_NS, SECOND_NS)
         for computes in (False, True):

@@ -34,7 +34,7 @@ def waits(state: AgreementState, view: View) -> Syncing:
 
 
 def gives_up(syncing: Syncing, state: AgreementState, after_s: float) -> bool:
-    """When `a` gives the view up; until then what `d` has grows."""
+    """Whether the view is given up by then; what `d` has grows until then."""
     now_ns = AGREED_NS + round(after_s * SECOND_NS)
     for before in range(20, 0, -1):
         size = 10**12 * (21 - before)
@@ -54,7 +54,7 @@ def test_steps_of_half_an_hour_leave_time_to_offer_states(
 
 
 def with_large_states(view: View, gigabytes: int, bytes_per_s: int) -> View:
-    """`d` has large states to fetch, over a link that `a` has measured."""
+    """The view in which `d` has large states to fetch, over a link that `a` has measured."""
     snapshot, workload = view.snapshot, view.snapshot.workload
     block = msgspec.structs.replace(workload.block, state_bytes=gigabytes << 30)
     link = Link(10_000_000, bytes_per_s)

@@ -178,7 +178,7 @@ def test_a_member_that_names_a_thousand_that_there_are_not_keeps_nobody_out(
 def test_each_member_names_as_many_as_may_wait_at_it() -> None:
     world = swarm(["a", "b"])
     state = world.peers["a"].agreement._state
-    for number in range(WAITING_LIMIT + 8):  # as many as once could, beside many
+    for number in range(WAITING_LIMIT + 8):  # more than may, as when members were many
         name = f"n{number:03}"
         mine = msgspec.structs.replace(record(name), run_digest=state.settings.run_digest)
         signed = sign_record(mine, sign_for(name))

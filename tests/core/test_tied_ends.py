@@ -92,7 +92,7 @@ COUNTS = {"c": 4, "f": 4}
 
 
 def said_of_ends(plan: Plan, **other: bytes) -> dict[str, Prepared]:
-    """All Prepared of a step. `other`: the peers that were given something else of the end."""
+    """All Prepared of a step. `other`: by peer, what else it was given of the end."""
     found = {}
     for peer in plan.stage_holders():
         norms: dict[int, float] = {}

@@ -235,7 +235,8 @@ class TestPipelineOfFour:
         assert 19 < found[C] < 22
 
     def test_whom_somebody_gives_its_data_has_longer(self) -> None:
-        """D, which has nothing else to do, gives C its data over a thin line. Giving"""
+        """D, which has nothing else to do, gives C its data over a thin line. Giving is no reason
+        for D itself, since anybody may ask for a file."""
         fetching = Work(self.view.id, 3, fetches=True)
         giving = Work(self.view.id, 3, lacks=(self.activation(C, D),), sends_to=(C,))
         scripts = self.honest() | {C: always(fetching), D: always(giving)}

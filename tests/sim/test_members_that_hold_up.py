@@ -105,7 +105,8 @@ def _accusing(said: AgreementMessage, whom: Member) -> AgreementMessage:
 
 
 def brings_what_it_invents(said: AgreementMessage, to: str) -> AgreementMessage | None:
-    """The liar brings an invented peer's contribution: somebody else may have opened the attempt."""
+    """The liar brings an invented peer's contribution, so somebody else may have opened the
+    attempt."""
     if not isinstance(said, Gather) or not said.contributions:
         return said
     parts = (*said.contributions, contribution(said.number, None, INVENTED[0]))

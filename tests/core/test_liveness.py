@@ -150,9 +150,9 @@ def in_calm_times(timing: LivenessTiming) -> tuple[Liveness, float]:
 
 @pytest.mark.parametrize("timing", [LAN_LIVENESS, WAN_LIVENESS], ids=["lan", "wan"])
 def test_where_a_relay_was_between_another_way_may_be_found_first(timing: LivenessTiming) -> None:
-    """Under a load of 14 a redial over the second relay took 2.05 s, since the peer with the
-    greater id lets the other one call first. Members without a relay between them hear the peer all
-    the while."""
+    """Under a load of 14 a redial over the second relay took 2.05 s. The peer with the greater id
+    also lets the other one call first. Members without a relay between them hear the peer all the
+    while."""
     liveness, at_s = in_calm_times(timing)
     liveness.stream_reset("b", int(at_s * SECOND_NS), is_rerouted=True)
     assert "b" in liveness.due_heartbeats(int(at_s * SECOND_NS)), "it is called at once"

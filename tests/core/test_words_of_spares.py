@@ -1,5 +1,5 @@
 """A member that understates how far it has come sends nobody back, where few or no stage-holders
-can speak against it. Nor does a member that has come further than others."""
+can speak against it. A member that has come further than others sends nobody back either."""
 
 import msgspec
 import pytest

@@ -158,8 +158,8 @@ def test_a_refused_frame_ends_all_streams_once_and_the_lane_opens_again(tmp_path
 
 
 def test_nothing_follows_half_a_part_where_another_stream_has_failed(tmp_path: Path) -> None:
-    """Until the lane is given up, the reason is waited for. What was sent meanwhile completed the
-    part, and its receiver took an honest sender for one whose checksums are wrong."""
+    """A failed stream's reason is waited for until the lane is given up. What was sent meanwhile
+    completed the part, and its receiver took an honest sender for one whose checksums are wrong."""
 
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as (one, two):

@@ -118,7 +118,7 @@ def test_nobody_is_called_dead_where_all_stand_still_now_and_then(drawn: range) 
 
 
 def test_who_stands_still_for_longer_is() -> None:
-    """This shows that the schedule tests something at all."""
+    """Otherwise the schedule would test nothing."""
     assert any(OneOfThem(seed, LAN_LIVENESS, 4.0).called_dead() for seed in range(1, 4))
 
 
@@ -129,7 +129,7 @@ def test_nobody_is_called_dead_because_machines_are_loaded(seed: int) -> None:
 
 
 def test_without_doubt_in_their_own_loops_they_would_accuse() -> None:
-    """This shows that the schedule tests something at all."""
+    """Otherwise the schedule would test nothing."""
     assert any(Loaded(seed, WITHOUT_DOUBT, LONGEST_S).called_dead() for seed in range(9, 12))
 
 

@@ -18,7 +18,7 @@ STEPS = 30
 
 
 def gradients(seed: int) -> Iterator[Tensor]:
-    """Of many magnitudes, denormal ones and zeros among them."""
+    """Gradients of many magnitudes, denormal ones and zeros among them."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(STEPS):
         exponents = torch.randint(-140, 2, (COUNT,), generator=generator)

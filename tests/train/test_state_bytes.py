@@ -41,9 +41,9 @@ def _share_of_silence(snapshot: LayerSnapshot) -> float:
 
 
 def test_other_threads_go_on_while_a_large_state_becomes_a_file() -> None:
-    """Where the interpreter joined the file, a layer of 2 GB held up the event loop for a second or
-    two. The others suspect a peer that is silent for so long. A busy machine may give a thread no
-    turn either, but not each time."""
+    """Where the interpreter joined the file's parts, a layer of 2 GB held up the event loop for a
+    second or two. The others suspect a peer that is silent for so long. A busy machine may give a
+    thread no turn either, but not each time."""
     parts = tuple(torch.full((COUNT,), float(n)) for n in range(3))
     snapshot = LayerSnapshot("0" * 64, 1, 3, (("weight", (COUNT,)),), parts)  # type: ignore[arg-type]
     assert any(_share_of_silence(snapshot) < SHARE for _ in range(TRIES))

@@ -277,8 +277,8 @@ def test_only_who_is_barred_has_work_taken_back() -> None:
 
 @pytest.mark.parametrize(("view", "step"), NOWHERE)
 def test_how_far_it_goes_back_is_not_for_who_is_barred_to_say(view: ViewId, step: int) -> None:
-    """By two Prepared of step 0 the swarm went back to the beginning, and by two of a step to come
-    it went back not at all."""
+    """Two Prepared of step 0 sent the swarm back to the beginning, and two of a step to come sent
+    it back not at all."""
     parts = with_verdict({})
     brought_by("c", parts, two_of("c", view, step))
     assert chosen(parts).undo is None

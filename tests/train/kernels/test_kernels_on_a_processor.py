@@ -28,7 +28,7 @@ UseKernels = Callable[[], None]
 
 @pytest.fixture(autouse=True)
 def _by_twins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until a test uses kernels, the twins compute: kernels compiled for processors do not
+    """Until a test uses kernels the twins compute, and not the kernels compiled for processors
     either."""
     monkeypatch.setattr(processor, "serves", lambda device: False)
 

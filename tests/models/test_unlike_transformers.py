@@ -1,4 +1,4 @@
-"""Where a directory could become another model here than with `transformers`."""
+"""A directory of a model must not become another model here than with `transformers`."""
 
 import json
 import random

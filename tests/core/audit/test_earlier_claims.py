@@ -260,9 +260,9 @@ def test_where_chunks_are_others_what_a_stage_has_sent_and_its_losses_are_held_a
 
 
 def test_who_states_other_parameters_of_the_same_states_has_claimed_another_work() -> None:
-    """Where the peer was drawn, it stated other parameters of one layer, and then nothing that it
-    made of them was compared. A peer that came in its view's first step may have been given false
-    states by others."""
+    """A peer stated other parameters of one layer where it was drawn, and nothing that it made of
+    them was compared. A peer that came in its view's first step may have been given false states by
+    others."""
     held = [
         msgspec.structs.replace(in_a_stage("honest"), parameters={1: word * 32, 2: b"p" * 32})
         for word in (b"p", b"q")

@@ -153,8 +153,8 @@ class TakesOneForFaulty(SimulatedPeer):
 def test_a_member_that_names_a_thousand_that_there_are_not_keeps_nobody_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A member that waits for invented names in vain says so. Others hear no word that names more than
-    a thousand, and take its sender for faulty."""
+    """A member that waits for invented names in vain says so. Others hear no word that names more
+    than a thousand, and take its sender for faulty."""
     world = swarm(["a", "b", "c", "evil"], peer_type=TakesOneForFaulty)
     invented = tuple(Member(f"x{number:04}", 1) for number in range(1024))
     liar = world.peers["evil"].agreement._state

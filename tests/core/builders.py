@@ -30,7 +30,7 @@ def run_spec(**changes: object) -> RunSpec:
 
 
 def stated(prepared: Prepared) -> Statement:
-    """Where nobody looks at the signature."""
+    """A stated message for tests in which nobody looks at the signature."""
     return Statement(prepared, sign_prepared(prepared, lambda payload: b""))
 
 

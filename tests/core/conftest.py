@@ -9,7 +9,7 @@ from tests.core.liars import swarm
 
 @pytest.fixture(scope="module")
 def three() -> AgreementState:
-    """Of `a`, in a view with `b` and `c`: to be copied."""
+    """The state of `a`, in a view with `b` and `c`; each test copies it."""
     return swarm(["a", "b", "c"]).peers["a"].agreement._state
 
 

@@ -1,4 +1,4 @@
-"""A swarm in virtual time, and those who mean it harm: strangers with keys of their own."""
+"""A swarm in virtual time, and peers that mean it harm: strangers with keys of their own."""
 
 from collections.abc import Callable
 
@@ -34,7 +34,8 @@ EVIL = Member("evil", 1)
 
 
 def one_pipeline(snapshot: Snapshot) -> Plan | NoPlan:
-    """Everyone holds a part of the model, up to so many as there are layers."""
+    """One pipeline in which each peer holds a part of the model, for as many peers as there are
+    layers."""
     names = [member.peer_id for member in snapshot.members]
     layers = snapshot.workload.layer_count
     holders, spares = names[:layers], tuple(names[layers:])
@@ -53,7 +54,7 @@ def swarm(
     run_digest: str = RUN,
     timing: AgreementTiming = TIMING,
 ) -> AgreementWorld:
-    """They train in one view; who loses its view asks to be let in again."""
+    """The peers train in one view; a peer that loses its view asks to be let in again."""
     template = record("template", run_digest=run_digest)
     world = AgreementWorld(seed, WORKLOAD, template, one_pipeline, timing=timing)
     world.peer_type = peer_type
@@ -74,7 +75,7 @@ def are_together(world: AgreementWorld, names: list[str]) -> bool:
 
 
 def trains_on(world: AgreementWorld, names: list[str], within_s: int = 10) -> None:
-    """Three more steps commit, at all of them."""
+    """Three more steps commit at all of these peers."""
     step = min(world.peers[name].agreement.step for name in names)
 
     def done() -> bool:
@@ -92,7 +93,8 @@ def view_of(world: AgreementWorld, name: str) -> View:
 def say(
     world: AgreementWorld, sender: str, receiver: str, message: AgreementMessage
 ) -> tuple[Actions, PeerFault | None]:
-    """Deliver it, whoever made it; what the receiver does about it, or whom it blames."""
+    """Deliver a message, whoever made it. Returns what the receiver does about it, or whom it
+    blames."""
     peer = world.peers[receiver]
     try:
         actions = peer.agreement.receive(sender, message, peer.now_ns)
@@ -122,7 +124,7 @@ def self_made_view(
     signers: tuple[Member, ...] = (EVIL,),
     sign_of: Callable[[str], Sign] = sign_for,
 ) -> Certificate:
-    """A view that nobody agreed on but its `signers`."""
+    """A view that nobody but its `signers` agreed on."""
     view = ViewId(number, "f" * 64)
     said = members_digest(members)
     ready = [stated(Ready(m, view, "e" * 64, said), sign_of(m.peer_id)) for m in signers]

@@ -36,8 +36,8 @@ def workload(
     block_parameters: int = 1 << 20,
     min_members: int = 1,
 ) -> Workload:
-    """A model whose layers each take `16 * block_parameters` bytes, and 4 (in a plan of one
-    pipeline) or 8 more with their sums, and 8 MiB a microbatch."""
+    """A model whose layers each take `16 * block_parameters` bytes. In a plan of one pipeline 4
+    more are for sums, in other plans 8. A microbatch takes 8 MiB."""
     layer = LayerCost(block_parameters, 16 * block_parameters, 8 * MEBIBYTE, 1 << 30)
     return Workload(
         blocks, microbatches, 8, boundary_bytes, layer, layer, layer, min_members=min_members
@@ -55,7 +55,7 @@ def snapshot(
     link: Link | None = LAN,
     present: Plan | None = None,
 ) -> Snapshot:
-    """Peers all linked by `link` (None: unmeasured), but for the directed pairs in `links`."""
+    """Peers all linked by `link` (None: unmeasured), except for the directed pairs in `links`."""
     links = links or {}
     records = tuple(
         PeerRecord(

@@ -1,4 +1,4 @@
-"""What one member may state of itself, and what must not come of it for the others."""
+"""What one member may state of itself, and what its statement must not do to the others."""
 
 import msgspec
 import pytest
@@ -18,11 +18,11 @@ from tests.core.test_unlike_layers import listed, sizes_of
 
 AUTO = msgspec.structs.replace(workload(blocks=4, microbatches=4), recompute="auto")
 HALF = Peer(memory_bytes=4 * (16 + 8) * MEBIBYTE)
-"""Has room for four of the six layers."""
+"""Memory for four of the six layers."""
 
 
 def stating(made: Snapshot, number: int, device: Device) -> Snapshot:
-    """One of them says something else of its device."""
+    """A snapshot in which one of the peers states something else of its device."""
     records = list(made.records)
     records[number] = msgspec.structs.replace(records[number], device=device)
     return msgspec.structs.replace(made, records=tuple(records))
@@ -38,8 +38,8 @@ def planned(made: Snapshot) -> Plan:
 def test_a_backward_that_takes_no_time_leaves_nothing_to_divide_by(
     forward_ns: int, backward_ns: int
 ) -> None:
-    """What a stage that splits its backwards leaves for later came to nought nanoseconds, and all
-    that planned such a swarm ended with `ZeroDivisionError`."""
+    """The time that a stage with split backwards leaves for later came to zero nanoseconds. Every
+    peer that planned such a swarm ended with `ZeroDivisionError`."""
     made = snapshot([HALF] * 3, AUTO)
     timing = LayerTiming(forward_ns, backward_ns)
     for number in range(3):
@@ -50,8 +50,8 @@ def test_a_backward_that_takes_no_time_leaves_nothing_to_divide_by(
 
 @pytest.mark.parametrize("link", [Link(1 << 59, 1), Link(0, 1)])
 def test_a_plan_whatever_it_takes_is_one_that_members_may_tell_of(link: Link) -> None:
-    """A member without which the model has no room made steps so long, by its word, that whoever
-    told of the plan was refused: no view came after that one."""
+    """The model had no room without one member, and by that member's word steps took very long.
+    Whoever told of the plan was refused, so no view came after that one."""
     large: Workload = workload(blocks=4, microbatches=64, boundary_bytes=1 << 28)
     made = snapshot([HALF, HALF], large, link=link)
     plan = planned(made)
@@ -67,8 +67,8 @@ def test_so_are_those_of_who_says_it_takes_years_for_a_layer() -> None:
 
 
 def test_a_member_with_hardly_any_memory_does_not_take_the_plan_from_those_that_have_one() -> None:
-    """Of more than six not every order was looked at: a seventh, who has room for nothing, and they
-    did not fit any more."""
+    """Of more than six peers not every order was tried. A seventh peer without any room was enough,
+    and the others did not fit any more."""
     unit = 1_000_000
     work = workload_of(listed([sizes_of((16, 8), each * unit) for each in (3, 4, 3)]))
     layers = stage_memory(work).alone.layers
@@ -81,7 +81,8 @@ def test_a_member_with_hardly_any_memory_does_not_take_the_plan_from_those_that_
 
 
 def test_who_tells_of_steps_in_two_stages_gets_none_where_each_holds_the_whole_model() -> None:
-    """Two that said so had all layers between them, in a run where no such plan can be audited."""
+    """The two members that said so had all layers between them, in a run where no such plan can be
+    audited."""
     peers = [Peer(memory_bytes=1 << 40)] * 4
     made = snapshot(peers, msgspec.structs.replace(AUTO, confined=Confined(one_stage=True)))
     before = planned(made)
@@ -95,7 +96,7 @@ def test_who_tells_of_steps_in_two_stages_gets_none_where_each_holds_the_whole_m
 
 
 def test_of_two_new_keys_the_second_does_not_get_what_is_kept_from_the_first() -> None:
-    """A plan that left layers to a key that nobody knows was made again without that key alone."""
+    """A plan that left layers to an unknown key was made again without that key alone."""
     made = snapshot([HALF] * 3 + [Peer(1_000)] * 2, workload(blocks=4, microbatches=16))
     assert planned(made).stage_holders() == (name_of(3),)
     bars = tuple(Bar(GENESIS, 0, name_of(n), 0, int(n > 2), NEW) for n in range(5))

@@ -12,7 +12,8 @@ from tests.core.builders import WORKLOAD, record
 
 
 def one_pipeline_each(snapshot: Snapshot) -> Plan | NoPlan:
-    """Every member that trains holds the whole model; the first takes what is left over."""
+    """Each member that trains holds the whole model; the first one takes the microbatches left
+    over."""
     able = [record.peer_id for record in snapshot.records if record.intent is Intent.TRAIN]
     names = able[: snapshot.workload.microbatch_count]
     if not names:
@@ -54,7 +55,7 @@ def test_a_founder_alone_trains() -> None:
 
 
 def test_a_return_to_the_first_step_is_not_called_founding() -> None:
-    """Killed before there was a checkpoint, and back: its home remembers the view."""
+    """The peer was killed before there was a checkpoint, and its home remembers the view."""
     world = make_world(1)
     peer = world.add_peer("a")
     world.found("a")

@@ -39,7 +39,7 @@ BEGIN, END = "<!-- from core/consensus/table.py -->\n", "<!-- end of the table -
 
 
 def state_table() -> str:
-    """For `docs/agreement.md`: the phases, and what each message comes to in them."""
+    """The table for `docs/agreement.md`: the phases, and what each message comes to in them."""
     lines = ["| phase | what holds | how it ends |", "|---|---|---|"]
     lines += [f"| {phase} | {it.holds} | {it.ends} |" for phase, it in DESCRIBED.items()]
     lines += ["", "| message | in the phases | what comes of it |", "|---|---|---|"]
@@ -56,7 +56,7 @@ def state_table() -> str:
 
 
 def _named(phases: frozenset[Phase]) -> str:
-    """In words; a set that has a name by that."""
+    """A set of phases in words, or its name where it has one."""
     names = {INSIDE: "all others", MEMBERS: "a member's", NEWCOMERS: "a newcomer's"}
     for known, name in names.items():
         if phases == known:
@@ -86,7 +86,7 @@ def phases_of(world: AgreementWorld) -> dict[str, Phase]:
 
 @pytest.fixture(scope="module")
 def seen() -> dict[Phase, tuple[str, Agreement]]:
-    """An agreement in each phase: one joins, one is silent for good, the others go on."""
+    """An agreement in each phase: one peer joins, one is silent for good, and the others go on."""
     found: dict[Phase, tuple[str, Agreement]] = {}
     world = swarm(["a", "b", "c"])
 
@@ -127,7 +127,7 @@ def test_where_a_peer_stands_is_said_in_each_phase(
 
 
 def test_only_who_vouches_promises(seen: dict[Phase, tuple[str, Agreement]]) -> None:
-    """Whoever reads what its Prepared would say does not say it."""
+    """Reading what a member's Prepared would say does not say it."""
     agreement = copy.deepcopy(seen[Phase.AGREED][1])
     agreed = agreement._state.agreed
     assert agreed.view is not None

@@ -42,7 +42,7 @@ def swarm_state() -> AgreementState:
 
 @pytest.fixture
 def state(swarm_state: AgreementState) -> AgreementState:
-    """Of `a`, in a view with `b` and `c`."""
+    """The state of `a`, in a view with `b` and `c`."""
     return copy.deepcopy(swarm_state)
 
 
@@ -53,7 +53,7 @@ def opened(*parts: Signed) -> list[Contribution]:
 def entry(
     state: AgreementState, number: int, base: ViewId, sender: Member = B, **changes: object
 ) -> EntryVerdict:
-    """What `a` says to a Gather with the sender's own contribution."""
+    """What `a` says to a Gather that holds the sender's own contribution."""
     part = contribution(number, state.present_view(), sender, **changes)
     message = gather(number, base, part, sender=sender)
     return entry_verdict(state, message, opened(part))
@@ -148,7 +148,7 @@ def test_a_lost_layer_is_waited_for_and_then_given_up(state: AgreementState) -> 
 
 def test_after_a_sleep_nothing_is_put_off_that_has_begun_since(state: AgreementState) -> None:
     """Messages are read before the first tick. An attempt that began with one of them waited for
-    who was silent for as long as the whole sleep, and who had come along late was not missed."""
+    silent peers for as long as the whole sleep. Nobody missed a peer that had come along late."""
     state.wake_up(10 * SECOND_NS)
     before, woken_ns = attempt_of(3, False, A), 3610 * SECOND_NS
     before.clock = AttemptClock.started(9 * SECOND_NS)
@@ -168,7 +168,7 @@ def test_after_a_sleep_nothing_is_put_off_that_has_begun_since(state: AgreementS
 
 
 def attempt_of(number: int, planned: bool, *heard: Member) -> Attempt:
-    """Of `a`, with what these have contributed in a view of a, b and c."""
+    """An attempt of `a` to which these peers have contributed, in a view of a, b and c."""
     view = ViewId(2, "e" * 64)
     base = view if planned else GENESIS
     attempt = Attempt(A, number, planned, base, WORKLOAD.layer_count)
@@ -201,7 +201,8 @@ def test_who_does_not_say_that_it_knows_the_same_is_accused(state: AgreementStat
 
 
 def test_views_say_of_who_has_no_stage_what_they_said_when_it_came() -> None:
-    """Each moved on how long it is watched, so in pipelines it never was for long enough."""
+    """Each view put off the end of the watch, so in pipelines nobody was ever watched for long
+    enough."""
     alone = Plan((Pipeline((Stage("a", 0, WORKLOAD.layer_count, 1),), 0, 1),), ("b", "c"), 1)
     bars = tuple(Bar(GENESIS, 0, name, 0, 1, NEW) for name in "ab")
     view = ViewId(2, "e" * 64)

@@ -1,4 +1,4 @@
-"""What a peer says it has of a step's gradients, while the step is applied and afterwards."""
+"""What a peer says it has of a step's gradients, while it applies the step and afterwards."""
 
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence
@@ -8,7 +8,7 @@ ME, OWN, GUARDED = NAMES[0], 0, 1
 
 
 def committed() -> RecoveryEvidence:
-    """It holds one layer and guards another, of which the step's gradients are both here."""
+    """The peer holds one layer and guards another; the step's gradients of both are here."""
     held = RecoveryEvidence(ME)
     held.lineage.move_to(STEP, "the state of step 7")
     held.held = {OWN: STEP, GUARDED: STEP}
@@ -23,7 +23,7 @@ def committed() -> RecoveryEvidence:
 
 
 def test_what_is_committed_and_not_applied_yet_can_still_be_rolled_forward() -> None:
-    """Whatever is told of the states meanwhile counts the state before the step."""
+    """Until then the peer counts the state before the step, whatever it tells of its states."""
     held = committed()
     assert held.held[OWN] == STEP + 1
     held.held = {OWN: STEP, GUARDED: STEP}

@@ -89,7 +89,8 @@ def small_record(**changes: object) -> PeerRecord:
 
 
 def test_a_record_among_1024_is_below_a_kibibyte() -> None:
-    """With two addresses of an ordinary home; and 4 KiB whatever it tells besides."""
+    """The record holds two addresses of an ordinary home. Whatever else it tells, it stays below 4
+    KiB."""
     at = (
         f"/ip4/203.0.113.77/tcp/41234/p2p/{alice.peer_id}",
         f"/ip4/192.168.178.201/tcp/41234/p2p/{alice.peer_id}",
@@ -142,7 +143,7 @@ def test_what_cannot_be_is_refused(changes: dict[str, object], why: str) -> None
 
 
 def test_places_are_found_from_round_trips_alone() -> None:
-    """Twelve peers in a plane, with a line of their own to it each."""
+    """Twelve peers in a plane, each with a line of its own to it."""
     here = {f"p{n}": (n % 4 * 30_000, n // 4 * 45_000, 2_000 * (1 + n % 3)) for n in range(12)}
 
     def true_us(one: str, other: str) -> float:
@@ -178,7 +179,8 @@ def test_a_liars_place_moves_nobody_beyond_what_can_be_said() -> None:
 def test_a_liar_that_says_it_is_far_away_leaves_the_others_where_they_are(
     height_us: int, sides: tuple[int, ...]
 ) -> None:
-    """Of forty one had all others an hour away from one another, and their links worth nothing."""
+    """One liar of forty had all others an hour away from one another, and made their links worth
+    nothing."""
     here = [(n % 7 * 20_000, n // 7 * 15_000) for n in range(40)]
     peers = [Vivaldi(f"p{n}") for n in range(40)]
     for turn in range(300):
@@ -247,7 +249,8 @@ def test_two_members_that_share_a_short_name_are_taken_for_unmeasured(
 
 
 def test_nobody_is_held_back_for_links_that_nobody_measures() -> None:
-    """A newcomer of a large swarm has measured some of its members, of whom few hold stages."""
+    """A newcomer of a large swarm has measured only some of its members, few of which hold
+    stages."""
     small = with_brief_records(snapshot_of([Peer()] * 66))
     plan = compute_plan(snapshot_of([Peer()] * 10))
     joined = msgspec.structs.replace(small, present=plan)

@@ -115,5 +115,5 @@ def test_digests_do_not_depend_on_the_hash_seed() -> None:
 
 
 def test_the_digest_is_blake2b_256() -> None:
-    # RFC 7693's function with 32 bytes of output, over nothing
+    # RFC 7693's function with 32 bytes of output, over no input
     assert digest_bytes(b"") == "0e5751c026e543b2e8ab2eb06099daa1d1e5df47778f7787faab45cdf12fe3a8"

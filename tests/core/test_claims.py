@@ -78,7 +78,7 @@ def test_a_strangers_standing_moves_nobody() -> None:
 
 
 def test_a_members_word_alone_moves_nobody() -> None:
-    """It says that it is in another view, with all others but the one it tells."""
+    """A member says that it is in another view, with all others but the member that it tells."""
     world = swarm(FOUR)
     view, before = view_of(world, "a"), lives(world, FOUR)
     liar = next(member for member in view.members if member.peer_id == "d")
@@ -138,7 +138,7 @@ def test_ten_forged_active_do_not_stop_the_commits() -> None:
 
 
 class PlansOtherwise(SimulatedPeer):
-    """Takes part honestly, then says Ready with a plan of its own."""
+    """A peer that takes part honestly, then says Ready with a plan of its own."""
 
     liars: frozenset[str] = frozenset()
 
@@ -225,7 +225,7 @@ def test_who_accuses_again_and_again_goes_itself(who: list[str]) -> None:
 
 
 def test_one_peers_word_for_silence_is_not_enough() -> None:
-    """A member calls another one absent before that one can have been heard."""
+    """A member calls another one absent before anybody can have heard that other member."""
     world = swarm(FOUR)
     view = view_of(world, "a")
     number = view.id.number + 1
@@ -250,7 +250,7 @@ class IsNeverSynced(SimulatedTraining):
 
 
 class HoldsOthersUp(SimulatedPeer):
-    """It answers and beats, and never has the states."""
+    """A newcomer that answers and beats, and never has the states."""
 
     training_type = IsNeverSynced
 
@@ -297,7 +297,7 @@ def test_a_newcomer_that_contradicts_itself_is_refused() -> None:
 
 
 def test_a_bad_record_in_a_members_gather_changes_nothing() -> None:
-    """Else the attempt would be entered, and the step never told to stop."""
+    """Otherwise the attempt would be entered, and the step would never be told to stop."""
     world = swarm(NAMES)
     agreement = world.peers["a"].agreement
     view = view_of(world, "a")
@@ -320,7 +320,7 @@ def test_what_a_higher_life_begins_is_done_even_if_the_rest_is_wrong() -> None:
     world = swarm(NAMES)
     agreement = world.peers["a"].agreement
     number = view_of(world, "a").id.number
-    is_odd = (number + 1) % 2 == 1  # and so cannot be planned
+    is_odd = (number + 1) % 2 == 1  # a view of an odd number is not a planned one
     wrong = Gather(Member("c", 9), number + 1, is_odd, GENESIS, 1, (), (), "")
     actions = agreement.receive("c", wrong, world.peers["a"].now_ns)
     assert agreement.attempting and any(isinstance(it, StopStep) for it in actions)
@@ -339,7 +339,7 @@ def test_ready_and_synced_count_only_as_signed_by_their_makers() -> None:
 
 
 def test_a_heartbeat_tells_a_stranger_where_the_swarm_stands() -> None:
-    """That is all that it does: what it may learn is up to the gate."""
+    """The heartbeat does nothing else: the gate decides what the stranger may learn."""
     world = swarm(NAMES)
     actions, fault = say(world, "evil", "a", Heartbeat(EVIL, 1))
     assert fault is None
@@ -381,7 +381,7 @@ def test_a_large_gather_goes_in_parts_that_come_to_the_same() -> None:
 
 
 def test_however_many_newcomers_members_name_each_message_may_be_heard() -> None:
-    """Strangers that asked each another member: of 160 that were named all who gathered took one
+    """The 160 strangers that are named had each asked another member. All who gathered took one
     another for faulty, and nobody joined."""
     attempt = Attempt(Member("a", 1), 4, True, GENESIS, 4)
     mine = contribution(4, None)
@@ -403,7 +403,8 @@ def test_however_many_newcomers_members_name_each_message_may_be_heard() -> None
 
 
 def test_newcomers_that_accuse_everybody_leave_what_members_say_to_be_heard() -> None:
-    """Seventy that were named said so of all others, and of who gathered nobody was heard."""
+    """Seventy newcomers that were named accused all others, and no member that gathered was
+    heard."""
     me, other = Member("a", 1), Member("b", 1)
     attempt = Attempt(me, 4, True, GENESIS, 4)
     mine = contribution(4, None, me)
@@ -422,7 +423,8 @@ def test_newcomers_that_accuse_everybody_leave_what_members_say_to_be_heard() ->
 
 
 def test_two_sides_are_weighed_by_who_signed_last() -> None:
-    """Five were in a view; four went on. The old view's signatures count no more for it."""
+    """Five were in a view, and four of them went on. Their signatures under the old view count no
+    more for it."""
     old = Side(True, frozenset("abcde"), 1_000, ViewId(1, "x"))
     new = Side(True, frozenset("abcd"), 10, ViewId(3, "y"))
     assert outranks(new, old) and not outranks(old, new)

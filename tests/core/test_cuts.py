@@ -52,7 +52,8 @@ def test_guardians_lag_where_waiting_takes_more_than_a_fiftieth_of_a_step() -> N
 
 
 def test_who_takes_a_lost_place_and_has_nothing_yet_is_no_second_copy() -> None:
-    """Two hold all layers from now on; until the first step commits one of them alone has any."""
+    """Two peers hold all layers from now on, but until the first step commits only one of them has
+    any."""
     planned = view_of(SECOND_NS, FAR, peers=2)
     assert planned.starts_with_two_copies, "all have their states by then"
     here = tuple(HeldLayer(name_of(0), layer, 7) for layer in range(4))
@@ -70,7 +71,7 @@ def as_of(held: HeldLayer, version: int) -> HeldLayer:
 
 
 def test_without_room_for_copies_at_a_stage_guardians_keep_up() -> None:
-    """Each of two holders would keep 2 x 3 copies of 40 million parameters."""
+    """Each of the two holders would keep 2 x 3 copies of 40 million parameters."""
     work = workload(blocks=2, block_parameters=40_000_000)
     stages = (Stage(name_of(0), 0, 2, 1), Stage(name_of(1), 2, 4, 1))
     plan = Plan((Pipeline(stages, 0, work.microbatch_count),), (name_of(2),), SECOND_NS)
@@ -93,8 +94,8 @@ def test_a_cut_takes_a_tenth_of_the_line_and_a_failure_costs_what_is_said() -> N
 
 
 def test_cuts_that_cost_next_to_nothing_are_taken_each_second() -> None:
-    """So small a model is copied in 10 ms; going back eight seconds, as Young's interval would
-    have it, costs more than all else of a recovery."""
+    """So small a model is copied in 10 ms. Young's interval would have the swarm go back eight
+    seconds, which costs more than all else of a recovery."""
     step_ns = SECOND_NS // 10
     pace = pace_of([SECOND_NS // 50], 1_000_000, step_ns)
     assert pace.every_steps * step_ns == SECOND_NS
@@ -164,7 +165,7 @@ def test_whoever_is_left_goes_back_to_the_newest_cut_that_is_whole_at_once() -> 
 
 
 def test_a_checkpoint_that_is_newer_than_the_cut_is_taken_before_it() -> None:
-    """But not instead of waiting for lost layers, where there is no cut to go back to."""
+    """A checkpoint does not replace waiting for lost layers where there is no cut to go back to."""
     saved = SavedState(5, "as of step 5", (0, 1))
     left = part(A, {0: 7}, "a", saved=(saved,))
     assert recover([left], 2).target is None

@@ -1,4 +1,4 @@
-"""A record says what its device is; layers of others are kept where there is memory for them."""
+"""A record says what its peer's device is; guardians keep layers where there is memory for them."""
 
 import msgspec
 import pytest
@@ -50,7 +50,7 @@ def test_facts_that_cannot_be_are_refused(change: dict[str, object], why: str) -
 
 
 def with_cards(snapshot: Snapshot, host_free_bytes: list[int | None]) -> Snapshot:
-    """Peers with a card, and so much memory beside it; None says nothing of it."""
+    """Peers with a card and this much memory beside it; None states no memory."""
     records = []
     for each, free in zip(snapshot.records, host_free_bytes, strict=True):
         facts = msgspec.UNSET
@@ -62,7 +62,8 @@ def with_cards(snapshot: Snapshot, host_free_bytes: list[int | None]) -> Snapsho
 
 
 def test_guardians_are_where_the_hosts_memory_is() -> None:
-    """Two stages and a spare, with a card each: only the spare's machine has memory beside it."""
+    """Two stages and a spare have a card each. Only the spare's machine has memory beside its
+    card."""
     bare = snapshot_of([Peer(memory_bytes=180 << 20)] * 2 + [Peer(memory_bytes=60 << 20)])
     plan = compute_plan(with_cards(bare, [None] * 3))
     assert isinstance(plan, Plan)
@@ -86,7 +87,7 @@ def test_guardians_are_where_the_hosts_memory_is() -> None:
 
 
 class GivenCard:
-    """What a machine with a card would say."""
+    """A stand-in for what a machine with a card would say."""
 
     def __init__(self) -> None:
         self.waits = 0

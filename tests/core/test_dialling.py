@@ -1,4 +1,4 @@
-"""Nobody is made to knock at a third party's door."""
+"""Nobody makes a peer knock at a third party's door."""
 
 from p2p_dtfm.core.gate.dialling import (
     ADDRESSES_OF_ONE,
@@ -23,8 +23,8 @@ def test_a_door_that_hundreds_name_is_knocked_at_twice() -> None:
 
 
 def test_what_was_no_knock_counts_for_nothing() -> None:
-    """libp2p dials nobody twice within seconds, and two calls that cross are nobody's refusal: two
-    newcomers were strangers for ten minutes."""
+    """libp2p dials nobody twice within seconds, and two calls that cross are no refusal. Two
+    newcomers took each other for strangers for ten minutes."""
     dialling = Dialling()
     for second in range(0, 60, 5):
         (door,) = dialling.choose([VICTIM], None, second * SECOND_NS)

@@ -1,4 +1,5 @@
-"""An explanation speaks of every member, and compares with the alternatives that it tried."""
+"""An explanation speaks of every member, and compares the plan with the alternatives that it
+tried."""
 
 import msgspec
 import pytest
@@ -69,8 +70,8 @@ def test_a_single_peer_has_no_alternative() -> None:
 def test_a_plan_that_stands_is_told_of_though_a_member_offers_less_than_it_takes(
     memory_bytes: int,
 ) -> None:
-    """After a failure the plan in force stays, whatever members offer by then: no dashboard showed
-    such a view, since `explain_peer` ended with `AssertionError` at all of them."""
+    """After a failure the plan in force stays, whatever members offer by then. No dashboard showed
+    such a view, since `explain_peer` ended with `AssertionError` at all members."""
     whole = snapshot_of(record("a", links=links_to("b")), record("b", links=links_to("a")))
     before = compute_plan(whole)
     assert isinstance(before, Plan) and len(before.stage_holders()) == 2
@@ -86,7 +87,7 @@ def test_a_plan_that_stands_is_told_of_though_a_member_offers_less_than_it_takes
 
 
 def test_a_plan_in_which_somebody_stands_in_is_told_of_as_it_was_made() -> None:
-    """Its two places were timed as if two peers worked side by side."""
+    """The explanation timed its two places as if two peers worked side by side."""
     whole = snapshot_of(record("a", links=links_to("b")), record("b", links=links_to("a")))
     layers, count = whole.workload.layer_count, whole.workload.microbatch_count
     stages = Stage("a", 0, 2, 1), Stage("b", 2, layers, 1)
@@ -98,7 +99,7 @@ def test_a_plan_in_which_somebody_stands_in_is_told_of_as_it_was_made() -> None:
 
 
 def test_a_spare_that_would_be_worth_less_than_moving_layers_is_told_so() -> None:
-    """It read that no place makes a step faster, above one that does."""
+    """The explanation said that no place makes a step faster, above a place that does."""
     work = workload(microbatches=64, blocks=22)
     here = [Peer(memory_bytes=1 << 30)] * 2
     two = compute_plan(planned_of(here, work))
@@ -113,8 +114,8 @@ def test_a_spare_that_would_be_worth_less_than_moving_layers_is_told_so() -> Non
 
 
 def test_a_spare_without_room_is_told_that_it_has_none() -> None:
-    """It was told that the plan is faster without it, and that every place that was tried makes
-    the step no faster."""
+    """The spare was told that the plan is faster without it, and that no place that was tried makes
+    the step faster."""
     here, me = [Peer(memory_bytes=1 << 30)] * 2, name_of(2)
     small = planned_of([*here, Peer(memory_bytes=27 * MEBIBYTE)])
     plan = compute_plan(small)
@@ -128,7 +129,7 @@ def test_a_spare_without_room_is_told_that_it_has_none() -> None:
 
 
 def test_a_spare_that_others_see_to_be_slower_is_told_so() -> None:
-    """It was explained by its own word, and read that it would make the swarm 50% faster."""
+    """The spare was explained by its own word, and read that it would make the swarm 50% faster."""
     work = workload(block_parameters=1 << 10)
     two = compute_plan(planned_of([Peer()] * 2, work))
     three = planned_of([Peer()] * 3, work, present=two)
@@ -144,7 +145,7 @@ def test_a_spare_that_others_see_to_be_slower_is_told_so() -> None:
 
 
 def test_a_spare_whose_line_is_too_slow_for_the_states_is_told_so() -> None:
-    """It read that it would be worth too little, whatever kept it out."""
+    """The spare read that it would be worth too little, whatever kept it out."""
     whole = workload(blocks=10, boundary_bytes=1 << 23)
     layer = msgspec.structs.replace(
         whole.block, parameter_count=10_000, state_bytes=4 << 28, frozen_bytes=(4 << 28) - 160_000

@@ -1,5 +1,5 @@
-"""Who says that the step starts from another state than it does, and keeps back what would show
-whether it was told so, holds up no step twice."""
+"""A liar says that the step starts from another state than it does. It keeps back what would show
+whether it was told so. It holds up no step twice."""
 
 import msgspec
 import pytest
@@ -51,7 +51,7 @@ def said(
 def of_last_step(
     names: tuple[str, ...] | str, liar: str = "", view: ViewId = NOW
 ) -> tuple[Signed, ...]:
-    """What all said of it, as those were told of whom the `liar` tells another norm."""
+    """What all said of the last step, as heard by those to whom the `liar` tells another norm."""
     step = STEP - 1
     return tuple(said(it, names, step, "before", view, 5.0 if it == liar else 4.0) for it in names)
 
@@ -63,7 +63,7 @@ def part(
     names: tuple[str, ...] | str = NAMES,
     view: ViewId = NOW,
 ) -> Contribution:
-    """Of a member that has committed the step before in `view`."""
+    """The contribution of a member that has committed the step before in `view`."""
     return Contribution(
         member=Member(name, 1),
         number=5,
@@ -92,7 +92,7 @@ def test_who_shows_nothing_of_what_it_was_told_is_out_where_most_show_it() -> No
 
 
 def test_a_member_that_was_told_something_else_shows_who_told_it() -> None:
-    """And stays, whether the liar shows anything itself."""
+    """The member stays, whether or not the liar shows anything itself."""
     pending, last = with_false_base("c", base="forked"), of_last_step(NAMES)
     for shown in (last, ()):
         parts = [part(it, pending, last) for it in "ab"]
@@ -108,8 +108,8 @@ def test_nobody_is_out_by_the_word_of_half_of_all() -> None:
 
 @pytest.mark.parametrize("begins", [True, False], ids=["first-step", "later-step"])
 def test_of_many_some_have_no_room_for_what_they_were_told(begins: bool) -> None:
-    """Those pass it on that have seen the fork before they are asked: who has not is no liar. But
-    in the first step after a failure all start from what they have agreed on."""
+    """Members that have seen the fork before they are asked pass it on, and one that has not is no
+    liar. In the first step after a failure all start from what they have agreed on."""
     pending, last = with_false_base("00", MANY), of_last_step(MANY)
     for shown in (MANY[1:], ()):
         view = BEFORE if begins else NOW
@@ -118,7 +118,7 @@ def test_of_many_some_have_no_room_for_what_they_were_told(begins: bool) -> None
 
 
 def test_who_is_told_what_cannot_be_so_has_reason_to_stop_the_step() -> None:
-    """Once all have said Prepared, and it is somebody else that goes for it."""
+    """Such a member stops the step once all have said Prepared, and another member goes for it."""
     fork = with_false_base("c")
     assert [shows_contradiction(part(it, fork), plan_of(NAMES), TERMS) for it in NAMES] == [
         it != "c" for it in NAMES

@@ -1,4 +1,4 @@
-"""For whom a peer waits that comes back, and when it goes on from its own disk."""
+"""For whom a returning peer waits, and when it goes on from its own disk."""
 
 import pytest
 
@@ -29,11 +29,11 @@ def test_only_who_trains_alone_and_far_behind_is_worth_a_return() -> None:
 @pytest.mark.parametrize(
     ("others", "unlike", "alike", "holds"),
     [
-        ("bcdefghij", "b", "", False),  # forgotten by nine that are updated
+        ("bcdefghij", "b", "", False),  # nine are updated
         ("bcdefghij", "bcdef", "", True),
-        ("bc", "c", "", True),  # the other one may be with it
+        ("bc", "c", "", True),  # b may be with c
         ("bc", "c", "b", False),
-        ("bc", "bc", "b", True),  # it was seen to be of another version since it asked
+        ("bc", "bc", "b", True),  # b was seen to be of another version since it asked
         ("b", "b", "", True),
         ("b", "x", "", False),  # a key that was never in that view
         ("", "", "", False),

@@ -21,7 +21,7 @@ from p2p_dtfm.net.streams.bulk import LANES
 
 
 def _gate(role: Role = Role.STRANGER, outside: bool = False, is_open: bool = False) -> Gate:
-    """Every sender's role is the part of its name before a colon, or `role`."""
+    """A gate for which the role of a sender is the part of its name before a colon, or `role`."""
 
     def role_of(sender: str) -> Role:
         return Role(sender.split(":")[0]) if ":" in sender else role
@@ -92,7 +92,7 @@ def test_a_thousand_keys_gain_nothing_and_take_nothing_from_members() -> None:
 
 def test_a_member_is_never_slowed_by_what_a_correct_one_sends() -> None:
     gate = _gate(Role.MEMBER)
-    for tick in range(10_000):  # ten seconds with a message each millisecond
+    for tick in range(10_000):  # ten seconds with a message in each millisecond
         answer = gate.admit("a", "Prepared", 2_000, tick * 1_000_000)
         assert isinstance(answer, Admitted)
 

@@ -1,5 +1,5 @@
-"""A Gather of somebody whose word counts for nothing costs next to nothing, and nothing of it is
-kept; what members have said in it counts as ever."""
+"""A Gather of a peer whose word counts for nothing costs next to nothing, and nothing of it is
+kept. What members have said in it counts as ever."""
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ INVENTED = [Member(f"invented{number:03}", 1) for number in range(200)]
 
 
 def _counted(world: AgreementWorld, name: str) -> list[str]:
-    """Whose signatures a peer looks at from now on."""
+    """The peers whose signatures this one looks at from now on."""
     looked_at: list[str] = []
 
     def counts(peer_id: str, payload: bytes, signature: bytes) -> bool:
@@ -37,7 +37,7 @@ def _number(world: AgreementWorld, planned: bool) -> int:
 
 
 def _of_member(world: AgreementWorld, name: str, number: int, *joiners: Member) -> Signed:
-    """What a member says for an attempt that the others have not heard of."""
+    """What a member says for an attempt of which the others have not heard."""
     view = view_of(world, name)
     plan = view.plan if isinstance(view.plan, Plan) else None
     present = PresentView(view.id, view.members, plan)
@@ -88,7 +88,7 @@ def test_who_passes_on_a_forgery_under_a_members_name_is_blamed_at_once() -> Non
 
 
 def _large_record(member: Member, links: int) -> Signed:
-    """Whose links have short names, to make the most of its bytes."""
+    """A record whose links have short names, so that its bytes hold as many as possible."""
     named = {f"{number:x}": Link(1, 1) for number in range(links)}
     return sign_record(
         msgspec.structs.replace(record(member.peer_id, life=member.life), links=named),
@@ -114,7 +114,8 @@ def test_a_newcomer_has_links_to_members_and_few_others() -> None:
 
 
 def test_opened_records_are_kept_up_to_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they take when opened: a record of short links takes twenty times its bytes."""
+    """The bound is on what records take when opened: one of short links takes twenty times its
+    bytes."""
     monkeypatch.setattr(opened_records, "OPENED_LIMIT_BYTES", 200_000)
     opened = swarm(NAMES).peers["a"].agreement._state.others.opened_records
     before = len(opened)

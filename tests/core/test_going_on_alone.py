@@ -1,4 +1,4 @@
-"""A peer that was asleep while its fellows went on: with whom it goes on when it wakes up."""
+"""A peer slept while its fellows went on: with whom it goes on when it wakes up."""
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
@@ -8,7 +8,7 @@ from tests.core.test_split_swarms import FIVE, split, trained
 
 
 def two_of_five_go_on(*, crashes: str = "a") -> AgreementWorld:
-    """One of the others is gone for good, two are asleep."""
+    """One of the others is gone for good, and two are asleep."""
     world = trained(FIVE)
     world.crash(crashes, lose_disk=True)
     for name in ("b", "c"):
@@ -19,8 +19,9 @@ def two_of_five_go_on(*, crashes: str = "a") -> AgreementWorld:
 
 
 def test_who_wakes_up_goes_to_more_of_its_fellows_and_not_on_alone() -> None:
-    """Less than half of its view went on without it, but more than are left with it (agreement
-    seed 4): it made a view alone, and committed steps anew that these had committed."""
+    """Fewer than half of the view went on without the sleeper, but more than are left with it
+    (agreement seed 4). It made a view alone, and committed steps anew that the others had
+    committed."""
     world = two_of_five_go_on()
     world.go_on("c")
     woken_ns = world.now_ns
@@ -41,7 +42,7 @@ def test_as_many_as_have_gone_on_go_with_the_longer_lineage() -> None:
 
 
 def test_who_has_heard_of_fewer_goes_on_with_more() -> None:
-    """One that was alone for a while is no reason to give up a view of three."""
+    """A peer that was alone for a while gives nobody a reason to give up a view of three."""
     world = trained(FIVE)
     world.crash("a", lose_disk=True)
     heal = split(world, ["e"], ["b", "c", "d"])

@@ -1,8 +1,6 @@
-"""Every message of the agreement, with hostile values in every field, in every phase.
-
-A receiver raises `PeerFault` or returns; it never ends in another way, and never stops training for
-it: a stranger changes nothing, and a member at most makes the others agree anew.
-"""
+"""Every message of the agreement, with hostile values in every field, in every phase. A receiver
+raises `PeerFault` or returns. It never ends in another way, and never stops training for the
+message. A stranger changes nothing, and a member at most makes the others agree anew."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -125,7 +123,7 @@ def has_said_ready(agreement: Agreement) -> bool:
 
 
 def hostile(value: Any) -> Iterator[Any]:
-    """Other values in its place, one at a time, however deep."""
+    """Other values in place of this one, one at a time, at any depth."""
     if isinstance(value, bool):
         yield not value
     elif isinstance(value, int):
@@ -154,7 +152,7 @@ def hostile(value: Any) -> Iterator[Any]:
 
 
 def contributions(number: int, sender: Member, present: PresentView) -> Iterator[Any]:
-    """By a contributor that signs whatever it likes."""
+    """Contributions of a contributor that signs whatever it likes."""
     plan = Plan((Pipeline((Stage("a", -5, 10**6, 1), Stage("z", 3, 2, 0)), -7, 10**9),), (), -1)
     whole = Contribution(
         member=sender,
@@ -181,7 +179,8 @@ def contributions(number: int, sender: Member, present: PresentView) -> Iterator
 
 
 def messages(sender: Member, agreement: Agreement, world: AgreementWorld) -> Iterator[Any]:
-    """As `sender` could say them, in what it claims to be the receiver's view or attempt."""
+    """Messages as `sender` could say them, in what it claims to be the receiver's view or
+    attempt."""
     view = view_of(world, "b")
     assert view.certificate is not None
     attempt = agreement._state.attempt
@@ -227,7 +226,8 @@ def stated_if_possible(message: Any, signer: Any) -> Any:
 
 
 def as_it_arrives(message: AgreementMessage) -> AgreementMessage | None:
-    """None for what cannot be said, or is refused where it is decoded."""
+    """The message as it arrives; None where it cannot be said, or is refused where it is
+    decoded."""
     try:
         return decode(encode_for_wire(message), type(message))
     except (OverflowError, PeerFault):

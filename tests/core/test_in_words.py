@@ -46,7 +46,7 @@ def test_what_is_needed_is_never_said_too_small() -> None:
 
 @skip_without("browser", "" if browser.PROGRAM else "no Chromium here: apt-get install chromium")
 def test_the_page_says_the_same(tmp_path: Path) -> None:
-    """The two formatters, one for each language, are compared where a browser is."""
+    """A test with a browser compares the two formatters, one for each language."""
     values = [0, 1, 999, 1023, 1024, 85_914, 393_216, (1 << 30) - 1000, 1 << 30, 5000 << 40]
     values += [10**power * 37 // 7 for power in range(14)]
     values += [59, 60, 3599, 3600, 48 * 3600 - 1, 48 * 3600, 1_029_960, 86_400 * 1_234]
@@ -98,7 +98,8 @@ OTHER_UNIT = re.compile(r"(?<![A-Za-z-])([kKMGT]B|[KMG]ib|[kKMG]bps)\b")
 
 
 def test_no_text_of_the_program_has_another_unit() -> None:
-    """Of what it says, that is: comments and docstrings measure as their sources did."""
+    """The rule is for what the program says. Comments and docstrings measure as their sources
+    did."""
     found = [
         f"{path.relative_to(ROOT)}:{line}: {text!r}"
         for path in sorted(ROOT.rglob("*.py"))
@@ -154,13 +155,13 @@ def test_what_is_counted_in_the_log_may_be_one() -> None:
 
 
 class Said(NamedTuple):
-    """What a module says, each with its line."""
+    """The texts that a module says, each with its line."""
 
     texts: tuple[tuple[int, str], ...]
-    """Its string literals and the literal parts of its f-strings, without docstrings."""
+    """The module's string literals and the literal parts of its f-strings, without docstrings."""
     counted: tuple[tuple[int, str], ...]
-    """A number, then a word in the plural. "3 of {total} steps", "all {total} steps" and "{LIMIT}
-    peers" may be: a run has more than one, and so allows a limit."""
+    """A number followed by a plural. "3 of {total} steps", "all {total} steps" and "{LIMIT} peers"
+    are allowed, since a run has more than one step, and limits are above one."""
 
 
 def said_in(path: Path) -> Said:
@@ -169,7 +170,7 @@ def said_in(path: Path) -> Said:
 
 @cache
 def _said(source: str) -> Said:
-    """To parse all modules takes seconds: once."""
+    """The texts of all modules, parsed once, since that takes seconds."""
     nodes = list(ast.walk(ast.parse(source)))
     docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     texts = tuple(

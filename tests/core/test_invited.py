@@ -1,4 +1,4 @@
-"""Chains of signatures: who may let whom in, until when, and who may take it back."""
+"""Chains of signatures: who may let whom in, until when, and who may take an invitation back."""
 
 import msgspec
 import pytest
@@ -87,7 +87,7 @@ def test_forged_foreign_and_late_invitations_are_refused_with_the_reason() -> No
     late_s = NOW_S + DAY_S + 2 * 3600
     assert "expired 2 hours ago" in refused(found, ALICE, chain, late_s)
     found.introduce(ALICE.peer_id, chain, NOW_S + DAY_S + 200)  # clocks differ by minutes
-    found.introduce(ALICE.peer_id, chain, late_s)  # who came in before may come back
+    found.introduce(ALICE.peer_id, chain, late_s)  # a peer that came in before may come back
 
 
 def test_who_came_in_before_meets_members_that_are_newer_than_its_line() -> None:
@@ -97,7 +97,7 @@ def test_who_came_in_before_meets_members_that_are_newer_than_its_line() -> None
     for peer, by in ((ALICE, chain), (BOB, bobs)):
         older.introduce(peer.peer_id, by, NOW_S)
     assert "expired 8 days ago" in refused(newer, ALICE, chain, late_s)
-    newer.introduce(ALICE.peer_id, chain, late_s, came_before=True)  # it is in the view
+    newer.introduce(ALICE.peer_id, chain, late_s, came_before=True)  # Alice is in the view
     assert newer.admits(ALICE.peer_id) and not newer.admits(BOB.peer_id)
     told = [newer.told_of(each) for each in older.handed_on()]  # Bob is away
     assert sorted(told) == [False, True] and newer.admits(BOB.peer_id)
@@ -120,8 +120,8 @@ def test_who_is_said_to_have_come_before_must_show_it_and_comes_by_no_closed_lin
 
 
 def test_nobody_is_said_to_have_come_by_what_it_never_came_by() -> None:
-    """Who may invite made chains to members and took them back: a newcomer that heard of it refused
-    them, for good where the lines by which they had come were over."""
+    """A peer that may invite made chains to members and took them back. A newcomer that heard of it
+    refused those members. It did so for good where the lines by which they had come were over."""
     trusted = shown(ALICE, line_of(FOUNDER, LINE, may_invite=True), LINE)
     made_up = links_of(shown(BOB, line_of(ALICE, SECOND, trusted), SECOND))
     bobs = shown(BOB, line_of(FOUNDER, THIRD), THIRD)
@@ -139,7 +139,8 @@ def test_nobody_is_said_to_have_come_by_what_it_never_came_by() -> None:
 
 
 def test_who_was_invited_anew_is_not_kept_out_by_what_it_came_by_before() -> None:
-    """Whoever had invited it first could tell newcomers of that, and that it was taken back."""
+    """Whoever had invited the peer first could tell newcomers of that chain, and that it was taken
+    back."""
     found, later_s = guests(), NOW_S + 9 * DAY_S
     trusted = shown(ALICE, line_of(FOUNDER, LINE, may_invite=True), LINE)
     before = shown(BOB, line_of(ALICE, SECOND, trusted), SECOND)
@@ -154,8 +155,8 @@ def test_who_was_invited_anew_is_not_kept_out_by_what_it_came_by_before() -> Non
 
 
 def test_who_was_invited_anew_is_in_whichever_is_heard_first() -> None:
-    """Who knew a peer by what it came by before passed over the new chain, and then heard that the
-    old one was taken back: the peer was out there for good once its new line was over."""
+    """A member that knew a peer by its old chain passed over the new one, and then heard that the
+    old one was taken back. The peer was out there for good once its new line was over."""
     later_s = NOW_S + 9 * DAY_S
     trusted = shown(ALICE, line_of(FOUNDER, LINE, may_invite=True), LINE)
     before = shown(BOB, line_of(ALICE, SECOND, trusted), SECOND)
@@ -168,7 +169,7 @@ def test_who_was_invited_anew_is_in_whichever_is_heard_first() -> None:
             found.told_of(chain)
         assert anew in found.handed_on() and not found.told_of(anew)
         revoke(found, ALICE, BOB)
-        kept = guests()  # as after a restart
+        kept = guests()  # what a member keeps, as after a restart
         kept.restore(found.saved())
         for each in (found, kept):
             assert each.admits(BOB.peer_id)
@@ -178,7 +179,8 @@ def test_who_was_invited_anew_is_in_whichever_is_heard_first() -> None:
 
 
 def test_who_was_revoked_does_not_return_by_a_line_that_is_closed() -> None:
-    """It was in a view, so its new line may be over by now; it was believed to have come by any."""
+    """The peer was in a view, so its new line may be over by now. Members believed that it had come
+    by any line."""
     later_s = NOW_S + 9 * DAY_S
     trusted = shown(ALICE, line_of(FOUNDER, LINE, may_invite=True), LINE)
     before = shown(BOB, line_of(ALICE, SECOND, trusted), SECOND)
@@ -223,7 +225,8 @@ def test_what_would_not_be_kept_beside_what_is_known_is_not_looked_at() -> None:
 
 
 def test_guests_of_a_home_from_before_peers_signed_theirs_may_come_back() -> None:
-    """Its chains were dropped, and so who was away was new, and its line was over."""
+    """The chains of such a home were dropped. A guest that was away counted as new, and its line
+    was over."""
     line = line_of(FOUNDER, LINE)
     chain = shown(BOB, line, LINE)
     saved = SavedGuests({BOB.peer_id: links_of(chain), EVE.peer_id: line})
@@ -273,7 +276,7 @@ def test_who_is_above_takes_back_and_who_is_beside_cannot() -> None:
     assert found.admits(ALICE.peer_id) and not found.admits(BOB.peer_id)
     assert "was revoked" in (found.refusal(BOB.peer_id) or "")
     assert "was revoked" in refused(found, BOB, bobs)
-    again = guests()  # as after a restart
+    again = guests()  # what the home keeps, as after a restart
     again.restore(found.saved())
     assert again.admits(ALICE.peer_id) and not again.admits(BOB.peer_id)
     revoke(again, FOUNDER, LINE)
@@ -322,7 +325,7 @@ def test_where_there_is_no_more_room_whoever_fills_it_loses_its_last_word() -> N
 
 
 def test_what_has_no_room_is_not_even_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Words of keys that nobody knows: half a MB of them took a second, twice a second."""
+    """Words of unknown keys came twice a second, and half a MB of them took a second."""
     seen: list[str] = []
 
     def looked_at(peer_id: str, payload: bytes, signature: bytes) -> bool:
@@ -334,12 +337,13 @@ def test_what_has_no_room_is_not_even_looked_at(monkeypatch: pytest.MonkeyPatch)
         revoke(found, key(1000 + number), BOB)
     assert len(seen) == UNKNOWN_LIMIT == len(found.revocations)
     revoke(found, FOUNDER, EVE)
-    revoke(found, key(1000), BOB)  # known already
+    revoke(found, key(1000), BOB)  # these words are known already
     assert len(seen) == UNKNOWN_LIMIT + 1
 
 
 def test_a_guest_with_thousands_of_keys_does_not_make_members_forget_by_what_they_came() -> None:
-    """Then a line that was taken back reached nobody who had come by it."""
+    """Such words made members forget. A line that was taken back then reached nobody who had come
+    by it."""
     found, line = guests(), line_of(FOUNDER, LINE)
     found.introduce(ALICE.peer_id, shown(ALICE, line, LINE), NOW_S)
     found.members = frozenset({ALICE.peer_id})
@@ -364,7 +368,7 @@ def test_where_all_that_came_are_members_the_first_is_forgotten() -> None:
 def test_who_holds_a_line_takes_nothing_back_from_others_that_came_by_it() -> None:
     found, line = guests(), line_of(FOUNDER, LINE)
     found.introduce(ALICE.peer_id, shown(ALICE, line, LINE), NOW_S)
-    revoke(found, LINE, ALICE)  # all that were given the line have its key
+    revoke(found, LINE, ALICE)  # everybody who was given the line has its key
     assert found.admits(ALICE.peer_id) and not found.may_revoke(LINE.peer_id, ALICE.peer_id)
 
 

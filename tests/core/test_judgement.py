@@ -1,4 +1,4 @@
-"""Who lies is found in what all have said and were told; honest members never are."""
+"""What all have said and were told shows who lies; it never shows an honest member to lie."""
 
 import math
 from collections.abc import Iterable
@@ -134,8 +134,8 @@ def test_the_odd_norm_of_three_is_left_out_and_of_two_nobody_knows() -> None:
 
 
 def test_who_alone_was_given_other_sums_is_not_the_odd_one_among_colluders() -> None:
-    """An owner gives one of the others another sum than the rest: with a colluder that says it got
-    the same it would be most of those whose norms can be compared."""
+    """An owner gives one of the others another sum than the rest. With a colluder that says it got
+    the same sum, the owner would be in the majority of those whose norms can be compared."""
     names = "abcdefgh"
     plan = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), i, 1) for i, n in enumerate(names)), (), 1)
     true = tuple(name.encode() * 16 for name in names)
@@ -173,7 +173,7 @@ def test_unlike_sums_put_their_owner_against_whoever_got_others() -> None:
 
 
 def test_two_prepared_of_one_peer_convict_it_alone() -> None:
-    """Whether they meet at one member or each at another."""
+    """It does not matter whether both Prepared meet at one member, or each is heard by another."""
     twice = prepared("b", squared_norms={0: 5.0})
     to_a = signed([prepared("a"), prepared("b"), prepared("c")])
     to_c = signed([prepared("a"), twice, prepared("c")])
@@ -193,8 +193,8 @@ def test_a_refused_prepared_is_passed_on_and_convicts() -> None:
 
 
 def test_no_word_of_a_liar_makes_what_honest_members_pass_on_too_long() -> None:
-    """One stage-holder that padded what it prepared, or what was refused, and all others' words
-    were refused as too long: no view was agreed on any more, whoever failed."""
+    """One stage-holder padded what it prepared, or what was refused. All others' words were then
+    refused as too long. No view was agreed on any more, whoever failed."""
     padded = stated(prepared("b", ready_for=ViewId(4, "x" * 70_000))).signed
     with pytest.raises(PeerFault, match="of 70"):
         open_prepared(padded, verify)
@@ -217,7 +217,8 @@ def test_no_word_of_a_liar_makes_what_honest_members_pass_on_too_long() -> None:
 
 
 def test_a_fork_by_a_liar_is_found_one_step_later_and_nothing_commits_after_it() -> None:
-    """Told unlike norms, members have unlike outcomes, of which the next Prepared tell."""
+    """Members that were told unlike norms have unlike outcomes, and the next Prepared show
+    these."""
     outcomes = {"a": StepOutcome(6, 2.0, 3.0, 30, None, None)}
     outcomes["c"] = msgspec.structs.replace(outcomes["a"], gradient_norm=3.0)
     bases = {n: extend("before", 6, VIEW, outcome.digest) for n, outcome in outcomes.items()}
@@ -248,8 +249,8 @@ def test_who_starts_from_another_state_than_most_is_left_out() -> None:
 
 
 def test_one_that_tells_alone_of_a_step_has_no_say_in_who_computed_what() -> None:
-    """Of the step that has committed all pass on the signed words by which it did: counts that one
-    invents for it would make liars of all others."""
+    """When a step has committed, all pass on the signed words by which it did. Counts that one
+    member invents for it would make liars of all others."""
     six, seven = (signed(prepared(it, step=step) for it in NAMES) for step in (6, 7))
     kept = RetainedStep(VIEW, 6, "", None, (0, 1, 2), six)
     pending = PendingStep(7, "", seven, (0, 1, 2), counts=dict(COUNTS))
@@ -292,7 +293,7 @@ def test_a_forged_prepared_in_a_contribution_is_its_makers_fault() -> None:
 
 
 def true_parts(said: Prepared) -> tuple[str, bytes, bytes]:
-    """Of a statement in which peer a speaks for peer b, with its own signature."""
+    """The true parts of a statement in which peer a speaks for peer b, with its own signature."""
     mine = sign_prepared(msgspec.structs.replace(said, peer_id="a"), sign_for("a"))
     payload = sign_prepared(said, sign_for("b")).payload
     covered = b"p2p-dtfm/1\x00prepared\x00a\x00" + payload

@@ -1,4 +1,4 @@
-"""Who runs late itself is patient with others, and no longer once it is punctual again."""
+"""A peer that runs late itself is patient with others, and no longer once it is punctual again."""
 
 from p2p_dtfm.core.liveness.lateness import ASLEEP_NS, SECOND_NS, Lateness
 from p2p_dtfm.core.liveness.liveness import LAN_LIVENESS, Liveness
@@ -38,7 +38,7 @@ def test_a_sleep_says_nothing_of_how_late_a_peer_runs() -> None:
 
 
 def silence_noticed_s(tick_ns: int, watched: int) -> float:
-    """After how much silence a peer with such ticks suspects the others."""
+    """How long others are silent before a peer with such ticks suspects them."""
     liveness = Liveness(LAN_LIVENESS)
     liveness.watch([f"peer-{number}" for number in range(watched)], 0)
     now_ns = 0

@@ -1,4 +1,4 @@
-"""`limits.least_gain`: who adds less than a run asks for stays spare, and is told why."""
+"""`limits.least_gain`: a peer that adds less than a run asks for stays spare, and is told why."""
 
 import msgspec
 
@@ -13,7 +13,7 @@ from tests.core.planning import Peer, name_of, snapshot, workload
 
 FAST, SLOW = 1_000_000, 40_000_000
 PEERS = [Peer(FAST), Peer(FAST), Peer(SLOW)]
-"""The slow one adds an eightieth."""
+"""A swarm in which the slow peer adds an eightieth."""
 
 
 def asking(ppm: int, peers: list[Peer] = PEERS, present: Plan | None = None) -> Snapshot:
@@ -38,7 +38,7 @@ def test_who_adds_less_than_is_asked_stays_spare_and_is_told_why() -> None:
 
 
 def test_who_is_needed_stays_whatever_it_adds() -> None:
-    """Each has the memory for a little more than half of the model."""
+    """Each peer has the memory for a little more than half of the model."""
     need = 14 * (16 << 20) + 14 * (8 << 20)
     peers = [Peer(FAST, 6 * need // 10), Peer(SLOW, 6 * need // 10)]
     assert planned(asking(500_000, peers)).spares == ()

@@ -1,4 +1,4 @@
-"""Who leaves goes when nobody needs it any more."""
+"""A leaving peer goes when nobody needs it any more."""
 
 from dataclasses import dataclass
 
@@ -26,8 +26,8 @@ class Case:
     def staying(
         self, planned: bool, held: str = "", steps: bool = True, failed: bool = False
     ) -> str:
-        """`held`: peer, layer and version of each state; `steps`: there was a plan so far;
-        `failed`: somebody did."""
+        """Whether the leaving peers stay. `held`: peer, layer and version of each state; `steps`:
+        there was a plan so far; `failed`: some peer did."""
         records = [
             record(name, intent=Intent.LEAVING if name in self.leaving else Intent.TRAIN)
             for name in "abc"
@@ -77,8 +77,8 @@ def test_holders() -> None:
 
 
 def test_of_two_that_both_want_to_leave_neither_waits_for_the_other() -> None:
-    """Only the first one's wish stands in the view's records; the second took itself for one on
-    whom the others depend, and both waited for a minute."""
+    """The view's records hold only the first one's wish. The second took itself for one on whom the
+    others depend, and both waited for a minute."""
     held = (HeldLayer(name_of(0), 0, 5), HeldLayer(name_of(1), 1, 5))
     both = msgspec.structs.replace(snapshot([Peer(intent=Intent.LEAVING), Peer()]), held=held)
     assert not is_waited_for(name_of(1), both, has_plan=False)

@@ -1,4 +1,5 @@
-"""Who is left out of a view keeps nobody from agreeing on it, whenever its word arrives."""
+"""A peer that is left out of a view cannot keep others from agreeing on it, whenever its word
+arrives."""
 
 from collections.abc import Iterable
 
@@ -11,14 +12,14 @@ from tests.core.liars import one_pipeline, swarm
 
 
 def to(name: str, actions: Actions) -> list[AgreementMessage]:
-    """What is said to this peer."""
+    """The messages that are said to this peer."""
     said = [it for it in actions if isinstance(it, SendMessage)]
     return [it.message for it in said if name in it.to]
 
 
 def test_what_one_in_doubt_says_late_is_no_news() -> None:
-    """Seen beside much load: both accused it, neither waited for it, and its contribution came to
-    one when the other was done, in one attempt after the other."""
+    """Seen under much load: both others accused the peer, and neither waited for it. Its
+    contribution came to one of them when the other was done, in one attempt after the other."""
     world = swarm(["a", "b", "s"])
     now_ns = world.peers["a"].now_ns
     a, b, s = (world.peers[name].agreement for name in "abs")
@@ -49,8 +50,9 @@ def test_what_one_in_doubt_says_late_is_no_news() -> None:
 
 @pytest.mark.parametrize("found", [[("l", "m")], [("l",), ("m",)]], ids=["at once", "in turn"])
 def test_who_finds_two_is_not_left_alone_with_the_second(found: list[tuple[str, ...]]) -> None:
-    """Seen with two that let the others wait in each step: one had seen enough of both, the others
-    sided with it against the first that they heard of, and it was out with the second."""
+    """Two liars let the others wait in each step. One member had seen enough of both, and the
+    others sided with it against the liar that they heard of first. That member was then out with
+    the second liar."""
     liars = {"l", "m"}
 
     def has_seen_half(doubted: Iterable[str], *_: object) -> list[Suspect]:

@@ -1,4 +1,4 @@
-"""Who is suspected of being out of reach: the silent and the broken."""
+"""Who is suspected of being out of reach: silent peers, and those whose connections broke."""
 
 import dataclasses
 import itertools
@@ -69,7 +69,7 @@ def test_heartbeats_are_due_where_nothing_was_said() -> None:
 
 
 def beats(liveness: Liveness, *, to_s: float, every_s: float, from_s: float = 0.0) -> float:
-    """`a` is heard that often; when it was heard last."""
+    """`a` is heard at this interval; returns when it was heard last."""
     heard_s, tick_s = from_s, from_s
     while tick_s < to_s:
         tick_s += 0.25
@@ -119,8 +119,8 @@ def test_no_silence_is_longer_than_the_longest() -> None:
 
 
 def test_who_was_late_itself_does_not_accuse_for_that_time() -> None:
-    """Its own loop stood still for 1.5 s at a time, less than a sleep: what others said meanwhile
-    is still to be read."""
+    """This peer's own loop stood still for 1.5 s at a time, less than a sleep. What others said
+    meanwhile is still to be read."""
     liveness = watching("a", timing=REGULAR)
     heard_s = beats(liveness, to_s=20, every_s=0.5)
     tick_s = heard_s
@@ -150,8 +150,9 @@ def in_calm_times(timing: LivenessTiming) -> tuple[Liveness, float]:
 
 @pytest.mark.parametrize("timing", [LAN_LIVENESS, WAN_LIVENESS], ids=["lan", "wan"])
 def test_where_a_relay_was_between_another_way_may_be_found_first(timing: LivenessTiming) -> None:
-    """A redial over the second relay took 2.05 s beside a load of 14, and whoever has the greater
-    id lets the other one call first. Others, between whom no relay was, hear it all the while."""
+    """Under a load of 14 a redial over the second relay took 2.05 s. The peer with the greater id
+    also lets the other one call first. Members without a relay between them hear the peer all the
+    while."""
     liveness, at_s = in_calm_times(timing)
     liveness.stream_reset("b", int(at_s * SECOND_NS), is_rerouted=True)
     assert "b" in liveness.due_heartbeats(int(at_s * SECOND_NS)), "it is called at once"
@@ -223,7 +224,7 @@ def test_who_stands_still_is_silent_for_all_and_given_its_time() -> None:
     for half_seconds in range(1, 8):
         at_s = half_seconds / 2
         assert run(liveness, at_s - 0.5, at_s, talking=("c", "d")) == []
-        # the others heard it a little later than this peer did, and never since
+        # the others heard the peer a little later than this peer did, and never since
         tell(liveness, at_s, {"b": max(0, half_seconds * 500 - 1000)}, "c", "d")
 
 
@@ -266,8 +267,8 @@ def test_between_networks_only_silence_counts() -> None:
 
 
 def test_what_is_read_late_was_said_at_no_known_time() -> None:
-    """Whoever stood still finds old messages when it goes on: it does not say that it hears now
-    who said them."""
+    """A peer that stood still finds old messages when it goes on. It does not say that it hears
+    their senders now."""
     liveness = near("b", "c")
     run(liveness, 0, 1, talking=("b", "c"))
     liveness.fellow_says("c", ("b",), {}, 3 * SECOND_NS)
@@ -280,8 +281,8 @@ def test_what_is_read_late_was_said_at_no_known_time() -> None:
 
 
 def silent_together_s(liveness: Liveness, from_s: float, heard_by_c_s: float = 0.0) -> float:
-    """As below, but the others say when they are asked that they do not hear `b` either; `c` has
-    heard it so long after it was heard here."""
+    """As below, but the others, when asked, say that they do not hear `b` either. `c` heard it last
+    so many seconds after this peer did."""
     at_s = from_s
     while at_s < from_s + 10:
         at_s += 0.25
@@ -311,7 +312,7 @@ def test_whom_nobody_hears_is_missed_sooner_in_calm_times() -> None:
 
 
 def test_who_fell_silent_with_another_is_missed_with_it() -> None:
-    """A partition: that the first of them is suspected is no reason for the others' silence."""
+    """In a partition the suspicion of one peer is no reason for the silence of the others."""
     names = ("b", "c", "d", "e")
     liveness, at_s, suspected = near(*names), 30.0, dict[str, float]()
     run(liveness, 0, at_s, talking=names)
@@ -332,7 +333,7 @@ def test_since_the_last_one_heard_it_counts() -> None:
 
 
 def test_the_shorter_a_peer_is_there_the_longer_it_is_given() -> None:
-    """Who came half of the time of calm ago is given half of what is added."""
+    """A peer that came half of the time of calm ago is given half of what is added."""
     assert silent_together_s(regular(known_s=4), 50) == 4, "as by silence alone"
     times_s = [silent_together_s(regular(known_s=known_s), 50) for known_s in (8, 14, 17)]
     assert 4 > times_s[0] > times_s[1] > times_s[2] > 2
@@ -428,7 +429,8 @@ def test_who_is_late_judges_nobody_before_its_tick() -> None:
 
 
 def silence_noticed_s(liveness: Liveness, from_s: float) -> float:
-    """After how many seconds without a word of `b`, while the others go on speaking."""
+    """How many seconds after the last word of `b` it is suspected, while the others go on
+    speaking."""
     at_s = from_s
     while "b" not in run(liveness, at_s, at_s + 0.25, talking=("a", "c")):
         at_s += 0.25
@@ -471,7 +473,7 @@ def test_who_is_silent_now_and_then_is_given_longer_in_calm_times_too() -> None:
 
 
 def test_judging_early_is_no_tick() -> None:
-    """Of whose loop comes round late the mean is over regular ticks."""
+    """The mean lateness of a loop counts regular ticks only."""
     early, regular = (near(*(f"p{i}" for i in range(12))) for _ in range(2))
     for second in range(1, 40):
         for liveness in (early, regular):
@@ -491,7 +493,8 @@ def test_judging_early_is_no_tick() -> None:
 def test_who_has_many_fellows_says_less_to_each_and_waits_longer(
     fellows: int, apart_s: float, silent_s: float
 ) -> None:
-    """Of 32 each else does nothing but to say that it lives. What breaks is known at once."""
+    """In swarms of 32 each peer would otherwise do nothing but say that it lives. A broken
+    connection is known at once."""
     liveness = Liveness(LAN_LIVENESS)
     said_s, missed_s = [], 0.0
     for tick in range(150):
@@ -515,7 +518,7 @@ def test_who_has_many_fellows_says_less_to_each_and_waits_longer(
 def test_a_silence_that_is_evidence_of_nothing_is_no_other_than_if_it_were_looked_into(
     timing: LivenessTiming, seed: int
 ) -> None:
-    """Whatever is heard, broken, late or told by others."""
+    """This holds whatever is heard, broken, late or told by others."""
     careful = dataclasses.replace(timing)
     careful.__dict__["innocent_ns"] = 0
     draws, names = random.Random(seed), tuple("abcde")

@@ -1,4 +1,4 @@
-"""Names of lineages are short: of what strangers make up nothing is kept."""
+"""Names of lineages are short, and nothing is kept of those that strangers make up."""
 
 import tracemalloc
 
@@ -18,7 +18,8 @@ KIB = 1 << 10
 
 
 def test_what_a_strangers_commit_names_is_not_kept() -> None:
-    """Each of its Prepared named another one, 16 KiB long: 4,096 of them stayed for ever."""
+    """Each of the stranger's Prepared named another lineage, 16 KiB long, and 4,096 of them stayed
+    for ever."""
     said = standing(self_made_view((EVIL,), 9), 9)
     tracemalloc.start()
     for number in range(32):

@@ -1,4 +1,4 @@
-"""Prepared so long that nobody can pass on all of a step: together all living members do."""
+"""Prepared are so long that nobody can pass on all of a step; all living members together can."""
 
 import random
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ def share_of(name: str) -> Share:
 
 @lru_cache(maxsize=1)
 def all_prepared() -> dict[str, Statement]:
-    """Of all stage-holders, as honest ones say it; those in the middle are longest."""
+    """Everybody's honest Prepared; those of stages in the middle are longest."""
     segments, bare = PLAN.segments(), dict[str, Prepared]()
     for layer, name in enumerate(NAMES):
         counted = (30.0, 10) if name == NAMES[-1] else (0.0, 0)
@@ -79,13 +79,13 @@ def all_prepared() -> dict[str, Statement]:
 
 @dataclass
 class Peer:
-    """A stage-holder that has heard all Prepared, and has committed the step by them or not."""
+    """A stage-holder that has heard all Prepared, and has or has not committed the step by them."""
 
     name: str
     has_committed: bool
 
     def contribution(self) -> Contribution:
-        """After a failure."""
+        """What this peer contributes after a failure."""
         layer = NAMES.index(self.name)
         held = RecoveryEvidence(self.name)
         held.lineage.move_to(STEP, "the state of step 7")
@@ -117,8 +117,8 @@ PARTS = [Peer(name, has_committed=name == "a").contribution() for name in NAMES]
 
 
 def test_one_of_eight_has_committed_a_step_of_long_prepared_and_it_is_rolled_forward() -> None:
-    """All passed on the same ones, the shortest, and none of them the longest, also not its maker:
-    what one had committed could not be shown, and was taken back."""
+    """All passed on the same ones, the shortest, and nobody the longest, not even its maker. What
+    one peer had committed could not be shown, and was taken back."""
     found = recover(PARTS, len(NAMES))
     assert found.target is not None and found.target.step == STEP + 1
     assert [it.peer_id for it in found.prepared] == [*NAMES]
@@ -129,12 +129,12 @@ def test_one_of_eight_has_committed_a_step_of_long_prepared_and_it_is_rolled_for
 def test_what_one_that_is_lost_has_said_the_others_pass_on(lost: str) -> None:
     living = [part for part in PARTS if part.member.peer_id != lost]
     assert {signed.peer_id for signed in said_in(living)} == set(NAMES)
-    if lost == "a":  # then nobody has committed, and all have what is needed to
+    if lost == "a":  # then nobody has committed, and all have what they need to
         assert recover(living, 0).outcome is not None
 
 
 def told_by(me: str, said: tuple[Signed, ...]) -> set[str]:
-    """Whose Prepared that one passes on."""
+    """The makers of the Prepared that this peer passes on."""
     return {it.peer_id for it in with_room(said, PENDING_LIMIT_BYTES, me)}
 
 
@@ -152,7 +152,8 @@ def test_of_each_prepared_two_pass_it_on_however_long_the_others_are(seed: int) 
 
 
 def test_whoever_says_much_keeps_out_nobody_who_says_little() -> None:
-    """Liars stand beside the one that is lost, and have said as much as anybody hears, twice."""
+    """Liars stand beside the lost peer in the order, and have said as much as anybody hears,
+    twice."""
     honest, liars = [f"honest {at}" for at in range(31)], [f"liar {at}" for at in range(9)]
     order = [*honest[:20], *liars, *honest[20:]]
     lengths = [64 * 1024 if name in liars else 500 for name in order]
@@ -165,7 +166,8 @@ def test_whoever_says_much_keeps_out_nobody_who_says_little() -> None:
 
 
 def test_of_hundreds_each_passes_on_what_fits_beside_its_outline() -> None:
-    """It is one message with what it names; together they pass on all."""
+    """What each passes on is one message with the outline that names it; together they pass on
+    all."""
     names = [f"{at:03}" for at in range(200)]
     said = tuple(Signed(name, "prepared", bytes(20_000), b"") for name in names)
     told = [with_room(said, PENDING_LIMIT_BYTES, name) for name in names]
@@ -181,11 +183,11 @@ def test_what_is_passed_on_fits_in_a_contribution() -> None:
 
 
 def test_of_long_prepared_only_the_newest_stay_open() -> None:
-    """Opened they take up to eight times as much, and anybody's may be passed on: 4,096 of them,
-    which contributions of a few members hold, took gigabytes of each member."""
+    """Opened Prepared take up to eight times as much, and anybody's may be passed on. Contributions
+    of a few members hold 4,096 of them, which took gigabytes at each member."""
 
     def long_one(number: int) -> Signed:
-        sums = {0: (b"",) * 60_000}  # a byte each, and a place of eight
+        sums = {0: (b"",) * 60_000}  # one byte each, and eight when opened
         made = Prepared(VIEW, number, "stranger", {}, 0.0, 0, 0.0, 0, None, sums=sums)
         return stated(made).signed
 

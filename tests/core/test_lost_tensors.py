@@ -1,4 +1,4 @@
-"""Tensors that are lost on one line again and again, though a step commits each time in between."""
+"""One line loses tensors again and again, though a step commits each time in between."""
 
 import pytest
 
@@ -15,7 +15,8 @@ def view(number: int) -> ViewId:
 
 @pytest.mark.parametrize("colluders", ["m", "mn", "mnopqr"], ids=len)
 def test_who_loses_them_has_no_honest_member_taken_for_who_stops_steps(colluders: str) -> None:
-    """They hung up on one that sent to them, once in each step, and it was out each minute."""
+    """Colluders hung up on a peer that sent to them, once in each step, and that peer was out each
+    minute."""
     seen, lost, honest = Accusers(), LostTensors(), Member("h", 1)
     for number in range(4 * STOPS_OFTEN):
         liar, now_ns = colluders[number % len(colluders)], number * 9 * SECOND_NS // 2
@@ -31,8 +32,8 @@ def test_who_loses_them_has_no_honest_member_taken_for_who_stops_steps(colluders
 
 @pytest.mark.parametrize("apart_s", [1, 20, 3600])
 def test_who_stops_a_step_again_and_again_is_in_doubt_however_long_that_takes(apart_s: int) -> None:
-    """Only stops of the last minute were counted: one each twenty seconds held a run up for good,
-    and nobody was to blame."""
+    """Only stops of the last minute were counted. A liar that stopped a step each twenty seconds
+    held a run up for good, and nobody was to blame."""
     seen, liar = Accusers(), Member("m", 1)
     times_ns = [number * apart_s * SECOND_NS for number in range(STOPS_LIMIT + 1)]
     found = [seen.stops_steps({liar}, now_ns) for now_ns in times_ns]
@@ -43,8 +44,8 @@ def test_who_stops_a_step_again_and_again_is_in_doubt_however_long_that_takes(ap
 def test_who_stops_each_long_step_more_than_once_is_in_doubt(
     for_each_step: int, is_found: bool
 ) -> None:
-    """Three times for each that commits stayed within every limit, where that takes more than
-    fifteen seconds. Once it may be a line that breaks, or one that breaks it."""
+    """Three stops for each committed step stayed within every limit, where a step takes more than
+    fifteen seconds. One stop may be a line that breaks, or a liar that breaks it."""
     seen, member, found = Accusers(), Member("m", 1), set[Member]()
     for number in range(80 * for_each_step):
         found |= seen.stops_steps({member}, number * 20 * SECOND_NS)
@@ -56,7 +57,7 @@ def test_who_stops_each_long_step_more_than_once_is_in_doubt(
 
 
 def test_who_loses_tensors_with_several_in_each_long_step_is_not_taken_for_one_either() -> None:
-    """Two colluders hung up on it in turn."""
+    """Two colluders hung up on the peer in turn."""
     seen, lost, honest = Accusers(), LostTensors(), Member("h", 1)
     for number in range(4 * STOPS_OFTEN):
         now_ns = number * 20 * SECOND_NS

@@ -1,4 +1,5 @@
-"""Nobody has another one stop the steps by a word of its own: that one would be out for it."""
+"""Nobody makes another member stop the steps by a word of its own; that member would be out for
+it."""
 
 from dataclasses import replace
 
@@ -39,7 +40,7 @@ VICTIM, LIAR = "a", "d"
 
 
 class KeepsItsReady(SimulatedPeer):
-    """Then an attempt ends in nothing, to which all others have said Ready."""
+    """Has an attempt end in nothing to which all others have said Ready."""
 
     lies = False
 
@@ -108,8 +109,8 @@ def test_an_honest_one_begins_anew_above_that_number() -> None:
 
 
 def test_who_is_told_of_that_number_while_it_fails_goes_on_above_it_as_well() -> None:
-    """Its first attempt had failed on a bad line; each later one was below the others' number, all
-    told it so, and it was out."""
+    """The member's first attempt had failed on a bad line. Each later one was below the others'
+    number, all told it so, and it was out."""
     world = swarm(NAMES)
     before, view = lives(world, NAMES), view_of(world, VICTIM)
     for name in "abd":
@@ -138,7 +139,7 @@ def test_who_says_so_again_and_again_ends_one_attempt_only() -> None:
 
 
 def test_who_says_so_once_most_have_their_part_in_what_is_known_ends_nothing() -> None:
-    """It had kept its own part to itself, and all had waited for it; each colluder had that
+    """The liar kept its own part to itself, and all waited for it. Each colluder had that effect
     once."""
 
     class Silent(SimulatedPeer):
@@ -163,7 +164,8 @@ def test_who_says_so_once_most_have_their_part_in_what_is_known_ends_nothing() -
 
 @pytest.mark.parametrize("opener", ["a", "d", "h"])
 def test_among_many_who_passes_it_on_is_not_taken_for_who_stops_the_steps(opener: str) -> None:
-    """Who enters tells its neighbours at once, and came to them with its own contribution alone."""
+    """A member that enters tells its neighbours at once, and came to them with its own contribution
+    alone."""
     names = [*"abcdefghi"]
     world = swarm(names, timing=replace(TIMING, wide_above=3))
     before, peer = view_of(world, opener), world.peers[opener]

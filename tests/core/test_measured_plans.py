@@ -53,7 +53,7 @@ def test_what_no_plan_can_be_is_refused(measured: list[MeasuredPlan]) -> None:
 
 
 def test_a_plan_that_was_faster_is_taken_back_though_it_drops_somebody() -> None:
-    """Members ask for it when steps take a tenth more than they did."""
+    """Members ask for the old plan when steps take a tenth more than they did."""
     made = snapshot([Peer()] * 2)
     in_force, tried = fixed_plan(made, (1, 1)), fixed_plan(made, (1,))
     told = MeasuredPlan(shape_of(in_force), 1_110_000_000), MeasuredPlan(shape_of(tried), 10**9)
@@ -63,7 +63,7 @@ def test_a_plan_that_was_faster_is_taken_back_though_it_drops_somebody() -> None
 
 
 def test_a_tried_plan_of_which_only_one_pipeline_would_get_work_now() -> None:
-    """A swarm of three ended at this: each pipeline of it had been of use when it was tried."""
+    """A swarm of three ended here. Each pipeline of the plan had been of use when it was tried."""
     made = snapshot([Peer(block_ns=1_000_000), Peer(block_ns=1_000_000_000)])
     in_force, tried = fixed_plan(made, (2,)), fixed_plan(made, (1, 1))
     late_ns = 1_000_000_000_000

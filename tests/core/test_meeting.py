@@ -1,4 +1,4 @@
-"""Swarms of one run that meet, and those that are made up to be met."""
+"""Swarms of one run that meet, and swarms that liars make up to be met."""
 
 import msgspec
 import pytest
@@ -36,7 +36,7 @@ FAR = 10**6
 
 
 def invented_standing(*others: Member, follows: tuple[str, ...] = ()) -> Standing:
-    """A view of keys that somebody made, all of which have signed it, far ahead."""
+    """A view far ahead, of made-up keys that have all signed it."""
     members = tuple(sorted((*INVENTED, *others)))
     certificate = self_made_view(members, FAR, INVENTED)
     commit = tuple(
@@ -57,7 +57,7 @@ def test_no_view_follows_keys_that_nobody_knows(names: list[str]) -> None:
     claims = [
         invented_standing(),
         invented_standing(follows=tuple(names)),
-        invented_standing(Member("friend", 1)),  # of whom they only say that it is with them
+        invented_standing(Member("friend", 1)),  # they only say that it is with them
     ]
     for name in names:
         world.peers[name].agreement.familiar.give(["friend"])
@@ -162,7 +162,8 @@ def test_a_small_swarm_goes_to_where_its_user_sent_it() -> None:
 
 
 def test_the_swarm_of_another_run_moves_nobody_and_is_not_told_of() -> None:
-    """Its member was named as a way into the directory (`--run FILE --initial-peers ADDRESS`)."""
+    """The other swarm's member was named as a way into the directory (`--run FILE --initial-peers
+    ADDRESS`)."""
     world, other = swarm(["a", "b"]), swarm(["x", "y", "z"], run_digest="another run")
     trains_on(other, ["x", "y", "z"])
     for name in "ab":
@@ -242,7 +243,8 @@ def test_a_newcomer_shares_the_view_before_its_first_one_with_the_others() -> No
 
 
 def test_invented_standing_is_well_formed() -> None:
-    """Else the tests above would show nothing: who knows one of these keys goes over to them."""
+    """Otherwise the tests above would show nothing: a peer that knows one of these keys goes over
+    to them."""
     world = swarm(["a"])
     world.peers["a"].agreement.familiar.give([INVENTED[1].peer_id])
     claim = invented_standing()
@@ -268,8 +270,8 @@ def test_the_largest_swarm_can_tell_a_stranger_where_it_stands() -> None:
 
 
 def test_what_a_commit_shows_has_room_in_what_outsiders_may_hear() -> None:
-    """Of a run with audits a Prepared may take 64 KiB: of five no outsider heard where they stand,
-    and of sixteen there was no such message."""
+    """In a run with audits a Prepared may take 64 KiB. With five members no outsider heard where
+    they stand, and with sixteen the message could not be made."""
     world = swarm(["a", "b"])
     agreement, view = world.peers["a"].agreement, view_of(world, "a")
     ledger = agreement._state.ledger
@@ -284,7 +286,7 @@ def test_what_a_commit_shows_has_room_in_what_outsiders_may_hear() -> None:
 
 
 def test_an_old_view_of_which_nobody_is_left_is_no_view_in_common() -> None:
-    """Anybody may name it: then only the length would count, which is made up as well."""
+    """Anybody may name such a view. Then only the length would count, which is made up as well."""
     world = swarm(["a", "b", "c"])
     old = KnownView(ViewId(1, "f" * 64), (Member("gone", 1), Member("gone too", 1)), "plan")
     invented = invented_standing()

@@ -45,7 +45,7 @@ def test_other_names_are_refused_at_decoding(name: str) -> None:
 
 
 def test_who_gives_no_name_says_nothing_of_it() -> None:
-    """So nothing that is hashed depends on the lists of words."""
+    """Nothing that is hashed therefore depends on the lists of words."""
     assert b"name" not in encode(record(PEER)).replace(b"names", b"").split(b"embedding")[-1]
     assert record(PEER).called == generated_name(PEER)
     assert "name" not in msgspec.to_builtins(record(PEER))

@@ -1,8 +1,8 @@
-"""A newcomer that is agreed on and then does not come makes the others agree anew: once that costs
-it nothing, since its message may have got lost, or its machine gone down. Who does it again waits,
-with all members alike. Nobody refused one that did, so with one word in each cycle it kept out all
-others, a better plan and whoever wanted to leave; and where it said that word to one member alone,
-that one stood there as if it kept all from the view that they still waited for."""
+"""A newcomer that is agreed on and then does not come makes the others agree anew. Once that costs
+it nothing, since its message may be lost or its machine down. A newcomer that does so again must
+wait, with all members alike. When nobody refused such a newcomer, one word in each cycle kept out
+all others, a better plan and leaving members. Said to one member alone, that word made this member
+seem to hold up the view that the others still waited for."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ QUICKLY_S = 12
 
 
 class Withdraws(SimulatedPeer):
-    """Comes until it is agreed on; then it says to one member that it awaits nothing."""
+    """A newcomer that comes until it is agreed on, then tells one member that it awaits nothing."""
 
     victims = ("a",)
     times = 1 << 40
@@ -57,7 +57,7 @@ class StartsAgain(WithdrawsInTurn):
 
 
 class StartsAgainWhileAllGather(SimulatedPeer):
-    """Its next life asks as soon as it has contributed to an attempt."""
+    """A newcomer whose next life asks as soon as it has contributed to an attempt."""
 
     restarts = 0
 
@@ -95,7 +95,7 @@ def joined_by(peer_type: type[SimulatedPeer], seed: int = 1) -> AgreementWorld:
 
 
 def agreed_on(world: AgreementWorld) -> Callable[[], bool]:
-    """By all members, with the newcomer in it."""
+    """All members have agreed on a view with the newcomer in it."""
 
     def is_agreed() -> bool:
         views = [world.peers[name].agreement.next_view for name in NAMES]
@@ -127,7 +127,7 @@ def test_it_keeps_nobody_from_leaving(peer_type: type[SimulatedPeer]) -> None:
 
 @pytest.mark.parametrize("peer_type", WAYS)
 def test_it_comes_ever_more_rarely(peer_type: type[SimulatedPeer]) -> None:
-    """Of a minute most is left to the others."""
+    """Most of each minute is left to the others."""
     world, agreed = joined_by(peer_type), set()
 
     def look() -> bool:
@@ -142,7 +142,8 @@ def test_it_comes_ever_more_rarely(peer_type: type[SimulatedPeer]) -> None:
 
 
 class WithdrawsAtOne(SimulatedPeer):
-    """Of all others it says that it waits with them, and has its states."""
+    """A newcomer that withdraws at one member; to the others it says that it waits and has its
+    states."""
 
     def _agreed(self, action: ViewAgreed) -> None:
         super()._agreed(action)
@@ -159,8 +160,8 @@ class WithdrawsAtOne(SimulatedPeer):
 def test_who_is_told_alone_is_not_left_as_one_that_keeps_all_from_the_next_view(
     seed: int, computes_for_ns: int
 ) -> None:
-    """It had been refused there for longer, so nothing was opened. Where steps are short, the
-    others have often just said that they are ready for the view that it has given up."""
+    """That member had refused the newcomer for longer, so nothing was opened. Where steps are
+    short, the others have often just said Ready for the view that this member has given up."""
     world = joined_by(WithdrawsAtOne, seed)
     world.compute_ns = (1, computes_for_ns)
     a = world.peers["a"].agreement
@@ -181,7 +182,7 @@ def test_who_is_told_alone_is_not_left_as_one_that_keeps_all_from_the_next_view(
 
 
 def test_who_has_vouched_hears_that_another_member_waits_no_more() -> None:
-    """It keeps its word, and gives it for no further step."""
+    """The member keeps its word, and gives it for no further step."""
     world = joined_by(WithdrawsAtOne)
     a, b = world.peers["a"].agreement, world.peers["b"]
     world.run_until(agreed_on(world))
@@ -216,13 +217,13 @@ def test_all_members_refuse_it_for_as_long() -> None:
 
 
 class GivesUpOnce(Withdraws):
-    """It never heard that all have said Ready."""
+    """A newcomer that gives up once, because it never heard that all have said Ready."""
 
     times = 1
 
 
 class Honest(SimulatedPeer):
-    """What it hears it follows."""
+    """An honest newcomer, which follows what it hears."""
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -235,8 +236,8 @@ def test_who_has_not_heard_of_the_agreement_is_let_in_soon(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_what_it_asked_before_it_was_agreed_on_gives_up_nothing(seed: int) -> None:
-    """Each call goes its own way: that word came last, after five seconds where its answer was
-    late, and the others gave up the view that it waited for with them."""
+    """Each call goes its own way. That word came last, five seconds late where its answer was slow.
+    The others then gave up the view for which the newcomer waited with them."""
     world = joined_by(Honest, seed)
     late = world.peers["n"].agreement.wants_view()
     world.run_until(agreed_on(world))
@@ -262,7 +263,8 @@ def test_who_starts_again_is_let_in_soon(seed: int) -> None:
 
 
 def test_a_wait_that_begins_anew_is_no_longer_one() -> None:
-    """One affair may be told of twice: by who found it out, and by all once they know."""
+    """Two may tell of one affair: the member that found it out, and then all members, once they
+    know."""
     newcomers = Newcomers()
     newcomers.refuse("n", 0)
     newcomers.refuse("n", SECOND_NS)

@@ -1,7 +1,8 @@
 """What newcomers say that they have passed raises the next attempt's number by little, however
-often they say it. Each word counted from where the one before had left it: after 1,024 requests to
-one member, which newcomers may make in 26 seconds, the others refused its number as far too high.
-It then refused all of theirs, so that nobody could join any more, and a failure cut it off."""
+often they say it. Each word counted from where the one before had left the number. Newcomers may
+make 1,024 requests to one member in 26 seconds; the others then refused that member's number as far
+too high. The member refused all of theirs. Nobody could join any more, and a failure cut the member
+off."""
 
 import pytest
 
@@ -50,7 +51,8 @@ def test_a_failure_does_not_cut_off_who_was_asked() -> None:
 
 
 def test_who_has_passed_many_numbers_gets_in_after_some_attempts() -> None:
-    """A newcomer that was kept waiting for long says it truly: each attempt brings it nearer."""
+    """A newcomer that was kept waiting for long says the truth, and each attempt brings it
+    nearer."""
     world = swarm(NAMES)
     world.add_peer("e")
     agreement = world.peers["e"].agreement

@@ -1,4 +1,4 @@
-"""What many peers' words take on the way, and what a stranger cannot make of it."""
+"""How many bytes many peers' words take on the way, and what a stranger cannot make of that."""
 
 import os
 import zlib
@@ -22,7 +22,7 @@ SENDER = Member("12D3KooWSenderOfThisMessage" + "x" * 25, 1)
 
 
 def spread(count: int) -> Spread:
-    """Of so many peers, with signatures that nothing makes shorter."""
+    """Words of so many peers, with signatures that cannot be compressed."""
     contributions = tuple(
         Signed(f"12D3KooW{number:044d}", "outline", b"%d says of itself" % number, os.urandom(64))
         for number in range(count)
@@ -80,7 +80,7 @@ def test_a_stream_that_is_not_one_is_the_senders_fault(body: bytes) -> None:
 
 
 def test_a_gate_is_told_what_was_read() -> None:
-    """Not what came: a limit in bytes is of what is opened."""
+    """The gate is not told what came: a limit in bytes is on what is opened."""
     said = spread(40)
     payload_bytes = len(expanded(wire.pack(0, said)))
     assert wire.unpack(wire.pack(0, said))[2] == payload_bytes > len(wire.pack(0, said))

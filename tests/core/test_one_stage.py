@@ -11,7 +11,7 @@ TIED = msgspec.structs.replace(
     workload(blocks=4, microbatches=8), confined=Confined(one_stage=True)
 )
 NEEDED = 6 * (TIED.block.state_bytes + 4 * TIED.block.parameter_count + TIED.block.saved_bytes)
-"""By one that is alone; where several sum, four bytes more of each parameter."""
+"""What a peer takes that is alone. Where several sum, each parameter takes four bytes more."""
 SHARED = NEEDED + 6 * 4 * TIED.block.parameter_count
 
 

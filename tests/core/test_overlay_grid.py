@@ -21,7 +21,7 @@ def _names(count: int) -> tuple[str, ...]:
 
 
 def _heard(grid: Grid, origin: str, lost: set[str]) -> list[str]:
-    """By each who hears of it, as often as it is told: across, then along the rows."""
+    """Each peer that is told, as often as it is: the news goes across, then along the rows."""
     told = list(grid.row_mates(origin))
     for other in grid.across(origin, lost):
         told += [other, *grid.row_mates(other)]

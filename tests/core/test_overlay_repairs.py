@@ -1,5 +1,5 @@
-"""Along the overlay of a swarm of many: what is lost on its way comes after all, and who is in
-doubt hears of everything."""
+"""The overlay of a swarm of many: what is lost on its way comes after all, and members in doubt
+hear of everything."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ Loses = Callable[[str, str, Any], bool]
 
 
 class OverlayWorld(AgreementWorld):
-    """`loses` says which messages never arrive."""
+    """An agreement world in which `loses` says which messages never arrive."""
 
     loses: Loses = staticmethod(lambda sender, receiver, message: False)
 
@@ -43,12 +43,13 @@ def many(names: Sequence[str] = NAMES) -> OverlayWorld:
     world.run_until(lambda: are_together(world, list(names)))
     trains_on(world, list(names))
     for peer in world.peers.values():
-        peer.agreement._state.attempts.failures = 1  # the next one is in no haste
+        peer.agreement._state.attempts.failures = 1  # the next attempt is in no haste
     return world
 
 
 def test_an_accusation_that_is_lost_on_its_way_is_told_again() -> None:
-    """Without it one of them knows something else than all others, for as long as it takes."""
+    """Without that accusation one member knows something else than all others, for as long as the
+    attempt takes."""
     world, lost = many(), set[tuple[Member, Member]]()
     before = view_of(world, "a").id.number
 
@@ -73,7 +74,8 @@ def test_an_accusation_that_is_lost_on_its_way_is_told_again() -> None:
 
 
 def test_who_is_in_doubt_hears_what_all_others_hear() -> None:
-    """It may be right, or live: else it calls all of those silent that do not speak with it."""
+    """A member in doubt may be right, or alive. Otherwise it calls all those silent that do not
+    speak with it."""
     world = many()
     doubted = world.peers["b"].agreement.me
     for name in "acde":
@@ -92,9 +94,9 @@ def test_who_is_in_doubt_hears_what_all_others_hear() -> None:
 
 
 def test_members_that_keep_their_promise_are_not_thrown_out() -> None:
-    """Who has said in its Prepared that it waits for another view answers no attempt before that
-    step commits: two of these within a minute had it out, with its layers, as among few do three in
-    a row with a step between each."""
+    """A member that has said in its Prepared that it waits for another view answers no attempt
+    before that step commits. Two such attempts within a minute had the member out, with its layers.
+    Among few members, three in a row with a step between each did."""
     world = many()
     before = view_of(world, "a").id
     world.loses = lambda sender, receiver, message: (
@@ -111,8 +113,8 @@ def test_members_that_keep_their_promise_are_not_thrown_out() -> None:
 
 
 def test_a_newcomer_that_has_not_heard_who_is_active_asks_for_it() -> None:
-    """It had heard Synced of all of them, and asked for nothing more: no step committed until it
-    was taken for who stands still."""
+    """The newcomer had heard Synced of all members, and asked for nothing more. No step committed
+    until it was taken for a member that stands still."""
     names = [*"abcdefghijklmopqrstuvwxyz"]
     world, until_ns = many(names), 0
 
@@ -139,8 +141,8 @@ def test_a_newcomer_that_has_not_heard_who_is_active_asks_for_it() -> None:
 def test_a_newcomer_comes_in_by_what_it_is_told_in_parts_in_whatever_order_they_come(
     late: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who names it is in one part, and proof of that one's view in another: of a hundred that
-    came some waited for a second, and everybody for them."""
+    """One part names the newcomer, and another part proves the namer's view. Where a hundred came,
+    some waited for a second, and everybody waited for them."""
     monkeypatch.setattr(message_parts, "PART_LIMIT_BYTES", 2048)
     world = many()
     for peer in world.peers.values():
@@ -159,7 +161,7 @@ def test_a_newcomer_comes_in_by_what_it_is_told_in_parts_in_whatever_order_they_
     world.loses = comes_late
     newcomer = world.add_peer("n").agreement
     world.add_peer("first")
-    world.ask_to_join("first", "a")  # who opens the attempt, and names another one
+    world.ask_to_join("first", "a")  # a opens the attempt, and names this one
     world.run_to(world.now_ns + SECOND_NS // 4)
     world.ask_to_join("n", "f")
     world.run_until(lambda: newcomer.next_view is not None, limit_s=20)

@@ -1,4 +1,5 @@
-"""Who goes where a line is cut between many: the same as ever, and found by asking little."""
+"""Who goes where a line is cut between many members: the same as ever, and found by asking
+little."""
 
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -45,7 +46,7 @@ def replicas(count: int, layers: int) -> PresentView:
 
 
 def stages(count: int, pipelines: int) -> PresentView:
-    """One layer each; so many hold each layer, and the rest has no stage."""
+    """Stages of one layer each; so many peers hold each layer, and the rest have no stage."""
     names = [f"{at:03}" for at in range(count)]
     depth = max(1, count // pipelines)
     dealt = [
@@ -85,7 +86,7 @@ def part_of(present: PresentView, member: Member, step: int, **changes: object) 
 
 
 def between(some: Iterable[Member], others: Collection[Member]) -> set[Accusation]:
-    """Each accuses all on the other side, and the other way round."""
+    """Each peer on one side accuses all on the other side, and the other way round."""
     pairs = [(one, other) for one in some for other in others]
     return {Accusation(*pair[::turn]) for pair in pairs for turn in (1, -1)}
 
@@ -93,7 +94,8 @@ def between(some: Iterable[Member], others: Collection[Member]) -> set[Accusatio
 def chosen_as_before(
     heard: Mapping[Member, Contribution], accusations: Collection[Accusation], reached: Reached
 ) -> tuple[Member, ...]:
-    """`reached` of the rest for each of those that are in doubt with most."""
+    """The old choice: `reached` is asked about the rest, for each of those in doubt with most
+    others."""
     staying = dict(heard)
     accusers, before = known_accusers(heard.values()), dict[str, set[str]]()
     for one, other in earlier_doubts(heard.values()):
@@ -124,7 +126,7 @@ def reach_of(layer_count: int, terms: StepTerms | None) -> Callable[..., Furthes
 
 
 class Counted:
-    """`reached`, and how often it was asked for."""
+    """`reached`, which counts how often it is asked."""
 
     def __init__(self, layer_count: int, terms: StepTerms | None = TERMS) -> None:
         self.calls = 0
@@ -156,7 +158,7 @@ def test_a_cut_between_replicas_asks_once_for_each_that_goes(is_complete: bool) 
 
 
 def test_where_layers_are_lost_nobody_asks_any_more() -> None:
-    """Of eight stages on either side of the cut; the last ones there have a layer each alone."""
+    """Of eight stages on either side of the cut, the last holders each have a layer alone."""
     present = stages(16, 1)
     parts = {member: part_of(present, member, 7) for member in present.members}
     links = between(present.members[:8], present.members[8:])
@@ -168,8 +170,7 @@ def test_where_layers_are_lost_nobody_asks_any_more() -> None:
 
 @pytest.mark.parametrize("step, begins_anew", [(1, True), (2, False), (7, False), (11, True)])
 def test_where_the_run_may_begin_anew_lost_layers_are_no_end(step: int, begins_anew: bool) -> None:
-    """In its first steps, where members say what cannot be, and where newcomers are all that is
-    left."""
+    """In the run's first steps members say what cannot be, and newcomers are all that is left."""
     present = stages(3, 1)
     parts = [part_of(present, member, step) for member in present.members]
     bound = reach_of(3, TERMS)(parts)
@@ -212,7 +213,8 @@ def test_who_stays_is_who_stayed_when_all_were_asked(seed: int) -> None:
 
 
 def _any_parts(chance: random.Random) -> tuple[dict[Member, Contribution], int]:
-    """Of one view mostly, a step apart, some with what a liar may say, and newcomers."""
+    """Contributions mostly of one view, a step apart; some hold what a liar may say, and some are
+    newcomers'."""
     count = chance.randrange(3, 9)
     many = chance.choice((True, False))
     present = replicas(count, 2) if many else stages(count, chance.choice((1, 2)))
@@ -260,16 +262,16 @@ def _any_part(
         "may_repeat": chance.choice((0, 0, 0, 2, 9)),
     }
     kind = chance.random()
-    if kind < 0.15:  # it has committed
+    if kind < 0.15:  # this peer has committed the step
         outcome = StepOutcome(now, 1.0, 0.0, len(said), None, None)
         after = extend(BASES[now], now, VIEW, outcome.digest)
         retained = RetainedStep(VIEW, now, BASES[now], outcome, (*part.held,), told)
         changes |= {"step": now + 1, "held": dict.fromkeys(part.held, now + 1)}
         changes |= {"lineages": {now + 1: after}, "retained": retained, "pending": None}
-    elif kind < 0.25:  # its view is another one, with or without a plan
+    elif kind < 0.25:  # this peer's view is another one, with or without a plan
         plan = present.plan if chance.random() < 0.5 else None
         changes["present"] = PresentView(ViewId(1, "older"), present.members, plan)
-    elif kind < 0.35:  # guards what others have, or says so
+    elif kind < 0.35:  # this peer guards what others have, or says so
         version = chance.choice((now, 11))
         changes |= {"held": dict.fromkeys(range(layers), version), "step": version}
         changes["lineages"] = {version: BASES[version]}

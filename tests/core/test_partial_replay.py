@@ -1,4 +1,4 @@
-"""What of a failed step is kept, so that each microbatch counts once at each layer."""
+"""What is kept of a failed step, so that each microbatch counts once at each layer."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ LAYERS = 4
 
 
 def plan(*pipelines: tuple[int, str]) -> Plan:
-    """Pipelines of (microbatches, names of stages in even cuts)."""
+    """A plan of pipelines given as (microbatches, names of stages in even cuts)."""
     built, first = [], 0
     for count, names in pipelines:
         cuts = [LAYERS * n // len(names) for n in range(len(names) + 1)]
@@ -100,7 +100,7 @@ def test_microbatches_of_a_lost_pipeline_go_to_the_one_that_stands() -> None:
 
 
 def test_a_replica_stands_in_beside_its_own_place() -> None:
-    """b is lost: d replays what a had of it, after what it has begun itself."""
+    """b is lost: d first does what it has begun itself, then replays what a had of b's work."""
     new = with_stand_in(OLD, 0, 1, "d")
     replay = replay_of(new, TARGET, [*WELL, brings("d", OLD, range(4, 7), 3)])
     assert replay is not None
@@ -151,7 +151,7 @@ def test_other_layers_keep_nothing() -> None:
 
 
 def test_what_two_pipelines_have_begun_counts_for_one_of_them() -> None:
-    """Stages of two pipelines in one: the one with more to lose goes on."""
+    """Each new pipeline has stages of both old ones; the old one with more to lose goes on."""
     new = plan((4, "ad"), (4, "cb"))
     parts = [*WELL, brings("b", OLD, range(2), 2), brings("d", OLD, range(4, 8), 4)]
     replay = replay_of(new, TARGET, parts)
@@ -163,7 +163,8 @@ def test_what_two_pipelines_have_begun_counts_for_one_of_them() -> None:
 
 
 def test_a_backward_that_was_not_said_is_counted_in() -> None:
-    """After two forwards that all have, a's next is another's: yet it may be in a's buffers."""
+    """After two forwards that all have, a's next forward is of another microbatch, which may yet be
+    in a's buffers."""
     long = brings("b", OLD, (0, 1, 5), 0)
     for backwards, kept in ((0, Kept(2, 0)), (1, Kept(2, 1)), (2, NOTHING)):
         short = brings("a", OLD, (0, 1, 2), backwards)
@@ -278,7 +279,7 @@ def with_stand_ins(of: Plan, data: st.DataObject) -> Plan:
 
 
 def said(name: str, machine: Machine, data: st.DataObject) -> Contribution:
-    """What it has done, but perhaps for the last backward or forward."""
+    """What this peer has done, possibly without its last backward or forward."""
     forwarded, backwards = list(machine.forwarded), len(machine.buffers)
     unsaid = data.draw(st.sampled_from(["", "forward", "backward"]))
     if unsaid == "backward" and backwards:
@@ -313,8 +314,8 @@ def begin(machines: dict[str, Machine], name: str, new: Plan, mine: StageReplay 
 def run(
     of: Plan, machines: dict[str, Machine], replay: PartialReplay | None, data: st.DataObject | None
 ) -> None:
-    """Forward and backward as far as `data` says, or to the end; tensors come only from who is to
-    send them, and nobody holds more in flight than it may."""
+    """Run forwards and backwards as far as `data` says, or to the end. Tensors come only from the
+    peer that is to send them, and nobody holds more in flight than it may."""
     parts: dict[str, StageReplay] = {}
     for name in of.stage_holders():
         mine = replay.stage(of, name) if replay is not None else whole_step(of, name)

@@ -1,5 +1,5 @@
-"""In a view of many that share a slow machine nobody is hasty: each view beside the first step, and
-each attempt that is given up too soon, is what makes them slow."""
+"""In a view of many members on a slow machine nobody is hasty. A view that comes before the first
+step, and an attempt that is given up too soon, make such members slow."""
 
 import copy
 from dataclasses import replace
@@ -29,7 +29,7 @@ A = Member("a", 1)
 
 @pytest.fixture
 def state(three: AgreementState) -> AgreementState:
-    """Of `a`, in a view with `b` and `c`, that has just begun."""
+    """The state of `a`, in a view with `b` and `c` that has just begun."""
     state = copy.deepcopy(three)
     said = msgspec.structs.replace(state.present.said_active, step=state.step)
     state.present.said_active = said
@@ -76,8 +76,8 @@ def test_each_attempt_of_many_after_a_failed_one_has_twice_the_time() -> None:
 
 
 def test_while_somebody_is_waited_for_nobody_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looking at the clock took as long as choosing who stays, each time that somebody was accused:
-    it asked how many these are."""
+    """Each accusation made the check of the clock as slow as choosing who stays, because it asked
+    how many these are."""
     monkeypatch.setattr(Attempt, "judged", property(lambda _: pytest.fail("judges")))
     attempt = Attempt(A, 3, False, GENESIS, WORKLOAD.layer_count)
     part = contribution(3, PresentView(ViewId(2, "f" * 64), (A, Member("b", 1)), None), A)
@@ -102,7 +102,7 @@ def test_what_a_step_takes_is_measured_from_commit_to_commit() -> None:
 def test_no_newcomer_is_stuck_before_states_can_be_offered(
     state: AgreementState, four: View, step_s: int
 ) -> None:
-    """Machines may be slower than the plan says: states are offered between two of their steps."""
+    """Machines may be slower than the plan says; states are offered between two of their steps."""
     assert state.plan is not None
     assert STEPS_AHEAD * state.plan.predicted_step_ns < 10 * SECOND_NS
     agreed_ns, agreed = 100 * SECOND_NS, state.agreed

@@ -41,7 +41,7 @@ class Line:
         arrive(tasklet.microbatch)
 
     def compute(self, number: int) -> bool:
-        """One tasklet of a stage, if it has one."""
+        """Compute one tasklet of a stage, if it has one."""
         tasklet = self.stages[number].next()
         if tasklet is None:
             return False
@@ -168,7 +168,7 @@ def test_a_faulty_arrival_changes_nothing() -> None:
 
 
 def test_forwards_and_backwards_take_turns_where_both_can_run() -> None:
-    """Else a stage to which many gradients return at once starves those after it."""
+    """Otherwise a stage to which many gradients return at once starves the stages after it."""
     order = StageOrder(range(8), 6, makes_inputs=True, makes_losses=False)
     for _ in range(4):
         order.next()

@@ -1,11 +1,11 @@
-"""Whom a member of a swarm of many listens to by the plan."""
+"""To whom a member of a swarm of many listens by the plan."""
 
 from p2p_dtfm.core.consensus.overlay.plan_neighbours import plan_neighbours
 from p2p_dtfm.core.protocol.plan import NoPlan, Pipeline, Plan, Stage
 
 
 def plan_of(*pipelines: str) -> Plan:
-    """Of stages with one layer each, but that a pipeline of one has both."""
+    """A plan of stages with one layer each; a pipeline of one peer holds both layers."""
     made = []
     for number, names in enumerate(pipelines):
         ends = (1, 2) if len(names) == 2 else (2,)
@@ -24,7 +24,8 @@ def test_stages_beside_its_own_and_all_with_whom_it_adds_up() -> None:
 
 
 def test_who_is_listened_to_listens() -> None:
-    """Each owes the other something directly, and who owes is heard (`core.liveness.stalls`)."""
+    """Each owes the other something directly, and a peer that owes is heard
+    (`core.liveness.stalls`)."""
     names = [chr(0x100 + number) for number in range(60)]
     pairs = ["".join(names[at : at + 2]) for at in range(0, 40, 2)]
     plan = plan_of(*pairs[:10], *names[40:50], *pairs[10:], *names[50:])

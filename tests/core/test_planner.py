@@ -98,8 +98,8 @@ def test_one_layer_larger_than_any_peer_is_named() -> None:
 def test_one_that_alone_has_room_for_an_end_is_told_what_a_second_one_lacks(
     named: tuple[int, ...],
 ) -> None:
-    """It read that layers do not divide, and asked for memory for all of them: 21 peers offered
-    ten times what the run takes."""
+    """The answer said that layers do not divide, and asked for memory for all of them. The 21 peers
+    offered ten times what the run takes."""
     whole = workload()
     larger = msgspec.structs.replace(whole.embedding, state_bytes=1013 * MEBIBYTE)
     head = msgspec.structs.replace(larger, state_bytes=1016 * MEBIBYTE)
@@ -123,7 +123,8 @@ def test_layers_that_do_not_divide_are_named() -> None:
 
 
 def test_memory_decides_the_shape() -> None:
-    """Each holds half of the model, two microbatches in flight: two pipelines of two."""
+    """Each peer holds half of the model with two microbatches in flight: two pipelines of two
+    stages."""
     light = workload(block_parameters=1 << 16)
     found = plan(snapshot([Peer(memory_bytes=7 * 35 * MEBIBYTE // 2)] * 4, light))
     assert [len(pipeline.stages) for pipeline in found.pipelines] == [2, 2]
@@ -262,7 +263,7 @@ def test_equal_digests_under_any_hash_seed() -> None:
 
 
 class TestUnmeasured:
-    """A newcomer with the faster device, whose link nobody has measured."""
+    """A newcomer has the faster device, but nobody has measured its link."""
 
     def grown(self, link: Link | None, newcomer: Peer = FAST) -> Snapshot:
         founder = Peer(block_ns=30_000_000)
@@ -293,7 +294,7 @@ class TestUnmeasured:
 
 
 class TestSlowLine:
-    """A newcomer with the faster device, to which a step's gradients travel for most of a step."""
+    """A newcomer has the faster device, but a step's gradients travel to it for most of a step."""
 
     def grown(self, bytes_per_s: int) -> Snapshot:
         founder = Peer(block_ns=30_000_000)
@@ -309,7 +310,7 @@ class TestMeasured:
     """What steps took under a plan counts more than what was predicted."""
 
     def measured(self, **step_ms: int) -> Snapshot:
-        """Two like peers on a good link, in the plan that suits them best."""
+        """Two alike peers on a good link, in the plan that suits them best."""
         peers = [Peer(block_ns=30_000_000)] * 2
         together = plan(snapshot(peers))
         alone = plan(snapshot(peers[:1]))
@@ -329,7 +330,8 @@ class TestMeasured:
             assert not plan(self.measured(together=together, alone=25_000)).spares
 
     def test_a_swarm_is_never_slower_than_its_best_member(self) -> None:
-        """That was never tried, but has no links that might be slower than thought."""
+        """The best member alone was never tried as a plan, but it has no links that might be slower
+        than thought."""
         assert len(plan(self.measured(together=60_000)).spares) == 1
 
     def test_plans_that_cannot_be_are_not_tried(self) -> None:

@@ -12,12 +12,12 @@ from p2p_dtfm.core.protocol.snapshot import Snapshot
 from tests.core.planning import LAN, MEBIBYTE, Peer, name_of, snapshot, workload
 
 SLOW = Link(round_trip_ns=80_000_000, bytes_per_s=1_250_000)
-"""10 Mbit/s at 80 ms."""
+"""A line of 10 Mbit/s and 80 ms."""
 FAST_LAN = Link(round_trip_ns=100_000, bytes_per_s=10_000_000_000)
 
 
 PLANS: dict[bytes, Plan] = {}
-"""By snapshot: several tests begin with the same swarm, and it has one plan."""
+"""Plans by snapshot: several tests begin with the same swarm, which has one plan."""
 
 
 def plan(made: Snapshot) -> Plan:
@@ -49,14 +49,14 @@ def test_a_peer_that_would_slow_eight_gpus_is_a_spare() -> None:
 
 @pytest.mark.parametrize("count", [7, 11, 13])
 def test_equal_peers_in_awkward_numbers_are_all_used(count: int) -> None:
-    """Each can hold half of the model, so pipelines of at least two."""
+    """Each peer can hold half of the model, so pipelines have at least two stages."""
     half = Peer(memory_bytes=7 * 32 * MEBIBYTE + 7 * 8 * 4 * MEBIBYTE)
     found = plan(snapshot([half] * count, workload(microbatches=256), link=FAST_LAN))
     assert not found.spares
 
 
 def test_a_four_to_one_speed_mix_loses_little() -> None:
-    """Against as many equal peers with the same total speed."""
+    """The loss is measured against as many equal peers with the same total speed."""
     work = workload(blocks=24, microbatches=512, block_parameters=1 << 16)
     mixed = plan(snapshot([Peer(1_000_000), Peer(4_000_000)] * 4, work, link=FAST_LAN))
     alike = plan(snapshot([Peer(1_600_000)] * 8, work, link=FAST_LAN))
@@ -64,7 +64,7 @@ def test_a_four_to_one_speed_mix_loses_little() -> None:
 
 
 def test_a_four_to_one_mix_that_needs_pipelines_loses_little() -> None:
-    """None can hold more than a third of the model."""
+    """No peer can hold more than a third of the model."""
     work = workload(blocks=24, microbatches=512, block_parameters=1 << 16)
     room = 10 * MEBIBYTE + 10 * 8 * 8 * MEBIBYTE
     mixed = plan(snapshot([Peer(1_000_000, room), Peer(4_000_000, room)] * 4, work, link=FAST_LAN))
@@ -73,7 +73,7 @@ def test_a_four_to_one_mix_that_needs_pipelines_loses_little() -> None:
 
 
 def test_a_weak_uplink_is_not_on_a_critical_edge() -> None:
-    """20 Mbit/s up; with it in a pipeline or a reduction every step would be slower."""
+    """A peer has 20 Mbit/s up; in a pipeline or a reduction it would make every step slower."""
     strong = [Peer(2_000_000)] * 6
     weak = Peer(2_000_000, uplink_bytes_per_s=2_500_000)
     without = plan(snapshot(strong))
@@ -104,7 +104,7 @@ def homes() -> tuple[list[Peer], dict[tuple[int, int], Link]]:
 
 
 def noisy(made: Snapshot, seed: int, present: Plan) -> Snapshot:
-    """Every measured time and rate up to 5% off."""
+    """The same snapshot with every measured time and rate up to 5% off."""
     prng = Prng(seed)
 
     def off(value: int) -> int:
@@ -162,7 +162,7 @@ def test_a_peer_that_slows_down_much_is_relieved() -> None:
 
 
 def work_of(found: Plan, peer_id: str) -> int:
-    """Layers times microbatches."""
+    """Layers times microbatches of each peer."""
     place = found.place_of(peer_id)
     if place is None:
         return 0
@@ -192,8 +192,8 @@ def test_a_newcomer_that_pays_is_taken_in_and_nobody_else_moves() -> None:
 
 @pytest.mark.parametrize("kind", ["adapters", "local"])
 def test_who_comes_on_a_home_line_follows_what_is_trained(kind: str) -> None:
-    """A third of what it fetches was taken for what it gets in each step: of adapters over a model
-    of 100 million parameters 100 MB, and it stayed spare for ever."""
+    """A third of what such a peer fetches was counted as what it gets in each step. For adapters
+    over a model of 100 million parameters that were 100 MB, and the peer stayed spare for ever."""
     whole = workload(blocks=10, boundary_bytes=1 << 23)
     layer = msgspec.structs.replace(
         whole.block, parameter_count=100_000, state_bytes=36 * 100_000, saved_bytes=1 << 20
@@ -216,7 +216,7 @@ def test_who_comes_on_a_home_line_follows_what_is_trained(kind: str) -> None:
 
 def test_nobody_is_dropped_for_a_gain_within_the_noise() -> None:
     """A stage went to a spare that was 3% faster than its holder, and back with the next
-    measurement: only those that come were asked whether they had other layers."""
+    measurement. Only those that come were asked whether they had other layers."""
     work = workload(microbatches=2, block_parameters=1 << 10)
     first = plan(snapshot([Peer()] * 3, work))
     assert len(first.pipelines) == 2 and len(first.spares) == 1, "two have all there is to do"

@@ -15,7 +15,7 @@ from tests.core.planning import Peer, name_of, snapshot, workload
 
 WHOLE = workload(blocks=12, microbatches=16)
 ONE_LAYER = WHOLE.block.state_bytes + 4 * WHOLE.block.parameter_count + WHOLE.block.saved_bytes
-"""In a plan of one pipeline, with its sum."""
+"""What a layer takes in a plan of one pipeline, with its sum."""
 
 
 def _work(*named: int) -> Workload:
@@ -43,7 +43,7 @@ def test_others_are_put_between_the_named_and_make_the_step_shorter() -> None:
 
 
 def test_one_that_is_named_alone_is_told_that_another_is_missing() -> None:
-    """They were told that layers do not divide, and to bring memory that changed nothing."""
+    """The peers were told that layers do not divide, and to bring memory that changed nothing."""
     here = snapshot([Peer(memory_bytes=6 * ONE_LAYER)] * 6, _work(0))
     refused = compute_plan(here)
     assert isinstance(refused, NoPlan)
@@ -93,7 +93,7 @@ def test_in_any_swarm_and_every_plan_that_follows(seed: int) -> None:
 
 
 def _fits(layers_of: list[int], named: tuple[int, ...]) -> bool:
-    """Whether any pipeline of them can hold 14 layers, its ends with those named."""
+    """Whether any pipeline of these peers can hold 14 layers, with the named ones at its ends."""
     alone = any(layers_of[n] >= 14 for n in named)
     return alone or (len(named) > 1 and sum(layers_of) >= 14)
 
@@ -114,7 +114,7 @@ def test_guardians_of_the_ends_are_named_though_others_have_more_room() -> None:
 
 
 def test_where_all_are_named_the_plan_is_as_good_as_where_nobody_is() -> None:
-    """Most of what a search starts from was left out, and with it most of the search."""
+    """Most starting points of the search were left out, and with them most of the search."""
     near, far = Link(2_000_000, 125_000_000), Link(150_000_000, 2_000_000)
     regions, count = 4, 32
     links = {

@@ -1,4 +1,5 @@
-"""A swarm that stands still goes on with who has the states; better plans come while it trains."""
+"""A swarm that stands still goes on with the peers that have the states; better plans come while it
+trains."""
 
 import msgspec
 import pytest
@@ -11,17 +12,15 @@ from tests.core.planning import Peer, name_of, snapshot, workload
 
 STEP = 5
 SLOW = Link(round_trip_ns=20_000_000, bytes_per_s=10_000_000)
-"""A layer's state takes 10 s, a boundary tensor a millisecond; a step of one peer alone 2 s."""
+"""A layer's state takes 10 s, a boundary tensor a millisecond, and a step of one peer alone 2 s."""
 WORK = workload(boundary_bytes=10_000, block_parameters=8 << 20)
 
 
 def without(
     lost: int, stage_counts: tuple[int, ...], peer_count: int, guards: dict[int, int] | None = None
 ) -> tuple[Snapshot, Plan]:
-    """A snapshot after a stage-holder's death, and the plan that failed.
-
-    `guards`: who has the layers of whom besides its own.
-    """
+    """A snapshot after a stage-holder's death, and the plan that failed. `guards`: which peer has
+    whose layers besides its own."""
     made = snapshot([Peer()] * peer_count, WORK, link=SLOW)
     plan = fixed_plan(made, stage_counts)
     held = [
@@ -52,7 +51,7 @@ def test_a_spare_that_has_no_state_comes_in_with_the_next_view() -> None:
     first = compute_plan(failed)
     assert isinstance(first, Plan) and first.provisional
     assert first.spares == (name_of(3),) and not moved(failed, first)
-    fast = msgspec.structs.replace(SLOW, bytes_per_s=500_000_000)  # or gradients would fill it
+    fast = msgspec.structs.replace(SLOW, bytes_per_s=500_000_000)  # gradients fill a slow line
     records = tuple(
         msgspec.structs.replace(record, links=dict.fromkeys(record.links, fast))
         for record in failed.records
@@ -76,7 +75,7 @@ def test_a_neighbour_that_guards_them_takes_the_lost_layers(guardian: int, lost:
 
 
 def test_what_moves_is_waited_for_where_a_step_without_it_takes_longer() -> None:
-    """The one whole pipeline left is a hundred times slower than all others."""
+    """The one whole pipeline that is left is a hundred times slower than all others."""
     failed, _ = without(0, (4, 1), 5)
     device = failed.records[-1].device
     hundredfold = {

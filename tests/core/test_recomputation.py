@@ -22,11 +22,9 @@ FAR = Link(round_trip_ns=200_000_000, bytes_per_s=1_000_000_000)
 
 
 def swarm(memory_bytes: int, recompute: str, link: Link = FAR) -> Snapshot:
-    """Two peers for 14 layers of 64 MiB, with 16 MiB beside them for their sums in a plan of one
-    pipeline, and 40 MiB a microbatch, of which 1 MiB are the input.
-
-    Neither can hold the model alone.
-    """
+    """Two peers for 14 layers of 64 MiB, with 16 MiB beside each for its sums in a plan of one
+    pipeline. A microbatch takes 40 MiB, of which 1 MiB are the input. Neither peer can hold the
+    model alone."""
     work = workload(microbatches=64, block_parameters=4 * MEBIBYTE)
     layer = msgspec.structs.replace(work.block, saved_bytes=40 * MEBIBYTE)
     work = msgspec.structs.replace(
@@ -85,7 +83,8 @@ def test_recomputing_can_be_what_makes_a_model_fit() -> None:
 def test_who_must_wait_gets_no_stage_where_the_others_hold_the_model_by_recomputing(
     how: str,
 ) -> None:
-    """It got one at once in every such run: the others were asked whether they hold it without."""
+    """The newcomer got a stage at once in every such run. The check was whether the others hold the
+    model without recomputing."""
     two = swarm(652 * MEBIBYTE, how)
     here = [Peer(memory_bytes=652 * MEBIBYTE)] * 3
     three = snapshot(here, two.workload, link=FAR, present=planned(two))
@@ -96,8 +95,9 @@ def test_who_must_wait_gets_no_stage_where_the_others_hold_the_model_by_recomput
 
 
 def test_who_guards_what_is_the_same_in_a_plan_and_in_its_view() -> None:
-    """A view counted all that a stage saves, though it recomputed, and the plan for one that does
-    not only its inputs: layers that the plan saw guarded were guarded by nobody."""
+    """A view counted all that a stage saves, though the stage recomputed. The plan of a stage that
+    does not recompute counted only its inputs. Layers that the plan saw guarded were guarded by
+    nobody."""
     shot = swarm(0, "auto")
     devices = [
         msgspec.structs.replace(record.device, memory_bytes=mebibytes * MEBIBYTE)
@@ -124,8 +124,8 @@ def _with_device(record: PeerRecord, device: Device) -> PeerRecord:
 
 @pytest.mark.parametrize(("count", "share"), [(1, 0.5), (1, 3.0), (2, 0.5)])
 def test_a_refusal_says_what_is_offered_and_what_is_enough(count: int, share: float) -> None:
-    """What each sets aside to go back through a layer was taken off what it was said to offer, and
-    who offered less than that was asked for too little."""
+    """What a peer sets aside to go back through a layer was subtracted from its stated offer. A
+    peer that offered less than that was asked for too little."""
     work = swarm(0, "auto").workload
     offered = int(share * work.block.saved_bytes)
     refused = compute_plan(snapshot([Peer(memory_bytes=offered)] * count, work))
@@ -144,9 +144,9 @@ def test_the_run_spec_says_it(how: str) -> None:
 
 @pytest.mark.parametrize("seed", [40, 125, 138])
 def test_what_a_plan_said_when_it_was_made_does_not_decide_whether_it_stays(seed: int) -> None:
-    """Links have changed since. A plan that is kept says what it said then; that was held against
-    what one that recomputes takes now: it was left for one two and a half times as slow, or kept
-    beside one three times as fast."""
+    """Links have changed since. A kept plan says what it said when it was made, and that was
+    compared with what a recomputing plan takes now. The swarm left it for a plan two and a half
+    times as slow, or kept it beside one three times as fast."""
     chance = random.Random(seed)
     count = chance.choice([2, 3, 4])
     blocks, microbatches = chance.choice([2, 4, 6]), chance.choice([8, 16])

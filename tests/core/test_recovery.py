@@ -40,7 +40,7 @@ A, B, C = Member("a", 1), Member("b", 1), Member("c", 1)
 PLAN = Plan((Pipeline((Stage("a", 0, 1, 1), Stage("b", 1, 2, 1)), 0, 4),), ("c",), 1)
 PRESENT = PresentView(VIEW, (A, B, C), PLAN)
 OUTCOME = StepOutcome(7, 1.0, 0.0, 4, None, None)
-"""Of what `prepared` says of all."""
+"""The outcome of what `prepared` says of all peers."""
 AFTER = extend(BASE, 7, VIEW, OUTCOME.digest)
 
 
@@ -113,14 +113,14 @@ def test_lost_layers_are_waited_for_and_then_given_up() -> None:
 
 
 def test_what_lies_on_disks_counts_at_once_where_it_repeats_nothing() -> None:
-    """Of the step that was committed last a checkpoint was made, and layer 1 is nowhere else."""
+    """A checkpoint was made of the step that was committed last, and layer 1 is nowhere else."""
     saved = SavedState(7, BASE, (1,))
     assert recover([part(A, {0: 7}, saved=(saved,))], 2).target == Target(7, BASE)
 
 
 def test_what_lies_on_disks_counts_at_once_where_so_much_may_be_repeated() -> None:
-    """Guardians lagged, and their first copy was not there yet: a minute went by beside a
-    checkpoint of four steps before."""
+    """Guardians lagged, and their first copy was not there yet. A minute went by though a
+    checkpoint of four steps before lay on a disk."""
     saved = SavedState(3, "old", (0, 1))
     alone = part(A, {0: 7}, "a", saved=(saved,))
     for may_repeat, target in ((3, None), (4, Target(3, "old"))):
@@ -134,7 +134,8 @@ def test_what_lies_on_disks_counts_at_once_where_so_much_may_be_repeated() -> No
 
 
 def test_those_that_come_back_together_go_on_from_the_newest_that_their_disks_make_up() -> None:
-    """Nobody is in a view. One has loaded an old checkpoint, which alone is whole at one place."""
+    """Nobody is in a view. One peer has loaded an old checkpoint, which alone is whole at one
+    place."""
     old, halves = SavedState(3, "old", (0, 1)), [SavedState(7, BASE, (n,)) for n in (0, 1)]
     first = part(A, {}, step=3, lineages={3: "old"}, present=None, pending=None)
     first = msgspec.structs.replace(first, held={0: 3, 1: 3}, saved=(halves[0], old))
@@ -206,7 +207,8 @@ def test_who_accuses_again_and_again_goes_first_by_the_word_of_most_members() ->
 
 
 def test_two_colluders_that_have_one_after_the_other_in_doubt_do_not_both_stay() -> None:
-    """Each time the honest one has a link in doubt to both, and they have one each."""
+    """Each time the honest peer has a link in doubt to both colluders, and each colluder has
+    one."""
     members = A, B, C, D, E = [Member(name, 1) for name in "abcde"]
     there = msgspec.structs.replace(PRESENT, members=tuple(members))
 
@@ -221,7 +223,7 @@ def test_two_colluders_that_have_one_after_the_other_in_doubt_do_not_both_stay()
     assert staying(with_c, (), "cde") == (A, B, D, E), "nobody knows better yet"
     seen = Accusers()
     seen.heed_doubts([("a", "c"), ("b", "c")], 0)
-    seen.heed_doubts([("a", "c")], 0)  # however often: they are no more
+    seen.heed_doubts([("a", "c")], 0)  # however often it is said, it is no second doubt
     named = seen.doubted(1)
     assert named == (("a", "c"), ("b", "c"))
     with_d = {Accusation(A, D), Accusation(B, D)}
@@ -237,7 +239,7 @@ def test_two_colluders_that_have_one_after_the_other_in_doubt_do_not_both_stay()
 
 
 def test_several_colluders_are_in_doubt_with_all_that_they_accused_however_often() -> None:
-    """Three of ten accuse two at once: they are in doubt with two each, and not only once."""
+    """Three of ten accuse two at once. They are then in doubt with two each, and not only once."""
     names = "abcdefghij"
     members = [Member(name, 1) for name in names]
     there = msgspec.structs.replace(PRESENT, members=tuple(members))
@@ -247,7 +249,7 @@ def test_several_colluders_are_in_doubt_with_all_that_they_accused_however_often
     next_one = {Accusation(Member(liar, 1), Member("f", 1)) for liar in "abc"}
     staying = mutually_reachable(parts, next_one, lambda rest: 0)
     assert [it.peer_id for it in staying] == [*"defghij"]
-    for _ in range(9):  # one that gives itself up for its colluders
+    for _ in range(9):  # one liar that gives itself up for its colluders
         seen.heed_doubts([("a", victim) for victim in names[1:]], 2)
     parts = {it: part(it, {0: 7}, doubted=seen.doubted(3), present=there) for it in members}
     staying = mutually_reachable(parts, {Accusation(members[1], members[9])}, lambda rest: 0)
@@ -255,7 +257,8 @@ def test_several_colluders_are_in_doubt_with_all_that_they_accused_however_often
 
 
 def test_nobody_is_in_doubt_by_the_word_of_a_newcomer() -> None:
-    """It costs only keys: all members but the liar would be in doubt, and then go one by one."""
+    """Newcomers cost only keys. Otherwise all members but the liar would be in doubt, and then go
+    one by one."""
     x = Member("x", 1)
     parts = {it: part(it, {0: 7}) for it in (A, B, C)}
     parts[x] = msgspec.structs.replace(parts[C], member=x, present=None)
@@ -267,7 +270,7 @@ def test_nobody_is_in_doubt_by_the_word_of_a_newcomer() -> None:
 
 
 def test_who_has_been_left_out_since_has_no_word_about_members_in_doubt() -> None:
-    """Keys that were members once, in a view that a member says it is still in."""
+    """Their keys were members once, in a view in which one member says it still is."""
     older = msgspec.structs.replace(PRESENT, view=ViewId(1, "before"))
     parts = {it: part(it, {0: 7}, doubted=(("a", "b"),), accusers=("a",)) for it in (A, B)}
     parts[C] = part(C, {0: 7})
@@ -320,7 +323,8 @@ def test_nobody_guards_more_than_there_is_room_for() -> None:
 
 
 def test_what_the_plan_takes_is_no_room() -> None:
-    """Beside what everybody has; of an accelerator's host the plan takes nothing."""
+    """The plan takes memory beside what everybody has; it takes nothing of an accelerator's
+    host."""
     million = msgspec.structs.replace(WORKLOAD.block, parameter_count=4 << 20, state_bytes=64 << 20)
     workload = msgspec.structs.replace(WORKLOAD, block=million)
     plan = Plan((Pipeline((Stage("a", 0, 3, 1), Stage("b", 3, 6, 1)), 0, 4),), (), 1)
@@ -357,7 +361,7 @@ def test_a_guardian_that_begins_again_is_waited_for_until_given_up() -> None:
 
 
 def test_who_waits_for_a_guardian_that_begins_again_says_so() -> None:
-    """It said that it waits for nobody, and the others went on without it."""
+    """The peer said that it waits for nobody, and the others went on without it."""
     receipts = Receipts(VIEW, {0: "c"}, ())
     receipts.receipt("c", VIEW, 7, (0,))
     assert receipts.owed(7) == () and receipts.owed(8) == ("c",)
@@ -368,7 +372,8 @@ def test_who_waits_for_a_guardian_that_begins_again_says_so() -> None:
 
 
 def test_who_is_given_up_again_and_again_is_waited_for_no_more() -> None:
-    """A receipt, and a request for all of it anew: each pair of them cost ten seconds."""
+    """The guardian gave a receipt, and then asked anew for everything. Each such pair cost ten
+    seconds."""
     receipts = Receipts(VIEW, {0: "c"}, ())
     waits = 0
     for step in range(7, 20):
@@ -444,8 +449,8 @@ def test_who_is_far_ahead_shows_it_by_what_others_have_signed() -> None:
 
 
 def test_who_alone_has_the_layers_after_a_step_that_it_cannot_show_is_believed() -> None:
-    """Of audited runs all Prepared may be more than there is room for: rather than wait for layers
-    that have gone with who held them besides."""
+    """In audited runs all Prepared may be too many to pass on. Believing this peer is better than
+    waiting for layers that are lost with their other holder."""
     few = RetainedStep(VIEW, 7, BASE, OUTCOME, (0, 1), signed("a"))
     ahead = part(B, {0: 8, 1: 8}, retained=few, pending=None, step=8)
     behind = part(A, {0: 7})
@@ -466,7 +471,7 @@ def honest() -> list[Contribution]:
 
 
 def lie(**changes: object) -> Contribution:
-    """Of a member without a stage, within the run's length."""
+    """What a member without a stage claims within the run's length."""
     return msgspec.structs.replace(part(C, {}, pending=None), **changes)
 
 
@@ -486,8 +491,9 @@ def test_a_step_within_the_run_that_nobody_else_has_taken_counts_for_nothing(
 
 
 def test_who_says_that_its_view_has_no_plan_is_judged_by_what_its_fellows_say() -> None:
-    """All others threw their layers away and fetched its own, at any rate of audits: the word of
-    one in a view that trains nobody was taken, and of whom is in it all have the same word."""
+    """One member said that it is in a view that trains nobody, and its word was taken. All members
+    of a view have the same word on its plan. All others threw their layers away and fetched the
+    liar's, however often works were audited."""
     no_plan = PresentView(VIEW, PRESENT.members, None)
     for step in (8, FAR):
         told = {"step": step, "held": {0: step, 1: step}, "lineages": {step: "made up"}}
@@ -511,8 +517,9 @@ def test_who_says_that_its_view_has_no_plan_is_judged_by_what_its_fellows_say() 
 def test_who_says_that_it_is_in_another_view_is_judged_by_where_the_others_are(
     number: int, plan: Plan | None
 ) -> None:
-    """In one that all have left, or that a failure has overtaken: all know it, nobody else is in
-    it, and all threw their layers away for what one said that it has come to there."""
+    """The liar says that it is in a view that all have left, or that a failure has overtaken. All
+    know that view, and nobody else is in it. All threw their layers away for a state to which the
+    liar said it has come there."""
     there = PresentView(ViewId(number, "elsewhere"), (A, B, C), plan)
     for step in (8, FAR):
         told = {"step": step, "held": {0: step, 1: step}, "lineages": {step: "made up"}}
@@ -527,7 +534,7 @@ def test_who_says_that_it_is_in_another_view_is_judged_by_where_the_others_are(
 
 
 def test_who_has_taken_over_first_shows_that_the_step_before_was_committed() -> None:
-    """A is in the next view, and the others are in the middle of the step that led there."""
+    """A is in the next view, and the others are in the middle of the step that led to it."""
     there = PresentView(ViewId(4, "next"), (A, B, C), PLAN)
     retained = RetainedStep(VIEW, 7, BASE, OUTCOME, (0,), signed("ab"))
     ahead = part(A, {0: 8}, retained=retained, pending=None, present=there)
@@ -536,8 +543,8 @@ def test_who_has_taken_over_first_shows_that_the_step_before_was_committed() -> 
 
 
 def test_anothers_word_of_a_step_does_not_show_what_that_step_has_led_to() -> None:
-    """A holder keeps its own Prepared back, has that of all others, and gives a state that it made
-    up for what the step comes to."""
+    """A holder keeps its own Prepared back and has that of all others. It gives a made-up state for
+    what the step comes to."""
     of_others = PendingStep(8, "made up", signed("a"), ())
     told = {"step": 8, "held": {0: 8, 1: 8}, "lineages": {8: "made up"}}
     for member in (B, C):
@@ -556,7 +563,7 @@ def test_a_stage_holder_that_lies_is_refuted_by_the_other_ones() -> None:
 
 
 def test_states_of_another_lineage_are_not_taken_instead_of_lost_ones() -> None:
-    """B has gone with layer 1; C says that it has all layers, as of the same step."""
+    """B has gone with layer 1. C says that it has all layers, as of the same step."""
     claim = lie(step=7, held={0: 7, 1: 7}, lineages={7: "made up"})
     spare = part(Member("d", 1), {}, pending=PendingStep(7, BASE, (), ()))
     assert recover([part(A, {0: 7}), spare, claim], 2, TERMS).lost_layers == (1,)
@@ -570,7 +577,7 @@ def test_a_false_cut_is_not_taken_where_layers_are_lost() -> None:
 
 
 def test_an_outcome_that_is_told_alone_and_not_shown_is_not_applied() -> None:
-    """B has gone, C guards its layer and says that B had said Prepared."""
+    """B has gone. C guards its layer, and says that B had said Prepared."""
     told = RetainedStep(VIEW, 7, BASE, OUTCOME, (1,))
     guardian = part(C, {1: 7}, retained=told, pending=None, step=8)
     assert recover([part(A, {0: 7}, "a"), guardian], 2).target == Target(7, BASE)
@@ -595,7 +602,7 @@ def test_one_that_accepts_the_loss_does_not_cost_the_others_what_they_wait_for()
 
 
 def test_who_says_less_than_it_has_signed_does_not_hold_back_the_others() -> None:
-    """B has said Prepared of step 7, and claims now that it is at 2."""
+    """B has said Prepared of step 7, and now claims that it is at step 2."""
     retained = RetainedStep(VIEW, 7, BASE, OUTCOME, (0,), signed("ab"))
     ahead = part(A, {0: 8, 1: 8}, retained=retained, pending=None)
     liar = lie(member=B, step=2, held={0: 2, 1: 2}, lineages={2: "old"})
@@ -603,7 +610,8 @@ def test_who_says_less_than_it_has_signed_does_not_hold_back_the_others() -> Non
 
 
 def test_where_prepared_do_not_travel_most_stage_holders_decide() -> None:
-    """Of many stage-holders one alone has committed the last step; another one denies all."""
+    """One of many stage-holders alone has committed the last step, and another one denies
+    everything."""
     members = [Member(f"p{n:02}", 1) for n in range(18)]
     stages = tuple(Stage(m.peer_id, n, n + 1, 1) for n, m in enumerate(members))
     plan = Plan((Pipeline(stages, 0, 4),), (), 1)
@@ -635,7 +643,7 @@ def test_a_claim_of_steps_does_not_change_what_a_planned_view_starts_from() -> N
 
 
 def test_a_prepared_that_was_refused_does_not_undo_the_signed_ones() -> None:
-    """B has said another thing first, of tokens that it cannot have counted; that is kept as
+    """B has first said something else, of tokens that it cannot have counted. That word is kept as
     evidence, and tells nothing of the step."""
     other = msgspec.structs.replace(prepared("b"), squared_norms={1: -1.0})
     pending = PendingStep(7, BASE, (*signed("ab"), stated(other).signed), (0, 1))
@@ -655,7 +663,7 @@ def test_of_two_words_of_one_peer_that_counts_by_which_somebody_has_committed() 
 
 
 def test_what_was_prepared_in_a_view_that_was_given_up_shows_nothing_of_this_one() -> None:
-    """All were at 60 before, and went back; one says that it still is."""
+    """All were at step 60 before, and went back; one says that it still is there."""
     old = msgspec.structs.replace(prepared("a"), view=ViewId(1, "before"), step=FAR - 1)
     given_up = PendingStep(7, BASE, (stated(old).signed,), (0,))
     parts = [part(A, {0: 7}, pending=given_up), part(B, {1: 7}), lie(step=FAR, pending=given_up)]
@@ -666,7 +674,7 @@ def test_what_was_prepared_in_a_view_that_was_given_up_shows_nothing_of_this_one
 
 
 def of_many(count: int) -> tuple[list[Member], PresentView, tuple[Signed, ...]]:
-    """Each holds a layer; with everybody's Prepared of step 7."""
+    """Many members that each hold a layer, with everybody's Prepared of step 7."""
     members = [Member(f"p{n:02}", 1) for n in range(count)]
     stages = tuple(Stage(m.peer_id, n, n + 1, 1) for n, m in enumerate(members))
     present = PresentView(VIEW, tuple(members), Plan((Pipeline(stages, 0, 4),), (), 1))
@@ -676,7 +684,8 @@ def of_many(count: int) -> tuple[list[Member], PresentView, tuple[Signed, ...]]:
 
 @pytest.mark.parametrize("count", [4, 18])
 def test_who_keeps_its_own_prepared_back_does_not_say_what_the_step_came_to(count: int) -> None:
-    """Of more than sixteen one alone replaced the whole model: nobody could show the contrary."""
+    """Among more than sixteen stage-holders one alone replaced the whole model, because nobody
+    could show the contrary."""
     members, present, said = of_many(count)
     parts = []
     for n, member in enumerate(members[1:], start=1):
@@ -694,7 +703,8 @@ def test_who_keeps_its_own_prepared_back_does_not_say_what_the_step_came_to(coun
 
 
 def test_what_one_tells_of_a_step_is_made_of_the_states_of_those_that_are_there() -> None:
-    """Of many a step counts that one tells of; who has not said Prepared of it keeps its layers."""
+    """Among many, a step counts that one member tells of. A member that has not said Prepared of it
+    keeps its layers."""
     members, present, said = of_many(18)
     outcome = msgspec.structs.replace(OUTCOME, token_count=36)
     told = RetainedStep(VIEW, 7, BASE, outcome, ())
@@ -730,7 +740,7 @@ def test_two_that_say_that_they_are_far_ahead_send_nobody_back() -> None:
 
 
 def test_who_alone_has_a_layer_does_not_have_all_others_take_its_own_model() -> None:
-    """Guardians lag, and without its layer all go back to the cut."""
+    """Guardians lag, and without that member's layer all go back to the cut."""
     members, present, said = of_many(3)
     cut = SavedState(4, "as of step 4", (0, 1, 2))
     parts = [

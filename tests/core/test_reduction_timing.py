@@ -17,11 +17,11 @@ from tests.core.planning import Peer, snapshot
 SECOND = 1_000_000_000
 LATENCY_NS = 5_000_000
 BOTH_NS = 2 * (LATENCY_NS + MESSAGE_NS)
-"""Of a gradient in one chunk and of its sum, besides the time that their bytes take."""
+"""The messages of a one-chunk gradient and of its sum, besides the time that their bytes take."""
 
 
 def problem(count: int, uplink_bytes_per_s: int = 0) -> PlanningProblem:
-    """Links of 10 bytes per second and 5 ms one way."""
+    """A problem with links of 10 bytes per second and 5 ms one way."""
     peers = [Peer(uplink_bytes_per_s=uplink_bytes_per_s)] * count
     return problem_of(snapshot(peers, link=Link(2 * LATENCY_NS, 10)))
 
@@ -53,7 +53,7 @@ def test_an_uplink_is_shared_by_all_that_a_holder_sends() -> None:
 
 
 def test_segments_of_one_pair_follow_one_another() -> None:
-    """The gradients of the second set out before the sums of the first, which hide a latency."""
+    """The second segment's gradients set out before the first one's sums, which hides a latency."""
     one, other = Reduction((0, 1), (1, 1), 200), Reduction((0, 1), (1, 1), 100)
     whole = reduced_ns(problem(2), [one, other], {0: 0, 1: 0})
     assert whole == 30 * SECOND + LATENCY_NS + 4 * MESSAGE_NS

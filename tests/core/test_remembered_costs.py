@@ -1,4 +1,5 @@
-"""A search that remembers costs finds what one finds that does not, and counts the same work."""
+"""A search that remembers costs finds what a search finds that does not, and counts the same
+work."""
 
 import random
 from itertools import permutations
@@ -31,7 +32,7 @@ def drawn(number: int) -> Snapshot:
 
 
 def alike() -> Snapshot:
-    """Where the order of pipelines says who gets the microbatch left over."""
+    """Alike peers: the order of pipelines decides which one gets the microbatch left over."""
     return snapshot([Peer()] * 4 + [Peer(uplink_bytes_per_s=1 << 20)], workload(4, 5))
 
 

@@ -1,4 +1,5 @@
-"""Of all records of a peer, heard in any order and any number of times, the same one counts."""
+"""Of all records of a peer the same one counts, in whatever order and however often they are
+heard."""
 
 from itertools import permutations
 

@@ -1,4 +1,5 @@
-"""Run specs: unknown keys and wrong values are named with a way out; the digest names the run."""
+"""Run specs: an error about an unknown key or a wrong value says how to mend it; the digest names
+the run."""
 
 import json
 import os
@@ -246,8 +247,8 @@ def test_what_liars_did_is_taken_back_only_where_the_run_says_so_and_audits() ->
 def test_states_to_go_back_to_reach_back_over_what_is_undone(
     undo_steps: int, checkpoints: int, every: int
 ) -> None:
-    """With the newest of four still under way, the others lie at most `undo_steps` and as much as
-    lies between two of them before now."""
+    """With the newest of four still under way, the others must lie far enough back: at most
+    `undo_steps`, and as much as lies between two of them, before now."""
     spec = run_spec(
         audit={"rate": 0.1, "undo_steps": undo_steps},
         checkpoint={"every_steps": checkpoints},
@@ -270,7 +271,7 @@ def test_states_to_go_back_to_reach_back_over_what_is_undone(
     ids=str,
 )
 def test_true_is_no_number_and_nothing_no_source(changes: dict[str, object], cause: str) -> None:
-    """Python takes the one for 1, and of the other a founder heard when it was too late."""
+    """Python takes `True` for 1. A founder heard of an empty source only when it was too late."""
     spec = values()
     for name, value in changes.items():
         spec[name] = {**spec[name], **value} if isinstance(value, dict) else value

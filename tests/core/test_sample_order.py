@@ -1,4 +1,5 @@
-"""The order of samples: a permutation in each pass, another one in the next, equal everywhere."""
+"""The order of samples: a permutation in each pass, another one in the next, the same on all
+peers."""
 
 import itertools
 import subprocess
@@ -30,7 +31,7 @@ def test_huge_counts_stay_within_range_and_do_not_collide(
 
 
 def test_passes_and_seeds_are_independent() -> None:
-    """Of two random permutations of 5,000, about one place agrees; neighbours are not kept."""
+    """Two random permutations of 5,000 agree at about one place, and do not keep neighbours."""
     count = 5000
     orders = [
         [sample_index(seed, number, place, count) for place in range(count)]

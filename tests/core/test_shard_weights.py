@@ -26,7 +26,7 @@ def symmetric(table: Table) -> Table:
 
 
 def time_per_byte(weights: tuple[int, ...], pair: Table, limit: list[int]) -> Fraction:
-    """Of the segment: set by the busiest pair, or by the limit of one holder."""
+    """The time for a byte of the segment: the busiest pair sets it, or the limit of one holder."""
     total, count = sum(weights), len(weights)
     pairs = max(
         Fraction(weights[a] + weights[b], total * pair[a][b])
@@ -58,7 +58,8 @@ def test_equal_links_get_equal_parts() -> None:
 
 
 def test_beside_one_that_is_slow_to_everybody_the_others_own_all() -> None:
-    """With equal parts every slow link carries 2/8 of the segment; so it carries 1/7."""
+    """With equal parts every slow link carries 2/8 of the segment; with these weights it carries
+    1/7."""
     pair = [[10**6 if 0 in (a, b) else 10**9 for b in range(8)] for a in range(8)]
     weights = shard_weights(pair, [UNLIMITED] * 8)
     assert weights[0] * 1000 < sum(weights)
@@ -101,8 +102,8 @@ def test_who_has_one_segment_divides_it_for_itself(
 
 
 def test_segments_side_by_side_do_not_all_load_the_same_links() -> None:
-    """Peer 0 is slow to everybody. Alone each segment would be owned by the others, of which the
-    pair 1-2 is in both and only a little faster: fair parts end sooner there."""
+    """Peer 0 is slow to everybody. Alone, each segment would be owned by the others. The pair 1-2
+    is in both segments and only a little faster, so fair parts end sooner there."""
     pair = [[1000 if 0 in (a, b) else 1500 for b in range(5)] for a in range(5)]
     segments = [((0, 1, 2), 1000), ((0, 1, 2, 3), 1000), ((1, 2, 4), 3000)]
     found = segment_weights(segments, lambda a, b: pair[a][b], lambda a: UNLIMITED)
@@ -144,7 +145,7 @@ large_groups = st.integers(2, 66).flatmap(
 @needs_compiled_weights
 @given(st.one_of(groups, large_groups))
 def test_the_compiled_twin_gives_equal_parts(group: tuple[Table, list[int]]) -> None:
-    """Up to 64 holders; more are left to the other."""
+    """The compiled twin takes up to 64 holders; more are left to the other."""
     pair, limit = group
     assert shard_weights(pair, limit) == shard_weights(pair, limit, compiled=False)
     assert fair_weights(pair, limit) == fair_weights(pair, limit, compiled=False)

@@ -23,7 +23,7 @@ def test_the_shares_of_a_plan_are_all_of_a_step() -> None:
 
 
 def test_tallies_add_up_to_what_is_committed_whatever_fails() -> None:
-    """Views come and go, steps are given up and done again, a last step is told late."""
+    """Views come and go, steps are given up and done again, and a last step is told late."""
     chance, step, tallies = random.Random(7), 0, Tallies()
     late: int | None = None
     for _ in range(400):
@@ -60,12 +60,12 @@ def test_what_was_not_seen_is_not_counted() -> None:
     tallies.view_took_over(10, {"a": 1})
     tallies.committed(10)
     assert tallies.step_count == 2 and tallies.board() == {"a": 2}
-    tallies.committed(9)  # by whomever: it is rolled forward here
+    tallies.committed(9)  # whoever has committed it: it is rolled forward here
     assert tallies.step_count == 2 and tallies.board() == {"a": 2}
 
 
 def test_steps_that_others_prove_are_counted_once_each() -> None:
-    """Of a history of which a peer has seen parts, some of them as they did not stay."""
+    """A peer has seen parts of a history, some of them as they did not stay."""
     for seed in range(60):
         chance, truth, seen = random.Random(seed), list[dict[str, int]](), Tallies()
         while len(truth) < 60:

@@ -53,7 +53,7 @@ def test_changed_bytes_are_forged() -> None:
 
 
 def test_a_peer_cannot_speak_of_another() -> None:
-    """Whose a record is says the signature, nothing in it."""
+    """The signature says whose record it is; nothing in the record does."""
     payload = encode(packed(record(alice.peer_id)))
     as_herself = sign(mallory.peer_id, "record", payload, mallory.sign)
     opened = open_record(as_herself, RUN, verify)

@@ -40,7 +40,7 @@ NEWCOMERS = ["n1", "n2", "n3"]
 
 
 class LosesReady(AgreementWorld):
-    """Each Ready to `deaf` is lost."""
+    """A world that loses each Ready to `deaf`."""
 
     deaf = ""
 
@@ -52,7 +52,7 @@ class LosesReady(AgreementWorld):
 
 
 def trained(names: list[str]) -> LosesReady:
-    """Everyone holds all layers."""
+    """A world in which each member holds all layers."""
     world = LosesReady(1, WORKLOAD, record("template"), one_pipeline_each, timing=TIMING)
     world.rejoins = True
     for name in names:
@@ -70,8 +70,8 @@ def split(world: AgreementWorld, one: list[str], other: list[str]) -> Callable[[
 
 
 def test_a_part_with_new_members_comes_back_as_a_whole() -> None:
-    """More than half of it were let in when it went on by itself: they go along with those that
-    were in the last view of all, and none goes to and fro."""
+    """More than half of the part were let in when it went on by itself. They go along with those
+    that were in the last view of all, and nobody goes to and fro."""
     world = trained(FIVE)
     ours, theirs = ["d", "e", *NEWCOMERS], ["a", "b", "c"]
     heal = split(world, ours, theirs)
@@ -86,7 +86,7 @@ def test_a_part_with_new_members_comes_back_as_a_whole() -> None:
 
 
 def test_who_lacks_a_ready_when_the_others_go_on_takes_their_view_over_first() -> None:
-    """It would otherwise be in a view of which the others know that they have left it."""
+    """Otherwise the peer would be in a view of which the others know that they have left it."""
     world = trained(FOUR)
     world.deaf = "b"
     world.crash("d", lose_disk=True)
@@ -117,15 +117,15 @@ def test_who_left_a_part_does_not_compare_by_its_views_again() -> None:
 
 
 def saying(name: str, *origins: KnownView, of: KnownView | None = None) -> Contribution:
-    """What a member of a view says of where that came from, or a newcomer of its own past."""
+    """What a member of a view says of where that view came from, or a newcomer of its own past."""
     present = PresentView(of.view, of.members, None) if of is not None else None
     signed = contribution(12, present, Member(name, 1), origins=origins)
     return decode(signed.payload, Contribution)
 
 
 def test_newcomers_are_told_of_a_view_with_each_who_may_be_elsewhere() -> None:
-    """Four went apart; then two of one part left it for the other, and forgot what both had been
-    in since. Whom the last one lets in must find the view in common all the same."""
+    """Four went apart. Then two of one part left it for the other, and forgot what both had been in
+    since. A newcomer that the last one lets in must still find the view in common."""
     before, middle, ours = known(2, *FOUR), known(5, "b", "c", "d"), known(9, "d")
     last = KnownViews((known(1, "a"), before, known(4, "c", "d"), middle, ours))
     assert last.origins(ours.members) == (middle, before), "one for b and c, one for a"
@@ -144,7 +144,7 @@ def test_newcomers_are_told_of_a_view_with_each_who_may_be_elsewhere() -> None:
 
 
 def test_founders_believe_of_a_past_only_whom_they_know() -> None:
-    """Whoever names a view of keys that somebody made could have them follow these."""
+    """Otherwise a liar that names a view of made-up keys could have the founders follow it."""
     past, invented = known(2, *FOUR), known(3, "e", "key1", "key2")
     said = [saying("d", past), saying("e", invented), saying("n")]
     knows = FamiliarPeers("n")
@@ -156,8 +156,8 @@ def test_founders_believe_of_a_past_only_whom_they_know() -> None:
 
 
 def test_founders_belong_to_what_one_of_them_was_in() -> None:
-    """Who is left in a part has forgotten all but one, and newcomers are with them: they begin
-    anew, three or more, and go over to the others when these are there again."""
+    """The member left in a part has forgotten all views but one, and newcomers are with it. They
+    begin anew, three or more, and go over to the others when these are there again."""
     theirs, ours = ["a", "b", "c"], ["d", "e", "n1", "n2"]
     world = trained(FIVE)
     heal = split(world, ours, theirs)
@@ -174,7 +174,7 @@ def test_founders_belong_to_what_one_of_them_was_in() -> None:
 
 
 def test_newcomers_are_told_of_few_views() -> None:
-    """What they are told is in each contribution."""
+    """Each contribution holds the views that newcomers are told."""
     alone = [known(number, "a", f"x{number}") for number in range(1, 30)]
     assert KnownViews(alone).origins(known(40, "a").members) == tuple(reversed(alone[-8:]))
     many = [known(number, *(f"x{number}-{n}" for n in range(40))) for number in range(1, 9)]
@@ -182,8 +182,9 @@ def test_newcomers_are_told_of_few_views() -> None:
 
 
 def test_a_newcomer_does_not_go_on_without_the_members_that_let_it_in() -> None:
-    """It holds what the first step starts from, and the only member lacks a layer: from where the
-    newcomer stands it would go on best alone, while the member may come back with what it has."""
+    """The newcomer holds what the first step starts from, and the only member lacks a layer. From
+    where the newcomer stands it would go on best alone. The member may yet come back with what it
+    has."""
     world = AgreementWorld(1, WORKLOAD, record("template"), one_pipeline_each)
     for name in ("a", "n", "silent"):
         world.add_peer(name)
@@ -203,7 +204,7 @@ def test_a_newcomer_does_not_go_on_without_the_members_that_let_it_in() -> None:
 
 
 def test_who_answers_late_is_not_told_to_be_silent() -> None:
-    """Others never held it for absent: their digests must be able to be the same."""
+    """Others never held the late member for absent, so their digests must be able to agree."""
     late = contribution(3, None)
     member = Member(late.peer_id, 1)
     digests = []
@@ -217,7 +218,7 @@ def test_who_answers_late_is_not_told_to_be_silent() -> None:
 
 
 def test_a_newcomer_hears_of_the_view_while_its_members_deal_with_a_failure() -> None:
-    """Nobody answered it: after a while newcomers took it that nobody was in a view."""
+    """Nobody answered the newcomer. After a while newcomers took it that nobody was in a view."""
     world = trained(FOUR)
     member, newcomer = world.peers["a"], world.add_peer("n")
     member.do(member.agreement.repeat_step("a lost tensor", member.now_ns))
@@ -228,8 +229,8 @@ def test_a_newcomer_hears_of_the_view_while_its_members_deal_with_a_failure() ->
 
 
 def test_newcomers_that_their_old_members_left_behind_follow_them() -> None:
-    """The old members of a part go over to the others alone; whom they had let in is cut off
-    meanwhile, and finds that it comes from the same view as all of them."""
+    """The old members of a part go over to the others alone. The newcomer they had let in is cut
+    off meanwhile, and finds that it comes from the same view as all of them."""
     old, others = ["d", "e"], ["a", "b", "c"]
     world = trained(FIVE)
     heal = split(world, [*old, *NEWCOMERS], others)
@@ -249,7 +250,7 @@ def test_newcomers_that_their_old_members_left_behind_follow_them() -> None:
 
 
 def test_who_joins_a_view_that_waits_for_members_costs_nobody_its_place() -> None:
-    """One after another they ask the same member, which has all agree anew for each."""
+    """Newcomers ask the same member one after another, and for each it has all agree anew."""
     nothing = NoPlan("too little memory")
     world = AgreementWorld(1, WORKLOAD, record("template"), lambda s: nothing, timing=TIMING)
     names = [f"p{number}" for number in range(8)]
@@ -265,8 +266,8 @@ def test_who_joins_a_view_that_waits_for_members_costs_nobody_its_place() -> Non
 
 
 def test_after_a_power_cut_parts_are_compared_by_views_that_came_since() -> None:
-    """All come back, and begin with low numbers again: the newest view of a time before would count
-    as the newest of all, and the two that were there then would undo the four."""
+    """All come back, and begin with low numbers again. The newest view of a time before would count
+    as the newest of all. The two that were in it would then undo the work of the four."""
     old, ours = FIVE[:3], ["c", *NEWCOMERS]
     world = trained(old)
     for view in (ViewId(number, "") for number in range(2, 9, 2)):
@@ -298,7 +299,7 @@ def test_after_a_power_cut_parts_are_compared_by_views_that_came_since() -> None
 
 
 def founded_anew(old: list[str], others: list[str]) -> tuple[AgreementWorld, Callable[[], None]]:
-    """Some that lost their disks while they were cut off; the others train on."""
+    """Some members lost their disks while they were cut off and found anew; the others train on."""
     everyone = sorted([*old, *others])
     world = trained(everyone)
     heal = split(world, old, others)
@@ -314,8 +315,9 @@ def founded_anew(old: list[str], others: list[str]) -> tuple[AgreementWorld, Cal
 
 @pytest.mark.parametrize("old", [["a", "b", "c"], ["a", "b", "c", "d"]])
 def test_those_that_lost_their_disks_are_shown_what_they_signed(old: list[str]) -> None:
-    """Three or more found anew while they are cut off, and know of no view with the others; those
-    show each its own signatures. Where they are more the others go over, as ever."""
+    """Three or more found anew while they are cut off, and know of no view with the others. The
+    others show each of them its own signatures. Where the others are more, the founders go over, as
+    ever."""
     others = [name for name in "abcdefg" if name not in old]
     world, heal = founded_anew(old, others)
     stays = others if len(others) > len(old) else old
@@ -345,7 +347,7 @@ def test_they_are_shown_it_though_all_others_have_started_again() -> None:
 
 
 def reminder_of(world: AgreementWorld, teller: str, receiver: str) -> Reminder:
-    """What one can show another that lives, of the view that they are in together."""
+    """What one peer can show another that lives, of the view that they are in together."""
     state = world.peers[teller].agreement._state
     reminders, views = Reminders(), state.others.views
     reminders.goes_on(view_of(world, teller), state.active, views, ())
@@ -355,7 +357,8 @@ def reminder_of(world: AgreementWorld, teller: str, receiver: str) -> Reminder:
 
 
 def test_a_peer_believes_its_own_signatures_and_no_others() -> None:
-    """And those only of a time before all that it knows of: it may have left a view since."""
+    """A peer believes only signatures from before all that it knows of, since it may have left a
+    view since."""
     world = trained(FOUR)
     shown, verify = reminder_of(world, "a", "b"), world.peers["b"].agreement._state.settings.verify
     certificate, was = shown.certificate, shown.active.sender

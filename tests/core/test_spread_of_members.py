@@ -1,5 +1,6 @@
 """A member that says much along the overlay, all of it well formed and signed, fills nobody's
-memory: 65 such messages of 1 MB took 300 MB of each other one, and 2,048 would have been kept."""
+memory. Sixty-five such messages of 1 MB took 300 MB of each other member, and 2,048 would have been
+kept."""
 
 import tracemalloc
 
@@ -34,7 +35,7 @@ VIEW = ViewId(4, "view")
 
 
 def large_outline(number: int, maker: Member) -> Signed:
-    """As large as it may be: checkpoints that nobody has."""
+    """An outline as large as it may be, of checkpoints that nobody has."""
     saved = tuple(SavedState(0, "", (0,) * 1000) for _ in range(480))
     said = Outline(
         maker, number, b"", b"", False, (), 0, {}, (), (), {}, saved, (), None, (), b"", (), False,
@@ -105,8 +106,8 @@ def test_an_outline_is_opened_once() -> None:
 
 
 def test_who_says_what_nobody_else_says_does_not_make_others_say_too_much() -> None:
-    """Nine newcomers that each agreed to another view, and what all members passed on was refused
-    as too long, with all that was true in it."""
+    """Nine newcomers each agreed to another view. What all members passed on was then refused as
+    too long, with all that was true in it."""
     honest, liars = (
         [Member(f"{who}{number}", 1) for number in range(20)] for who in ("honest", "liar")
     )

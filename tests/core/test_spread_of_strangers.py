@@ -1,5 +1,5 @@
-"""What travels along an overlay is for swarms of many: nobody makes a small one speak so, and what
-strangers name is not kept for ever."""
+"""What travels along an overlay is for swarms of many. Nobody makes a small swarm speak so, and
+what strangers name is not kept for ever."""
 
 from dataclasses import replace
 
@@ -57,8 +57,9 @@ def test_a_stranger_makes_no_small_swarm_speak_along_an_overlay(sender: Member) 
 
 
 def test_who_is_let_in_with_a_crowd_says_of_no_later_attempt_that_it_is_of_many() -> None:
-    """Keys are made for nothing: with so many of them the attempt that lets them in goes along the
-    overlay. What members do after a failure does not, or they wait for the silent for longer."""
+    """Keys cost nothing, and with so many of them the attempt that lets them in goes along the
+    overlay. What members do after a failure must not go so, or they wait longer for silent
+    peers."""
     world = swarm(NAMES, timing=replace(TIMING, wide_above=WIDE_ABOVE))
     peer, view = world.peers["a"], view_of(world, "a")
     crowd = [Member(f"evil{number:02}", 1) for number in range(2 * WIDE_ABOVE)]
@@ -77,7 +78,7 @@ def test_who_is_let_in_with_a_crowd_says_of_no_later_attempt_that_it_is_of_many(
 
 
 def test_what_is_refused_puts_no_attempt_on_the_overlay() -> None:
-    """The question whether a message is of the attempt under way did."""
+    """Asking whether a message is of the attempt under way put the attempt on the overlay."""
     world = swarm(NAMES)
     peer, member = world.peers["a"], world.peers["b"].agreement.me
     peer.do(peer.agreement.request_replan("for the test", peer.now_ns))

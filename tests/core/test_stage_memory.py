@@ -1,4 +1,4 @@
-"""What stages really take of memory is what plans count: the sums of gradients beside the state."""
+"""Plans count what stages really take of memory: the sums of gradients beside the state."""
 
 import random
 
@@ -17,8 +17,8 @@ from tests.core.planning import MEBIBYTE, Peer, snapshot, workload
 
 LAYERS = 14
 ALONE, SHARED = 20 * MEBIBYTE, 24 * MEBIBYTE
-"""Of a layer of a Mi of parameters on a processor: each gradient's sum beside it, and of several
-replicas what has come of the others' parts."""
+"""Bytes of a layer of a Mi of parameters on a processor. Each gradient's sum lies beside it; with
+several replicas, so does what has come of the others' parts."""
 SAVED = 8 * MEBIBYTE
 FAR = Link(round_trip_ns=100_000_000, bytes_per_s=100_000_000)
 
@@ -39,7 +39,8 @@ def on_cards(made: Snapshot) -> Snapshot:
 
 
 def taken_bytes(work: Workload, plan: Plan, stage: Stage, device: Device, again: bool) -> int:
-    """Counted by hand: 16 bytes of each parameter, 20 where it is alone, 24 where it is shared."""
+    """Bytes counted by hand: 16 for each parameter, 20 where the peer is alone, 24 where several
+    share it."""
     costs = [work.cost(layer) for layer in stage.layers]
     held = sum(cost.state_bytes for cost in costs)
     if device.kind == "cpu":
@@ -90,7 +91,7 @@ def assert_within_memory(made: Snapshot, plan: Plan) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_stage_takes_more_than_its_peer_offers(seed: int) -> None:
-    """Whoever comes and goes, and however often planned anew."""
+    """This holds whoever comes and goes, and however often the swarm plans anew."""
     chance = random.Random(seed)
     for _ in range(6):
         made = drawn(chance)
@@ -110,7 +111,7 @@ def test_no_stage_takes_more_than_its_peer_offers(seed: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_one_pipeline_is_found_where_nothing_else_fits(count: int) -> None:
-    """What a lone pipeline takes, and not a byte more."""
+    """The peers offer what a lone pipeline takes, and not a byte more."""
     each = LAYERS // count * (ALONE + SAVED)
     made = snapshot([Peer(memory_bytes=each)] * count)
     plan = planned(made)
@@ -121,7 +122,8 @@ def test_one_pipeline_is_found_where_nothing_else_fits(count: int) -> None:
 
 
 def test_two_homes_that_each_hold_the_model_alone_are_not_overfilled_together() -> None:
-    """Both had a replica, by 16 bytes of each parameter, and took 24: they ended without memory."""
+    """Both peers got a replica, counted as 16 bytes for each parameter. They took 24, and ended
+    without memory."""
     room = LAYERS * (ALONE + SAVED)
     made = snapshot([Peer(memory_bytes=room)] * 2, link=FAR)
     plan = planned(made)
@@ -132,7 +134,7 @@ def test_two_homes_that_each_hold_the_model_alone_are_not_overfilled_together() 
 
 
 def test_a_pipeline_that_a_plan_gets_beside_another_takes_more() -> None:
-    """A plan of one, and somebody comes: both are counted as of several."""
+    """A peer comes to a plan of one pipeline, and both pipelines are counted as of several."""
     room = LAYERS * (ALONE + SAVED)
     before = planned(snapshot([Peer(memory_bytes=room)]))
     made = snapshot([Peer(memory_bytes=room)] * 2, present=before, link=FAR)
@@ -151,7 +153,7 @@ def test_an_accelerators_sums_are_in_its_hosts_memory() -> None:
 
 
 def test_of_a_card_and_processors_the_one_that_lacks_less_is_named() -> None:
-    """It offers less than they do, and takes less."""
+    """The card offers less than the processors do, and takes less."""
     made = snapshot([Peer(memory_bytes=20 * MEBIBYTE), *[Peer(memory_bytes=21 * MEBIBYTE)] * 40])
     records = on_cards(made).records[0], *made.records[1:]
     refused = compute_plan(msgspec.structs.replace(made, records=records))
@@ -161,15 +163,15 @@ def test_of_a_card_and_processors_the_one_that_lacks_less_is_named() -> None:
 
 
 def test_where_memory_is_not_short_plans_are_as_they_were() -> None:
-    """A card takes what processors were taken to take."""
+    """A card takes what processors were once taken to take."""
     for count in (1, 2, 5):
         made = snapshot([Peer(n * 1_000_000 + 1_000_000, 1 << 40) for n in range(count)], link=FAR)
         assert planned(made) == planned(on_cards(made))
 
 
 def test_what_is_owed_lies_there_once_more_while_a_lossy_reduction_goes_on() -> None:
-    """Measured: two daemons with 26 million parameters took 38 bytes of each, where 24 and what is
-    owed twice are 32."""
+    """Two daemons with 26 million parameters were measured to take 38 bytes of each parameter,
+    where 24 and what is owed twice are 32."""
     memory = stage_memory(msgspec.structs.replace(workload(), gradient_bytes_per_kibi=1065))
     block = memory.layers.block.state_bytes
     assert memory.of("cpu", 1).layers.block.state_bytes == block + 4 * MEBIBYTE
@@ -178,7 +180,7 @@ def test_what_is_owed_lies_there_once_more_while_a_lossy_reduction_goes_on() -> 
 
 @pytest.mark.parametrize(("pipelines", "sums"), [(1, 1), (2, 2), (64, 2)])
 def test_what_lies_beside_a_stage(pipelines: int, sums: int) -> None:
-    """Of what is trained: where that are adapters it is next to nothing beside a frozen model."""
+    """Only what is trained has sums: adapters have next to none beside a frozen model."""
     memory = stage_memory(workload())
     bare = memory.used_bytes(0, LAYERS, 1, 1 << 40)
     used = memory.of("cpu", pipelines).used_bytes(0, LAYERS, 1, 1 << 40)

@@ -1,4 +1,5 @@
-"""Who is suspected of holding up a step: who is stuck or lies, never the slow or those who wait."""
+"""Who is suspected of holding up a step: peers that are stuck or lie, never slow or waiting
+peers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -42,7 +43,7 @@ def view_of(stage_counts: tuple[int, ...]) -> View:
 
 @dataclass
 class Judge:
-    """One peer, which hears the scripts of the others and judges them."""
+    """One peer that hears the scripts of the others and judges them."""
 
     me: str
     view: View
@@ -53,10 +54,10 @@ class Judge:
     """Seconds in which this peer neither hears nor judges."""
     tick_ns: int = TICK_NS
     crowd: int = 3
-    """So many does it watch."""
+    """How many peers this peer watches."""
 
     def run(self, scripts: dict[str, Script], seconds: int = 30) -> dict[str, float]:
-        """Suspects, with the second of the first suspicion."""
+        """The suspects, each with the second of its first suspicion."""
         stalls = Stalls(self.me, 2 * SECOND_NS)
         stalls.watch(
             name_of(number) for number in range(self.crowd + 1) if name_of(number) != self.me
@@ -117,7 +118,7 @@ class TestPipelineOfFour:
     def judged_by_all(
         self, liar: Script, seconds: int = 30, **changes: object
     ) -> dict[str, dict[str, float]]:
-        """What A, B and D find where C says what it says."""
+        """What A, B and D find where C says this of its own work."""
         scripts = self.honest() | {C: liar}
         found = {}
         for me in (A, B, D):
@@ -213,7 +214,7 @@ class TestPipelineOfFour:
         assert found[C] > 22
 
     def test_withheld_prepared(self) -> None:
-        """C has said none to B, and says that it waits for that of others."""
+        """C has said no Prepared to B, and says that it waits for that of others."""
         mine = self.work(Lack(C, Kind.PREPARED))
         for lacks in ((), (Lack(B, Kind.PREPARED),), (Lack(D, Kind.PREPARED),)):
             scripts = {
@@ -234,8 +235,8 @@ class TestPipelineOfFour:
         assert 19 < found[C] < 22
 
     def test_whom_somebody_gives_its_data_has_longer(self) -> None:
-        """D, which has nothing else to do, gives them over a thin line. What it gives is no reason
-        for D itself: anybody may ask for a file."""
+        """D, which has nothing else to do, gives C its data over a thin line. Giving is no reason
+        for D itself, since anybody may ask for a file."""
         fetching = Work(self.view.id, 3, fetches=True)
         giving = Work(self.view.id, 3, lacks=(self.activation(C, D),), sends_to=(C,))
         scripts = self.honest() | {C: always(fetching), D: always(giving)}
@@ -257,7 +258,7 @@ class TestPipelineOfFour:
         assert found.keys() == {C} and first_s < found[C] < last_s
 
     def test_two_liars_that_wait_for_each_other_leave_the_honest_alone(self) -> None:
-        """A cycle: B and C say that they wait for each other."""
+        """In a cycle, B and C say that they wait for each other."""
         scripts = {
             B: always(self.work(self.gradient(C))),
             C: always(self.work(self.activation(B, C))),
@@ -318,8 +319,8 @@ class TestReplicas:
 
     @pytest.mark.parametrize("kind", [Kind.CLAIM, Kind.AUDIT])
     def test_what_this_peer_has_heard_is_no_reason_to_wait(self, kind: Kind) -> None:
-        """Whoever has heard it tells it to who has not. So B says what is not so, and C, of which
-        it says so, is not to blame."""
+        """A peer that has heard something tells it to a peer that has not. So B says what is not
+        so, and C, of which B says it, is not to blame."""
         prepared, denied = Lack(B, Kind.PREPARED), Lack(C, kind)
         scripts = {name: always(self.work(prepared)) for name in (A, C, D)}
         scripts[B] = always(self.work(denied))
@@ -331,8 +332,8 @@ class TestReplicas:
             assert set(found) == {B} and 8.9 < found[B] < 9.2, "no sooner by C than by others"
 
     def owners(self, liar: str, *victims: str) -> dict[str, Script]:
-        """Each owns a chunk. The liar has given `victims` no part, and says what is true of it:
-        that it lacks their sums. An owner that lacks no part has given its sum."""
+        """Scripts in which each peer owns a chunk. The liar has given `victims` no part, and truly
+        says that it lacks their sums. An owner that lacks no part has given its sum."""
         said: dict[str, Script] = {}
         for number, me in enumerate((A, B, C, D)):
             parts = [Lack(liar, Kind.PART, 0, number)] if me in victims else []
@@ -342,7 +343,8 @@ class TestReplicas:
         return said
 
     def test_a_sum_that_it_lacks_is_no_reason_to_withhold_a_part_from_all(self) -> None:
-        """No part waits for anybody's sum: each of the three knows by itself who is in the way."""
+        """No part waits for anybody's sum, so each of the three knows by itself who is in the
+        way."""
         scripts = self.owners(C, A, B, D)
         for me in (A, B, D):
             _, mine = scripts[me](0)
@@ -351,8 +353,8 @@ class TestReplicas:
             assert set(found) == {C} and found[C] < 8, (me, found)
 
     def test_who_lacks_none_itself_takes_nobodys_word_for_it(self) -> None:
-        """Of A that lacks C's part, and C that has given it, one lies: B and D cannot know which,
-        and are not to be the first to say so."""
+        """Either A, which lacks C's part, or C, which says it gave the part, lies. B and D cannot
+        know which, and must not be the first to say so."""
         scripts = self.owners(C, A)
         for me in (B, D):
             _, mine = scripts[me](0)
@@ -372,7 +374,7 @@ class TestReplicas:
         assert set(found) == {D} and found[D] < 10
 
     def test_but_the_gradients_may_be_on_their_way_to_it(self) -> None:
-        """It computes nothing new meanwhile, and says so."""
+        """Meanwhile D computes nothing new, and says so."""
         mine = self.work(Lack(D, Kind.RECEIPT))
         patience = Patience(5 * SECOND_NS, 40 * SECOND_NS, SECOND_NS)
         for computes in (False, True):
@@ -394,8 +396,8 @@ def test_patience_follows_the_plan_and_the_last_steps() -> None:
 
 
 def test_who_gets_layers_in_a_planned_view_is_given_time_for_their_last_gradients() -> None:
-    """Of large layers these take minutes: who waited for them in its first step was thrown out for
-    getting nothing, which none of the others counts."""
+    """The last gradients of large layers take minutes. A peer that waited for them in its first
+    step was thrown out for getting nothing, which the others do not see as a reason."""
     view, large = view_of((2,)), 40_000_000
     assert isinstance(view.plan, Plan)
     block = msgspec.structs.replace(view.snapshot.workload.block, parameter_count=large)
@@ -422,7 +424,8 @@ def test_who_gets_layers_in_a_planned_view_is_given_time_for_their_last_gradient
 
 
 def test_who_computes_a_work_of_other_layers_again_is_given_time_to_fetch_them() -> None:
-    """And nobody else: who says that it fetches holds all up for as long."""
+    """Nobody else is given that time: a peer that says it fetches holds everybody up for as
+    long."""
     audited = SPEC.model_copy(update={"audit": SPEC.audit.model_copy(update={"rate": 1.0})})
     view = view_of((4,))
     pace, plain = Pace(view, audited, 0), Pace(view, SPEC, 0)
@@ -438,7 +441,7 @@ def test_who_computes_a_work_of_other_layers_again_is_given_time_to_fetch_them()
 
 
 def test_who_computes_disputed_works_again_is_given_time_for_each_of_them() -> None:
-    """Of a liar that had everybody compute all co-holders' works slow ones were out meanwhile."""
+    """A liar had everybody compute all co-holders' works, and slow members were out meanwhile."""
     view = view_of((4,))
     assert isinstance(view.plan, Plan)
     pace = Pace(view, SPEC, 0)
@@ -450,8 +453,8 @@ def test_who_computes_disputed_works_again_is_given_time_for_each_of_them() -> N
 
 
 def test_who_says_that_it_is_slow_at_what_it_does_not_hold_is_waited_for_as_others_are() -> None:
-    """By its record the head takes it 19 hours, and no plan shows that: a step was held up for 19
-    days, where somebody disputed a work of it."""
+    """By its record the head takes this peer 19 hours, and no plan shows that. A step in which
+    somebody disputed one of the peer's works was held up for 19 days."""
     view = view_of((2,))
     assert isinstance(view.plan, Plan)
     first, last = (
@@ -487,8 +490,8 @@ def with_uplinks(*uplinks_bytes_per_s: int) -> View:
 
 
 def test_who_fetches_over_thin_lines_is_waited_for() -> None:
-    """Five homes that fetched the data from a sixth, at 47 KB/s, were all called silent by it: it
-    went on alone, and came back as a spare."""
+    """Five homes fetched the data from a sixth at 47 KB/s, and the sixth called all of them silent.
+    It went on alone, and came back as a spare."""
     usual = Pace(with_uplinks(0, 0, 0, 0), SPEC, 200_000)
     thin = Pace(with_uplinks(47_000, 47_000, 118_000, 1_183_000), SPEC, 200_000)
     longer_ns = thin.patience(A, 3).fetch_ns - usual.patience(A, 3).fetch_ns
@@ -505,8 +508,8 @@ def test_who_fetches_over_thin_lines_is_waited_for() -> None:
 
 
 def test_of_large_data_a_step_reads_as_many_files_as_it_has_sequences() -> None:
-    """A home that came to a run of 50 GB, and had yet to fetch the 700 files of its first step, was
-    given the time of one, and was out before it began."""
+    """A home that came to a run of 50 GB had yet to fetch the 700 files of its first step. It was
+    given the time of one file, and was out before it began."""
     file_bytes, sequences = 2 << 20, SPEC.batch.global_batch
     view = view_of((4,))
     large, small = (Pace(view, SPEC, file_bytes, n * file_bytes) for n in (10**5, 3))
@@ -529,7 +532,7 @@ def test_who_gives_is_expected_to_give_what_its_own_line_carries() -> None:
 
 
 class TestJoining:
-    """Another one has accused it, or was accused by it, first."""
+    """Another peer has accused the suspect, or was accused by it, first."""
 
     view = view_of((4,))
 
@@ -557,8 +560,8 @@ class TestJoining:
     def test_it_is_half_of_what_it_takes_to_be_suspected(
         self, said: dict[str, object], waited_s: int, joins: bool
     ) -> None:
-        """Who fetched its data, or sent something large, and told of somebody that had died, was
-        accused by all others that had waited for half a step."""
+        """A peer that fetched its data, or sent something large, told of somebody that had died.
+        All others that had waited for half a step accused it."""
         patience = Patience(5 * SECOND_NS, 20 * SECOND_NS, 60 * SECOND_NS, 60 * SECOND_NS)
         stalls = self.waits_for(Work(self.view.id, 3, **said), waited_s, patience)  # type: ignore[arg-type]
         found = stalls.join([A, C], lambda peer, step: patience, self.view.id)
@@ -572,7 +575,7 @@ class TestJoining:
         assert stalls.join([A, C], lambda peer, step: patience, self.view.id)
 
     def waits_for(self, said: Work, waited_s: int, patience: Patience) -> Stalls:
-        """B, which lacks a gradient of C, that says so much of itself."""
+        """B lacks a gradient of C, and C says this of itself."""
         mine = Work(self.view.id, 3, lacks=(Lack(C, Kind.GRADIENT, 2, 0),))
         stalls, possible = Stalls(B, 2 * SECOND_NS), PossibleWaits(self.view)
         for now_ns in range(0, waited_s * SECOND_NS, TICK_NS):
@@ -584,7 +587,8 @@ class TestJoining:
 
 
 def test_the_first_step_of_a_view_may_take_long_for_who_gets_on() -> None:
-    """Eight daemons that began beside much else called two of them stuck that were computing."""
+    """Eight daemons that began beside much other load called two of them stuck, though these were
+    computing."""
     pace = Pace(view_of((4,)), SPEC, 0)
     pace.begin(3)
     first, later = pace.patience(A, 3), pace.patience(A, 4)
@@ -593,7 +597,7 @@ def test_the_first_step_of_a_view_may_take_long_for_who_gets_on() -> None:
 
 
 class TestAmongMany:
-    """Four replicas, of which A listens to B and C only: D is watched by others."""
+    """Four replicas. A listens to B and C only, and others watch D."""
 
     view = view_of((1, 1, 1, 1))
 
@@ -603,7 +607,7 @@ class TestAmongMany:
 
     @pytest.mark.parametrize("kind", [Kind.PART, Kind.SUM, Kind.PREPARED])
     def test_who_is_not_listened_to_is_not_judged(self, kind: Kind) -> None:
-        """What it does meanwhile is not known here, and others wait for it as well."""
+        """A does not know what D does meanwhile, and others wait for D as well."""
         assert list(self.found(Lack(B, kind, 0, 0))) == [B], "it is heard, and does nothing"
         assert self.found(Lack(D, kind, 0, 0)) == {}
 
@@ -617,7 +621,7 @@ class TestAmongMany:
 
 
 class TestDrips:
-    """Three replicas; all wait for C's word, step after step, each time for less than a fault."""
+    """Three replicas; all wait for C's word, step after step, each time too short for a fault."""
 
     view = view_of((1, 1, 1))
     step_ns = 4 * SECOND_NS
@@ -638,7 +642,7 @@ class TestDrips:
         watched_too: tuple[str, ...] = (),
         me: str = A,
     ) -> int | None:
-        """In which step A suspects C, of which it lacks something for so long in each."""
+        """In which step A suspects C. In each step A lacks something of C for `waits_s` seconds."""
         stalls, pace = Stalls(me, 2 * SECOND_NS), Pace(self.view, SPEC, 0)
         fellow = B if me == A else A
         stalls.watch([*[C, fellow][: members - 1], *watched_too])
@@ -660,18 +664,19 @@ class TestDrips:
     def test_who_is_late_with_its_word_alone_is_found_after_twelve_steps(
         self, kind: Kind, computes: bool
     ) -> None:
-        """Whether or not it says that it computes: what it has to compute first is here."""
+        """What C has to compute first is here, so it does not matter whether C says that it
+        computes."""
         found = self.suspected_in(Lack(C, kind), lambda step: self.work(step, computes=computes))
         assert found == STEPS
 
     def test_who_shares_its_last_layers_alone_does_not_know_that_it_has_computed_the_others(
         self,
     ) -> None:
-        """Of six slow machines an honest one that held the whole model was out (virtual seed
-        990008): the holder of the head had all that it was owed of it two seconds before it had
-        come to its first layer."""
+        """An honest member that held the whole model was out among six slow machines (virtual seed
+        990008). The holder of the head had all that it was owed by that member two seconds before
+        the member came to its first layer."""
         cut = TestDrips()
-        cut.view = view_of((2, 1))  # A and B hold halves, and C all
+        cut.view = view_of((2, 1))  # A and B hold halves, and C holds everything
 
         def computes(step: int) -> Work:
             return cut.work(step, computes=True)
@@ -711,7 +716,7 @@ class TestDrips:
 
     @pytest.mark.parametrize("kind", [Kind.CLAIM, Kind.AUDIT])
     def test_who_is_told_by_others_what_somebody_has_not_told_it_is_none(self, kind: Kind) -> None:
-        """That takes a second or two in each step."""
+        """Passing on words takes a second or two in each step."""
 
         def untold(step: int) -> Work:
             return self.work(step, Lack(B, kind))
@@ -731,7 +736,7 @@ class TestDrips:
         assert self.suspected_in(claim, said, b_lacks=Lack(C, Kind.CLAIM)) == STEPS
 
     def test_who_tells_nothing_of_a_step_has_no_reason_in_it(self) -> None:
-        """What it lacked in the step before excused it, as long as nothing newer was heard."""
+        """What C lacked in the step before excused it, as long as nothing newer was heard of it."""
 
         def stale(step: int) -> Work:
             return self.work(step - 1, Lack(B, Kind.SUM))
@@ -751,7 +756,8 @@ class TestDrips:
         assert short.suspected_in(claim, late, waits_s=1.2, news=False) == STEPS
 
     def test_what_it_gives_holds_up_no_word_unless_somebody_lacks_a_tensor_of_it(self) -> None:
-        """Who computes works again fetched something of each lately: that excused it for good."""
+        """A peer that computes works again fetched something of each lately, and that excused C for
+        good."""
 
         def gives(step: int) -> Work:
             return msgspec.structs.replace(self.work(step), sends_to=(A, B))
@@ -761,8 +767,8 @@ class TestDrips:
         assert self.suspected_in(claim, gives, b_lacks=Lack(C, Kind.PART)) is None
 
     def test_of_two_members_neither_suspects_the_other(self) -> None:
-        """Each would go on alone, and nobody knows which one is slow; nor does it help that each
-        watches itself, as daemons do, and who is to join."""
+        """Each of the two would go on alone, and nobody knows which one is slow. A member that
+        watches itself, as daemons do, or a joiner makes no difference."""
         claim = Lack(C, Kind.CLAIM)
         assert self.suspected_in(claim, self.work, members=2) is None
         assert self.suspected_in(claim, self.work, members=2, watched_too=(A,)) is None
@@ -770,8 +776,8 @@ class TestDrips:
         assert self.suspected_in(claim, self.work, watched_too=(A, "a joiner")) == STEPS
 
     def spare_suspects_in(self, way_s: float, c_is_late_s: float = 0.0) -> int | None:
-        """In which of its steps, of a second and a half, a spare A near B suspects C, which begins
-        each step later by the way from there, and says what it does after as long again."""
+        """In which step a spare A near B suspects C; steps take a second and a half. C begins each
+        step later by `way_s`, and its words take as long again."""
         view = view_of((2, 1))  # A, B and C hold layers
         spare, step_ns = name_of(3), SECOND_NS * 3 // 2
         assert spare not in view.plan.stage_holders()  # type: ignore[union-attr]
@@ -791,7 +797,7 @@ class TestDrips:
                 stalls.heard(C, step, Work(view.id, step, False, ()))
             elif into_ns >= heard_ns:
                 stalls.heard(C, step, Work(view.id, step, True, ()))
-            else:  # what it said last of the step before
+            else:  # what C said last of the step before
                 before = Lack(B, Kind.PREPARED)
                 stalls.heard(C, step, Work(view.id, step - 1, False, (before,)))
             for found in stalls.tick(mine, possible, lambda *_: True, pace.patience, now_ns):
@@ -800,15 +806,16 @@ class TestDrips:
         return None
 
     def test_a_spare_suspects_nobody_for_being_far_away(self) -> None:
-        """It owes nobody a tensor, so all owe it their word from a step's first moment on: who
-        began the step half a second later, and is heard half a second later, had told nothing of it
-        in most of its time. Once somebody's Prepared has come all others have begun."""
+        """All owe the spare their word from a step's first moment on, since it owes nobody a
+        tensor. A peer half a second away begins and is heard half a second later, and for most of
+        the step had told nothing of it. Once somebody's Prepared has come, all others have
+        begun."""
         assert self.spare_suspects_in(0.5) is None
         assert self.spare_suspects_in(0.05) is None
         assert self.spare_suspects_in(0.05, c_is_late_s=3.0) == STEPS
 
     def test_other_views_help_nobody(self) -> None:
-        """Plans that are made anew because steps are slow began the count anew."""
+        """Plans that are made anew because steps are slow restarted the count."""
         drips, found = Drips(), []
         for view in range(3):
             drips.begins(view * 100 * SECOND_NS)
@@ -818,8 +825,8 @@ class TestDrips:
         assert not any(found[: STEPS - 1]) and all(found[STEPS - 1 :])
 
     def test_who_has_seen_half_of_it_joins_the_first_that_has_seen_enough(self) -> None:
-        """Who was the only one to accuse two of them lost its own place, one honest peer after the
-        other."""
+        """The only member to accuse two others lost its own place, and so did one honest peer after
+        the other."""
         stalls, pace = Stalls(A, 2 * SECOND_NS), Pace(self.view, SPEC, 0)
         stalls.watch([B, C])
         possible = PossibleWaits(self.view)
@@ -838,8 +845,8 @@ class TestDrips:
         assert not any(joined[step] for step in range(6))
 
     def test_who_has_waited_for_half_as_long_joins(self) -> None:
-        """It has computed works again meanwhile: at 50.1% and 49.9% one accused two alone, and was
-        out."""
+        """The joiner has computed works again meanwhile. Where the shares were 50.1% and 49.9%, one
+        member accused two alone, and was out."""
         for quarter_ns, joins in ((SECOND_NS, True), (SECOND_NS * 9 // 10, False)):
             drips = Drips()
             drips.begins(0)
@@ -869,7 +876,7 @@ class TestNews:
     view = view_of((1, 1, 1))
 
     def due(self, *stands: Work | None) -> list[int]:
-        """At which of the ticks, of which some are needed to settle."""
+        """The ticks at which news is due; some ticks are needed to settle."""
         news = EarlyNews()
         return [n for n, work in enumerate(stands) if news.is_due(work, n * SETTLED_NS // 2)]
 
@@ -889,8 +896,8 @@ class TestNews:
         assert self.due(*parts, None, None, None, None) == [2]
 
     def test_who_is_never_long_in_one_place_is_heard_of_once_in_each_step(self) -> None:
-        """A stage that waits and computes by turns said nothing before its heartbeat, in a crowd
-        after eight seconds: nothing was heard of its steps, and that is held against it."""
+        """A stage that waits and computes by turns said nothing before its heartbeat, which in a
+        crowd comes after eight seconds. Nobody heard of its steps, and that is held against it."""
         turns = [
             msgspec.structs.replace(self.work(step), computes=bool(n % 2))
             for step in (3, 4)

@@ -1,4 +1,4 @@
-"""When replicas stand in for who is lost, and when the planner's plan is the better one."""
+"""When replicas stand in for a lost stage-holder, and when the planner's plan is better."""
 
 import msgspec
 import pytest
@@ -18,7 +18,8 @@ WORK = workload(BLOCKS, MICROBATCHES)
 
 
 class Failure:
-    """Like pipelines of like stages, in the middle of a step, and who of them is lost."""
+    """Like pipelines of like stages in the middle of a step, and the stage-holders that are
+    lost."""
 
     def __init__(
         self, pipelines: int, stages: int, lost: set[int], peers: list[Peer] | None = None
@@ -72,7 +73,7 @@ class Failure:
 
 
 def places(plan: Plan) -> list[list[str]]:
-    """Peers by pipeline; in brackets who stands in."""
+    """Peers by pipeline; those in brackets stand in."""
     return [
         [f"({s.peer_id[-1]})" if s.stands_in else s.peer_id[-1] for s in pipeline.stages]
         for pipeline in plan.pipelines
@@ -80,7 +81,7 @@ def places(plan: Plan) -> list[list[str]]:
 
 
 def test_where_it_takes_no_longer_a_replica_stands_in() -> None:
-    """Of two pipelines, either way one peer computes all that is left of the lost layers."""
+    """With two pipelines, one peer computes all that is left of the lost layers either way."""
     failure = Failure(2, 2, {1})
     plan, replay = failure.chosen(failure.closed())
     assert places(plan) == [["0", "(3)"], ["2", "3"]]
@@ -91,7 +92,7 @@ def test_where_it_takes_no_longer_a_replica_stands_in() -> None:
 
 
 def test_of_many_pipelines_the_others_are_sooner_done() -> None:
-    """One stand-in would replay by itself what three pipelines can share out."""
+    """One stand-in would replay alone what three pipelines can share out."""
     failure = Failure(4, 2, {1})
     for pipeline in failure.plan.pipelines:
         for stage in pipeline.stages:
@@ -180,7 +181,7 @@ def test_a_place_that_is_its_peers_own_counts_once() -> None:
 
 
 def test_links_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Among a thousand peers there are a million, and each survivor would look at all of them."""
+    """A thousand peers have a million links, and each survivor would look at all of them."""
 
     def look(*_: object) -> None:
         raise AssertionError("a link was looked at")

@@ -19,7 +19,7 @@ STEP = 5
 
 
 def after_failure(peer_count: int = 6) -> tuple[Snapshot, Plan]:
-    """Two pipelines of two stages and spares; all have their layers at the step."""
+    """A snapshot of two pipelines of two stages, and spares; all have their layers at the step."""
     made = snapshot([Peer()] * peer_count)
     plan = fixed_plan(made, (2, 2))
     held = tuple(
@@ -67,7 +67,7 @@ def test_what_calls_for_a_plan() -> None:
 
 
 def test_a_swarm_that_stands_still_searches_less() -> None:
-    """And finds a plan no worse than what still stands of the one that failed."""
+    """The search finds a plan no worse than what still stands of the failed one."""
     made, plan = after_failure(8)
     problem = problem_of(made)
     fallback = memory_pipeline(problem)

@@ -1,4 +1,4 @@
-"""Which progress of a newcomer counts."""
+"""Which words of a newcomer's progress count."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -39,8 +39,8 @@ def test_of_who_needs_nothing_known_each_word_counts() -> None:
 def test_a_member_that_gives_to_names_it_made_up_leaves_room_for_true_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody heard any more that a newcomer got on, and all refused it; and each such word was
-    added up with all others."""
+    """Nobody heard any more that a newcomer got on, and all refused it. Each made-up word was added
+    up with all others."""
     monkeypatch.setattr(states_given, "WORDS_LIMIT", 256)
     agreed = SimpleNamespace(synced=set(), given=StatesGiven())
     view = SimpleNamespace(members=(A, B, Member("new", 1)), snapshot=SimpleNamespace(step=5))

@@ -1,5 +1,5 @@
-"""Models of a real size: steps of half an hour, states of gigabytes over home connections. An
-agreed view was given up after half an hour, whatever was under way: none was ever taken over."""
+"""Models of a real size: steps of half an hour, and states of gigabytes over home connections. An
+agreed view was given up after half an hour, whatever was under way, so none was ever taken over."""
 
 import copy
 from dataclasses import replace
@@ -21,12 +21,12 @@ NEW = Member("d", 1)
 
 @pytest.fixture
 def state(three: AgreementState) -> AgreementState:
-    """Of `a`, in a view with `b` and `c`."""
+    """The state of `a`, in a view with `b` and `c`."""
     return copy.deepcopy(three)
 
 
 def waits(state: AgreementState, view: View) -> Syncing:
-    """For the states of `d` alone."""
+    """A view that waits for the states of `d` alone."""
     state.waits_for_takeover(view, AGREED_NS)
     state.agreed.synced |= set(state.members)
     state.present.committed_ns = AGREED_NS
@@ -34,7 +34,7 @@ def waits(state: AgreementState, view: View) -> Syncing:
 
 
 def gives_up(syncing: Syncing, state: AgreementState, after_s: float) -> bool:
-    """What `d` has grows until then."""
+    """Whether the view is given up by then; what `d` has grows until then."""
     now_ns = AGREED_NS + round(after_s * SECOND_NS)
     for before in range(20, 0, -1):
         size = 10**12 * (21 - before)
@@ -54,7 +54,7 @@ def test_steps_of_half_an_hour_leave_time_to_offer_states(
 
 
 def with_large_states(view: View, gigabytes: int, bytes_per_s: int) -> View:
-    """Of `d`, over a link that `a` has measured."""
+    """The view in which `d` has large states to fetch, over a link that `a` has measured."""
     snapshot, workload = view.snapshot, view.snapshot.workload
     block = msgspec.structs.replace(workload.block, state_bytes=gigabytes << 30)
     link = Link(10_000_000, bytes_per_s)
@@ -84,7 +84,7 @@ def test_a_newcomer_has_the_time_that_its_line_takes(
 def test_who_waits_to_be_in_it_has_twice_the_time_of_the_members(
     state: AgreementState, four: View
 ) -> None:
-    """It knows the plan that is to come, and none in force."""
+    """The newcomer knows the plan that is to come, and none in force."""
     step_s, sync_s = 1800, state.timing.sync_ns // SECOND_NS
     view = replace(
         four, plan=msgspec.structs.replace(four.plan, predicted_step_ns=step_s * SECOND_NS)

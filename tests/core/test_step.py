@@ -1,4 +1,5 @@
-"""A step commits with every Prepared, to one outcome whatever their order; liars are named."""
+"""A step commits with every Prepared, to one outcome in whatever order they come; liars are
+named."""
 
 import builtins
 import math
@@ -205,7 +206,8 @@ def test_two_steps_interleaved_in_any_order_commit_alike(order: list) -> None:
 def test_sums_are_rounded_one_after_the_other_whichever_python_adds_them_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From 3.12 on `sum` makes up for what is rounded away; then members came to other norms."""
+    """From Python 3.12 on `sum` makes up for what is rounded away, and members came to other
+    norms."""
     monkeypatch.setattr(builtins, "sum", math.fsum)
     said = prepared("c", loss_sum=0.1, squared_norms={0: 1.0, 1: 2.0**-53})
     others = (

@@ -1,4 +1,4 @@
-"""Many that ask at once: who must answer follows from what was known, and many may wait."""
+"""Many peers ask at once. Who must answer follows from what was known, and many may wait."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ MEMBERS = tuple(Member(name, 1) for name in "abcd")
 SAID = [
     ("b", (Member("n1", 1),)),
     ("c", (Member("n1", 1), Member("n2", 3))),
-    ("d", (Member("n2", 4),)),  # a later life of one that is named already
+    ("d", (Member("n2", 4),)),  # a later life of a peer that is named already
     ("n1", ()),
 ]
 
@@ -54,7 +54,7 @@ def test_who_must_answer_is_the_same_one_by_one_and_all_at_once(
         here = present if Member(name, 1) in MEMBERS else None
         signed = contribution(number, here, Member(name, 1), joiners=joiners)
         part = open_contribution(signed, verify)
-        if here is not None:  # as what is filled from one view has one
+        if here is not None:  # a part that is filled from one view has one
             part = msgspec.structs.replace(part, present=present)
         attempt.add(signed, part)
         assert attempt.universe == universe(attempt.opened, planned)
@@ -89,7 +89,7 @@ def test_at_the_door_of_one_member_more_wait_where_it_is_one_of_many(
 def test_in_a_swarm_of_many_a_storm_may_come_before_the_word_of_those_that_name_it(
     wide: Wide | None, kept: int
 ) -> None:
-    """What is not kept is asked for a second later, and everybody waits for it."""
+    """A contribution that is not kept is asked for a second later, and everybody waits for it."""
     attempt = Attempt(MEMBERS[0], 4, True, VIEW, 4)
     attempt.passed_on.wide = wide
     for number in range(WAITING_WIDE_LIMIT + 20):
@@ -120,8 +120,9 @@ def test_of_attempts_in_which_ready_was_said_nothing_is_kept_that_is_of_no_use()
 
 
 def test_a_strangers_life_keeps_nobody_from_joining() -> None:
-    """A record might say a higher one than any message: who let it wait named it, and was refused
-    by all others for that. With one request to a member nobody joined any more."""
+    """A record might state a higher life than any message. A member that let such a stranger wait
+    named it, and all others refused that member for it. With one such request to a member nobody
+    joined any more."""
     world = swarm(["a", "b", "c"])
     settings = world.peers["a"].agreement._state.settings
     for life in (1 << 53, 1 << 59):
@@ -139,7 +140,7 @@ def test_a_strangers_life_keeps_nobody_from_joining() -> None:
 
 
 class TakesOneForFaulty(SimulatedPeer):
-    """And only that one: what it says counts for nothing."""
+    """A peer that takes one other peer for faulty: what that peer says counts for nothing."""
 
     def _receive_said(self, sender: str, message: AgreementMessage) -> None:
         try:
@@ -152,8 +153,8 @@ class TakesOneForFaulty(SimulatedPeer):
 def test_a_member_that_names_a_thousand_that_there_are_not_keeps_nobody_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever waits for them in vain says so: of more than a thousand others hear nothing, and take
-    who says it for faulty."""
+    """A member that waits for invented names in vain says so. Others hear no word that names more
+    than a thousand, and take its sender for faulty."""
     world = swarm(["a", "b", "c", "evil"], peer_type=TakesOneForFaulty)
     invented = tuple(Member(f"x{number:04}", 1) for number in range(1024))
     liar = world.peers["evil"].agreement._state
@@ -177,7 +178,7 @@ def test_a_member_that_names_a_thousand_that_there_are_not_keeps_nobody_out(
 def test_each_member_names_as_many_as_may_wait_at_it() -> None:
     world = swarm(["a", "b"])
     state = world.peers["a"].agreement._state
-    for number in range(WAITING_LIMIT + 8):  # as once they could, when members were many
+    for number in range(WAITING_LIMIT + 8):  # more than may, as when members were many
         name = f"n{number:03}"
         mine = msgspec.structs.replace(record(name), run_digest=state.settings.run_digest)
         signed = sign_record(mine, sign_for(name))
@@ -187,8 +188,8 @@ def test_each_member_names_as_many_as_may_wait_at_it() -> None:
 
 
 def test_of_more_that_are_silent_than_others_hear_members_are_told_first() -> None:
-    """Thirty-three members that each name thirty-two that there are not: who told all of them was
-    taken for faulty by everybody."""
+    """Thirty-three members each name thirty-two newcomers that do not exist. Whoever told of all of
+    them was taken for faulty by everybody."""
     attempt = Attempt(MEMBERS[0], 4, True, VIEW, 4)
     present = PresentView(VIEW, (*MEMBERS, Member("z", 1)), None)
     invented = tuple(Member(f"x{number:04}", 1) for number in range(1100))
@@ -202,8 +203,8 @@ def test_of_more_that_are_silent_than_others_hear_members_are_told_first() -> No
 
 
 def test_a_view_left_unanswered_counts_once_between_two_steps() -> None:
-    """Who has promised to wait for another view must not answer before its step commits, however
-    many views are given up meanwhile."""
+    """A member that has promised to wait for another view must not answer before its step commits,
+    however many views are given up meanwhile."""
     seen, slow = Accusers(), MEMBERS[1]
     for _ in range(10):
         assert not seen.says_nothing([slow])

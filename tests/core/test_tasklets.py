@@ -1,4 +1,4 @@
-"""One choice of the next tasklet, and everybody makes it: daemon, planner and simulator."""
+"""Daemon, planner and simulator choose the next tasklet by one rule."""
 
 import ast
 import itertools
@@ -86,7 +86,7 @@ def by_the_engine(timings: tuple[StageTiming, ...], microbatches: int) -> Ran:
 
 
 def by_daemons(timings: tuple[StageTiming, ...], microbatches: int) -> Ran:
-    """The same pipeline, with the order that daemons keep."""
+    """The same pipeline, run in the order that daemons keep."""
     time, ran = VirtualTime(), [list[Tasklet]() for _ in timings]
     last = len(timings) - 1
     orders = [
@@ -139,7 +139,7 @@ def latency_ns(timings: tuple[StageTiming, ...], origin: int, to: int) -> int:
 
 
 def test_a_lone_pipeline_ends_when_its_first_stage_has_all_gradients_back() -> None:
-    """By hand: two stages that alternate, a link of 10 each way."""
+    """Worked out by hand: two stages that alternate, over a link that takes 10 each way."""
     stages = (
         StageTiming(2, 4, 1, out_ns=1, out_latency_ns=9, back_ns=1, back_latency_ns=9),
         StageTiming(3, 6, 1),
@@ -150,7 +150,7 @@ def test_a_lone_pipeline_ends_when_its_first_stage_has_all_gradients_back() -> N
 
 
 def test_a_pipeline_drains_behind_each_inner_step() -> None:
-    """As equal groups as whole numbers allow; the first stage is the last to end each."""
+    """Groups are as equal as whole numbers allow, and the first stage is the last to end each."""
     stages = (
         StageTiming(2, 4, 4, out_ns=1, out_latency_ns=9, back_ns=1, back_latency_ns=9),
         StageTiming(3, 6, 4, weight_ns=3),
@@ -166,12 +166,12 @@ WHAT_RAN_LAST = "was_last"
 
 
 def test_nobody_else_chooses() -> None:
-    """What ran last decides in one place only; others note it and hand it on."""
+    """One place decides what ran last; others note it and hand it on."""
     package = Path(p2p_dtfm.__file__).parent
     places = [
         f"{path.relative_to(package)}:{node.lineno}"
         for path in sorted(package.rglob("*.py"))
-        if WHAT_RAN_LAST in (source := path.read_text())  # to parse all takes seconds
+        if WHAT_RAN_LAST in (source := path.read_text())  # parsing all takes seconds
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.If | ast.IfExp | ast.While | ast.BoolOp | ast.Compare)
         and any(map(_is_what_ran_last, itertools.chain.from_iterable(_decides(node))))

@@ -29,7 +29,7 @@ def tied_workload():
 
 
 def two_pipelines(stands_in: bool) -> Plan:
-    """a-b-c and d-f; where `stands_in`, f is lost and c has its place, too."""
+    """The pipelines a-b-c and d-f; where `stands_in`, f is lost and c has its place, too."""
     one = (Stage("a", 0, 2, 1), Stage("b", 2, 4, 1), Stage("c", 4, 6, 1))
     last = Stage("c", 4, 6, 1, stands_in=True) if stands_in else Stage("f", 4, 6, 1)
     two = (Stage("d", 0, 4, 1), last)
@@ -74,7 +74,7 @@ def test_a_wait_for_the_other_end_is_one_that_the_plan_knows() -> None:
 
 
 def test_the_planner_counts_what_the_ends_give_each_other() -> None:
-    """Of two peers with memory for half a model each: the same plan, slower by the exchange."""
+    """Two peers with memory for half a model each get the same plan, slower by the exchange."""
     half = [Peer(memory_bytes=4 * (workload(4, 8).block.state_bytes + (8 << 20)))] * 2
     plain, tied = (snapshot(half, work) for work in (workload(4, 8), tied_workload()))
     plans = [compute_plan(each) for each in (plain, tied)]
@@ -92,7 +92,7 @@ COUNTS = {"c": 4, "f": 4}
 
 
 def said_of_ends(plan: Plan, **other: bytes) -> dict[str, Prepared]:
-    """`other`: who has something else of the end that it is given."""
+    """All Prepared of a step. `other`: by peer, what else it was given of the end."""
     found = {}
     for peer in plan.stage_holders():
         norms: dict[int, float] = {}
@@ -120,7 +120,7 @@ def test_what_both_ends_say_of_one_matrix_is_alike() -> None:
 
 
 def test_who_gives_another_sum_and_who_has_got_it_are_in_doubt_and_no_norm_is_compared() -> None:
-    """From another sum follow another norm and another state: nobody lies who says so."""
+    """From another sum follow another norm and another state, and nobody lies who says so."""
     plan = two_pipelines(stands_in=False)
     said = said_of_ends(plan, d=b"x" * 16)
     norms = dict.fromkeys(said["d"].squared_norms, 9.0)

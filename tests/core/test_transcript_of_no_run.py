@@ -1,4 +1,4 @@
-"""What no run can have, though all who are named in it have signed it."""
+"""Transcripts of what no run can have, though all who are named in them have signed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,8 +29,8 @@ from tests.core.test_transcripts_of_two_lineages import (
 
 
 def test_a_step_after_the_last_one_is_none() -> None:
-    """Whoever computes it again starts from where the last one led: `verify` took that for the
-    step before for ever."""
+    """A reader that computes such a step again starts from where the last step led. `verify` waited
+    for ever for the step before it."""
     step = SPEC.total_steps + 1
     checker, last = begun(), view("a", 1, step)
     checker.take(last)
@@ -42,7 +42,7 @@ def test_a_step_after_the_last_one_is_none() -> None:
 
 
 def test_there_is_no_step_before_the_first() -> None:
-    """Whoever had a transcript could add one to it, of nobody's work, and nothing undid it."""
+    """Whoever had a transcript could add such a step, of nobody's work, and nothing undid it."""
     odd = view("x", 1, -1)
     with pytest.raises(NotTrue, match="from step -1"):
         begun().take(odd)
@@ -55,7 +55,7 @@ def test_there_is_no_step_before_the_first() -> None:
 def agreed(
     plan: Plan, workload: Workload = WORKLOAD, more: Sequence[PeerRecord] = (), **of_second: Any
 ) -> TookOver:
-    """By two members."""
+    """A view that two members have agreed on."""
     records = [record("a"), msgspec.structs.replace(record("b"), **of_second)]
     shot = founding_snapshot(SPEC.digest(), workload, records)
     shot = msgspec.structs.replace(shot, records=(*shot.records, *more))

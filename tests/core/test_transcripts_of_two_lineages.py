@@ -1,5 +1,5 @@
-"""Who was in two parts of a swarm has steps of two lineages in one file: those count that lead to
-where it is now, and none of those that a later view has given up."""
+"""A peer that was in two parts of a swarm has steps of two lineages in one file. Those count that
+lead to where the peer is now, and none that a later view has given up."""
 
 from collections.abc import Sequence
 
@@ -36,8 +36,8 @@ def view(
     lineage: str = "",
     says_step: int | None = None,
 ) -> TookOver:
-    """Of one member alone. A view of an even number was planned. `says_step`: what the writer says
-    where the view took over, in place of where it did."""
+    """A view of one member alone; a view of an even number was planned. `says_step`: the step at
+    which the writer says the view took over, in place of the true one."""
     plan = Plan((Pipeline((Stage(name, 0, LAYERS, 1),), 0, SPEC.microbatches_per_step),), (), 1)
     shot = msgspec.structs.replace(
         founding_snapshot(SPEC.digest(), WORKLOAD, [record(name)]),
@@ -55,7 +55,7 @@ def view(
 
 
 def words(taken: TookOver, step: int, base: str) -> Committed:
-    """A step of a view, from this lineage."""
+    """The words of a step of a view, from this lineage."""
     assert isinstance(taken.plan, Plan)
     (name,) = taken.plan.stage_holders()
     held_out = terms_of(SPEC).held_out_tokens(step, taken.plan, name)
@@ -70,7 +70,7 @@ def words(taken: TookOver, step: int, base: str) -> Committed:
 
 
 def committed(checker: Checker, taken: TookOver, steps: Sequence[int], base: str = "") -> str:
-    """These steps, one after the other; where they lead."""
+    """Commit these steps one after the other. Returns the lineage to which they lead."""
     for step in steps:
         checker.take(words(taken, step, base))
         base = checker._lineage[step + 1]
@@ -84,7 +84,8 @@ def begun() -> Checker:
 
 
 def elsewhere(steps: int) -> tuple[TookOver, str]:
-    """Another part of the swarm has come so far by itself; its view, and its lineage."""
+    """Another part of the swarm has come this many steps by itself. Returns its view and its
+    lineage."""
     other, first = begun(), view("b", 1, 0)
     other.take(first)
     return first, committed(other, first, range(steps))
@@ -94,8 +95,8 @@ def elsewhere(steps: int) -> tuple[TookOver, str]:
 def test_who_goes_over_to_a_part_that_has_come_less_far_has_no_false_transcript(
     is_planned: bool,
 ) -> None:
-    """Its file was refused from then on, by everybody, for all that it had ever seen: the step in
-    which it was let in starts from another state than its own step of that number had left."""
+    """Everybody refused its file from then on, for all that it had ever seen. The step in which it
+    was let in starts from another state than its own step of that number had left."""
     checker, alone = begun(), view("a", 1, 0)
     checker.take(alone)
     committed(checker, alone, range(5))
@@ -125,8 +126,8 @@ def test_within_a_view_and_into_the_next_planned_one_each_step_starts_where_the_
 
 
 def test_what_a_view_has_given_up_stays_given_up_wherever_its_writer_says_that_it_began() -> None:
-    """Of an unplanned view its members have signed from which step it goes on. The line beside it
-    is its writer's word alone: by another number there, and one step left out, steps that had been
+    """Members of an unplanned view have signed from which step it goes on; the line beside it is
+    its writer's word alone. With another number there and one step left out, steps that had been
     taken back counted for those who had done them."""
     checker, first = begun(), view("a", 1, 0)
     checker.take(first)
@@ -158,8 +159,8 @@ def test_the_first_step_starts_from_what_the_run_begins_with(number: int) -> Non
 
 
 def test_a_view_whose_line_is_lost_costs_its_own_steps_and_accuses_nobody() -> None:
-    """Its disk was full for a moment, or a byte of it has changed: the next Prepared was of no view
-    in the file, and the one who had rightly signed it was named for that."""
+    """The writer's disk was full for a moment, or a byte of the line has changed. The next Prepared
+    was of no view in the file, and the peer that had rightly signed it was named for that."""
     checker, first = begun(), view("a", 1, 0)
     checker.take(first)
     led_to = committed(checker, first, range(3))
@@ -183,7 +184,8 @@ def test_words_of_several_steps_are_no_step() -> None:
 
 
 def test_a_view_that_nobody_has_agreed_on_is_none() -> None:
-    """Its contributors must have signed it: of none there was nobody whose signature lacked."""
+    """A view's contributors must have signed it. A view without contributors lacked nobody's
+    signature."""
     taken = view("a", 1, 0)
     shot = msgspec.structs.replace(taken.snapshot, contributors=())
     assert isinstance(taken.plan, Plan)
@@ -193,8 +195,8 @@ def test_a_view_that_nobody_has_agreed_on_is_none() -> None:
 
 
 def test_who_looks_at_the_finished_model_once_more_in_a_later_view_goes_no_other_way() -> None:
-    """One member stayed after the end, as somebody always does: its whole transcript was said to be
-    of another way than that of the one that had left."""
+    """One member stayed after the end, as somebody always does. Its whole transcript was said to be
+    of another way than that of the member that had left."""
     end = SPEC.total_steps
     one, other, first = begun(), begun(), view("a", 1, 0)
     for checker in (one, other):

@@ -205,7 +205,7 @@ def _timed(device: Device, work: Workload, chance: random.Random) -> Device:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_contiguous_cut_is_faster_than_the_plan(seed: int) -> None:
-    """By the simulator, message by message, of all orders of all peers, or of some of them."""
+    """The simulator plays, message by message, all orders of all peers, or of some of them."""
     shot = drawn(random.Random(seed))
     plan = compute_plan(shot)
     assert isinstance(plan, Plan)
@@ -224,7 +224,8 @@ def test_no_contiguous_cut_is_faster_than_the_plan(seed: int) -> None:
 
 
 def test_a_cut_avoids_the_wide_boundary() -> None:
-    """Equal layers in time, of which one gives on a hundred times as much as the others."""
+    """The layers take equal time, but one of them passes on a hundred times as much as the
+    others."""
     sizes = [sizes_of((1, 8))] * 2 + [sizes_of((100, 8))] + [sizes_of((1, 8))] * 3
     work = workload_of(listed([size | {"parameters": n + 1} for n, size in enumerate(sizes)]))
     assert work.unlike is not None
@@ -259,7 +260,7 @@ def test_time_is_that_of_the_layers_themselves() -> None:
 def test_stages_that_recompute_hold_more_layers(recompute: str) -> None:
     sizes = [sizes_of((64, 64)) | {"saved_values": 1 << 20} for _ in range(6)]
     work = workload_of(listed(sizes, compute={"recompute": recompute}))
-    room = 3 * work.cost(1).saved_bytes  # of one microbatch in three layers
+    room = 3 * work.cost(1).saved_bytes  # the bytes of one microbatch in three layers
     shot = snapshot([Peer(memory_bytes=room + (1 << 20))] * 2, work)
     plan = compute_plan(shot)
     assert isinstance(plan, Plan)
@@ -279,8 +280,8 @@ def test_memory_that_no_peer_has_is_said_by_layer() -> None:
 
 
 def test_a_processor_more_does_not_stop_cards_that_hold_all_layers() -> None:
-    """Of two that offer as much a card holds more: nobody takes its place among those that are
-    tried in every order."""
+    """Of two peers that offer as much, a card holds more. Nobody takes its place among those that
+    are tried in every order."""
     parameters = (118, 341, 82, 180, 110, 303, 280, 291)
     work = workload_of(listed([sizes_of((4,), each) for each in parameters]))
     cards = [2400, 5968, 5216, 2272, 5360, 10160]

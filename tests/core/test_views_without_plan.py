@@ -1,4 +1,4 @@
-"""Who says that its view has no plan is believed by nobody who knows the plan."""
+"""A member that says its view has no plan is believed by nobody who knows the plan."""
 
 import msgspec
 
@@ -41,7 +41,7 @@ def test_by_whom_it_is_known() -> None:
 
 
 def test_it_names_no_newcomers_after_a_failure() -> None:
-    """All waited for those that a member had invented."""
+    """Otherwise all waited for newcomers that a member had invented."""
     plan = fixed_plan(SNAPSHOT, (3,))
     view = View(SNAPSHOT, plan)
     liar = contribution("c", view, None, joiners=INVENTED)

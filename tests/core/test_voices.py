@@ -1,4 +1,4 @@
-"""Whose voice counts of those who are gone, and on what proof."""
+"""Whose voice counts of the members that are gone, and on what proof."""
 
 import msgspec
 import pytest
@@ -19,7 +19,7 @@ FOUNDER = "f"
 
 
 def view(number: int, members: str, signed: str = "") -> Certificate:
-    """Of members, signed by them or by those given."""
+    """A view of these members, signed by them or by those given."""
     named = tuple(Member(name, 1) for name in members)
     made, said = ViewId(number, f"{number}" * 8), members_digest(named)
     makers = [Member(name, 1) for name in signed or members]
@@ -74,8 +74,8 @@ def test_no_more_farewells_are_heard_than_anybody_keeps() -> None:
 
 @pytest.mark.parametrize("is_agreed_on", [True, False])
 def test_newcomers_of_a_failed_attempt_speak_for_nobody(is_agreed_on: bool) -> None:
-    """More of them than members were named in it, and the members had signed it. Who knows nothing
-    of that attempt goes by signatures, and by most of those who signed it last."""
+    """The attempt named more newcomers than members, and the members had signed it. A peer that
+    knows nothing of it goes by signatures, and by most of those who signed it last."""
     world = swarm(["a", "b"])
     present, newcomers = view_of(world, "a").id, [Member(f"n{number}", 1) for number in range(3)]
     named = (Member("a", 1), Member("b", 1), *newcomers)

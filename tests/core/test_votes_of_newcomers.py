@@ -1,5 +1,5 @@
-"""Strangers that ask to be let in may be more than the members, as keys are made for nothing. What
-counts is what most members say, and no word of a newcomer costs a member its place."""
+"""Keys cost nothing, so strangers that ask to be let in may be more than the members. What most
+members say counts, and no word of a newcomer costs a member its place."""
 
 from collections.abc import Callable
 
@@ -63,7 +63,7 @@ def knows_something_else(said: AgreementMessage) -> AgreementMessage | None:
 
 
 class Stranger(SimulatedPeer):
-    """Of those with such a name; all others are honest."""
+    """A peer that is a stranger where its name says so; all others are honest."""
 
     lie: Lie
 
@@ -104,7 +104,7 @@ def test_however_many_strangers_lie_members_stay_and_others_come_in(lie: Lie) ->
 
 
 class ShutsOut(SimulatedPeer):
-    """One of the members accuses all newcomers, each time."""
+    """A member that accuses all newcomers, each time."""
 
     def receive(self, sender: str, message: AgreementMessage) -> None:  # type: ignore[override]
         super().receive(sender, message)
@@ -115,7 +115,7 @@ class ShutsOut(SimulatedPeer):
 
 
 def test_a_member_that_accuses_all_newcomers_keeps_them_out_for_a_while_only() -> None:
-    """It has accused others in vain before, as most members say."""
+    """Most members say that this member has accused others in vain before."""
     world = swarm(NAMES, peer_type=ShutsOut, timing=LAN)
     world.liars = frozenset({"a"})
     for name in ("f", "g"):
@@ -141,7 +141,8 @@ def test_a_newcomer_in_doubt_with_a_member_goes_and_the_member_stays() -> None:
 
 
 def test_no_member_is_silent_in_a_planned_attempt_by_the_word_of_others() -> None:
-    """It may have promised in its Prepared to wait for an earlier view, and must not answer."""
+    """The member may have promised in its Prepared to wait for an earlier view, and must not
+    answer."""
     view = PresentView(ViewId(2, "e" * 64), (A, B, C), None)
     strangers = [Member(name, 1) for name in STRANGERS]
     attempt = Attempt(A, 4, True, view.view, WORKLOAD.layer_count)

@@ -1,5 +1,5 @@
-"""Who does not say that it is ready for the next view, though most are, is suspected; who hears of
-it later than others is not."""
+"""A member is suspected that does not say it is ready for the next view, though most are. A member
+that hears of the view later than others is not."""
 
 from p2p_dtfm.core.liveness.pace import SECOND_NS
 from p2p_dtfm.core.liveness.vouches import PATIENCE_NS, STEPS_ENOUGH, Vouches

@@ -1,4 +1,4 @@
-"""Who computes another's work again lacks what that one got, of whoever gave it."""
+"""An auditor lacks what the audited member got, of whoever gave it."""
 
 import pytest
 
@@ -10,9 +10,9 @@ from tests.core.audit.parts import two_by_two
 from tests.daemon.trainer_parts import view_of
 
 VIEW = View(view_of(1, 2).snapshot, two_by_two())
-"""a and c begin, b and d end."""
+"""A plan in which a and c begin, b and d end."""
 FRAME = Lack("a", Kind.ACTIVATION, 1, 0)
-"""That went to b."""
+"""A frame that went to b."""
 
 
 @pytest.mark.parametrize("owed", list(Kind))
@@ -35,7 +35,8 @@ def test_nobody_lacks_what_its_maker_gives_to_nobody() -> None:
 def test_who_says_that_it_gives_an_auditor_nothing_is_no_end_for_others(
     gives: bool, end: str
 ) -> None:
-    """One of the two lies, and all others accused the one that was named, asked or not."""
+    """One of the two lies. All others accused the member that was named, whether it was asked or
+    not."""
     owed = Lack("d", Kind.AUDIT)
     mine = Work(VIEW.id, 3, False, (owed,))
     said = {

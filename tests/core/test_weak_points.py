@@ -1,4 +1,4 @@
-"""Whose loss would cut the swarm, against networkx."""
+"""Whose loss would cut the swarm, compared with networkx."""
 
 import random
 
@@ -11,7 +11,7 @@ from tests.core.builders import record
 
 
 def records_of(pairs: set[tuple[int, int]], count: int):
-    """Only the first of each pair has measured the link."""
+    """Records in which only the first of each pair has measured the link."""
     return [
         record(
             f"p{at:02d}",

@@ -1,4 +1,4 @@
-"""How tensors travel: owners by bandwidth, codecs by what keeps up, the same at both ends."""
+"""How tensors travel: bandwidth chooses owners, codecs must keep up, and both ends choose alike."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,8 +74,8 @@ def test_a_boundary_takes_the_first_codec_that_keeps_up() -> None:
 
 
 def test_a_stage_in_the_middle_sends_two_tensors_over_one_uplink() -> None:
-    """Each alone would keep up in fp32; both together only in fewer bytes, which is also what the
-    planner counts."""
+    """Each tensor alone would keep up in fp32; both together only do in fewer bytes, which the
+    planner counts as well."""
     allowed = CodecSpec(activations=("fp32", "bf16"), gradients=("fp32", "fp16"))
     spec = run_spec(codecs=allowed)
     names = (A, B, C)
@@ -88,7 +88,7 @@ def test_a_stage_in_the_middle_sends_two_tensors_over_one_uplink() -> None:
 
 
 def chunk_elements(bytes_per_s: int, width: int) -> list[int]:
-    """Of one segment that two hold, over links of such a rate."""
+    """The sizes of the chunks of one segment that two peers hold, over links of such a rate."""
     spec = run_spec(model={**MODEL, "width": width})
     peers = [Peer(uplink_bytes_per_s=bytes_per_s, downlink_bytes_per_s=bytes_per_s)] * 2
     plan = Plan((alone(A, 0, 1), alone(B, 1, 1)), (), 0)
@@ -100,13 +100,15 @@ def chunk_elements(bytes_per_s: int, width: int) -> list[int]:
 
 
 def test_over_a_slow_link_a_chunk_takes_no_longer_than_a_hundredth_of_a_second() -> None:
-    """Else the next one's part waits for all of it, and its own sum as well."""
+    """Otherwise the next chunk's part waits for the whole of this one, and this one's sum waits as
+    well."""
     slow, slower, fast = (chunk_elements(rate, 128) for rate in (20_000_000, 1_000_000, 1 << 40))
     assert max(slow) <= 20_000_000 // 100 // 4 < max(fast)
     assert max(slower) <= LEAST_CHUNK_ELEMENTS, "and is worth a frame"
 
 
 def test_what_travels_for_long_is_cut_into_few_chunks() -> None:
-    """A large segment over a slow link: else what members claim is mostly digests."""
+    """A large segment goes over a slow link. Cut finely, what members claim would be mostly
+    digests."""
     chunks = chunk_elements(1_000_000, 768)
     assert 32 <= len(chunks) <= 48 and LEAST_CHUNK_ELEMENTS < max(chunks) <= CHUNK_ELEMENTS

@@ -1,4 +1,5 @@
-"""Who tells a word to all but one does not have that one out: the others pass it on."""
+"""A member that tells a word to all but one does not have that one out: the others pass the word
+on."""
 
 import pytest
 
@@ -18,7 +19,7 @@ VICTIM, LIAR = "a", "d"
 
 
 class KeepsBack(SimulatedPeer):
-    """From one of the others alone, whatever of this kind."""
+    """A peer that keeps words of some kind back from one of the others."""
 
     kind: type = type(None)
 
@@ -38,19 +39,20 @@ def keeps_back(kind: type) -> AgreementWorld:
 
 
 def test_a_prepared_kept_from_one_is_passed_on() -> None:
-    """It could not commit, and all others, who had gone on, took it for who holds up the step."""
+    """The member without the word could not commit. All others had gone on, and took it for holding
+    up the step."""
     world = keeps_back(SignedPrepared)
     view = view_of(world, VICTIM)
     trains_on(world, NAMES, within_s=30)
-    trains_on(world, NAMES, within_s=10)  # and is as late in no later step
+    trains_on(world, NAMES, within_s=10)  # and the member is as late in no later step
     world.run_to(world.now_ns + 30 * SECOND_NS)
     assert view_of(world, VICTIM).id == view.id == view_of(world, LIAR).id
 
 
 @pytest.mark.parametrize("newcomer", ["e", "n", "o", "x"])
 def test_who_has_just_been_let_in_is_not_drawn_to_pass_on_what_it_has_not(newcomer: str) -> None:
-    """The last step before it comes is committed by those that were there, and one of them lacks a
-    word: for good, where it was the newcomer that was to give it."""
+    """The members that were there commit the last step before the newcomer comes. One of them
+    lacked a word for good, where the newcomer was to give it."""
     world = keeps_back(SignedPrepared)
     before = lives(world, NAMES)
     world.add_peer(newcomer)
@@ -62,7 +64,8 @@ def test_who_has_just_been_let_in_is_not_drawn_to_pass_on_what_it_has_not(newcom
 
 
 def test_who_says_that_it_lacks_all_leaves_room_for_who_lacks_one() -> None:
-    """And what nobody lacks any more is passed on twice for some steps, not to the view's end."""
+    """Words that nobody lacks any more are passed on twice for some steps, not to the view's
+    end."""
     names = [*"abcdef"]
     world = swarm(names)
     peer = world.peers["b"]

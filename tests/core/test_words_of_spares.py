@@ -1,5 +1,5 @@
-"""One that says less than it has come to sends nobody back, where few stage-holders are there to
-speak against it, or none; nor does one that has come further than others."""
+"""A member that understates how far it has come sends nobody back, where few or no stage-holders
+can speak against it. A member that has come further than others sends nobody back either."""
 
 import msgspec
 import pytest
@@ -28,7 +28,7 @@ CUT = SavedState(5, "as of step 5", (0, 1))
 
 
 def present_of(holders: str, view: ViewId = VIEW) -> PresentView:
-    """Each of them holds a layer, or the only one both."""
+    """A view in which each holder has one layer, or the only one has both."""
     ends = (1, 2) if len(holders) == 2 else (2,)
     firsts = (0, *ends)
     stages = tuple(Stage(it, firsts[n], ends[n], 1) for n, it in enumerate(holders))
@@ -55,14 +55,15 @@ def part(member: Member, present: PresentView, step: int, **changes: object) -> 
 
 
 def spare(member: Member, holders: str, step: int = STEP, **changes: object) -> Contribution:
-    """With all Prepared of the step that it has committed, as those of few holders travel."""
+    """A spare's contribution with all Prepared of the step that it has committed, as few holders'
+    Prepared travel."""
     last = RetainedStep(VIEW, step - 1, "base", None, (), said(holders, step - 1))
     return part(member, present_of(holders), step, retained=last, **changes)
 
 
 @pytest.mark.parametrize("view", [VIEW, BEFORE], ids=["here", "elsewhere"])
 def test_a_spare_that_understates_its_step_sends_nobody_back(view: ViewId) -> None:
-    """The only one with a stage has died. It may be back, or there is a copy to go back to."""
+    """The only stage-holder has died. It may be back, or there is a copy to go back to."""
     liar = part(B, present_of("a", view), 0)
     kept = {"cuts": (CUT,), "saved": (CUT,)}
     two = [liar, spare(C, "a", **kept)]
@@ -81,7 +82,7 @@ def test_honest_spares_at_unlike_steps_do_not_lower_the_floor() -> None:
 
 
 def test_what_one_alone_says_to_have_come_to_is_not_shown_by_less() -> None:
-    """Nor by the Prepared of some view that it alone says it is in."""
+    """Prepared of some view in which the member alone says it is show it no better."""
     fellows = [spare(it, "a") for it in (B, C)]
     far = msgspec.structs.replace(spare(D, "a"), step=60)
     assert BelievedClaims([*fellows, far]).furthest() == STEP
@@ -93,7 +94,7 @@ def test_what_one_alone_says_to_have_come_to_is_not_shown_by_less() -> None:
 
 @pytest.mark.parametrize("accepts_loss", [False, True])
 def test_a_holder_that_understates_its_step_has_signed_how_far_it_was(accepts_loss: bool) -> None:
-    """The other one has died, and the copy to which all could go back counted for nothing."""
+    """The other holder has died. The copy to which all could go back counted for nothing."""
     liar = part(B, present_of("ab"), 0, accepts_loss=accepts_loss)
     signed = PendingStep(STEP - 1, "base", said("b"), ())
     honest = [
@@ -108,7 +109,8 @@ def test_a_holder_that_understates_its_step_has_signed_how_far_it_was(accepts_lo
 
 
 def test_who_has_gone_further_does_not_deny_the_copies_of_its_layers() -> None:
-    """Nobody else can go there, and what an outcome that most tell led to is kept by a guardian."""
+    """Nobody else can go as far. A guardian keeps the state to which the outcome led that most tell
+    of."""
     outcome, present = StepOutcome(7, 1.0, 0.0, 4, None, None), present_of("ab")
     after = Target(8, extend("base", 7, VIEW, outcome.digest))
     told = RetainedStep(VIEW, 7, "base", outcome, ())

@@ -1,10 +1,8 @@
-"""What was said in steps that are over convicts nobody by what colluders say of them now; nor does
-what few have said so far of the one under way.
-
-A few pass on what an honest member signed in a step that has long been committed, without what the
-others said there, and sign something else for it themselves: they were most of those that anything
-was heard of, and had all honest ones out, each by another step.
-"""
+"""What members said in steps that are over convicts nobody by what colluders say of these steps
+now. Nor does what few have said so far of the step under way. A few pass on what an honest member
+signed in a step committed long ago, without what others said there. They sign something else for it
+themselves. They were most of those that anything was heard of, and had all honest members out, each
+by another step."""
 
 import msgspec
 import pytest
@@ -65,8 +63,8 @@ def honest_parts() -> list[Contribution]:
     ("view", "step"), [(NOW, STEP), (NOW, 20), (BEFORE, 20)], ids=["now", "behind", "another-view"]
 )
 def test_colluders_frame_nobody_by_what_most_were_not_asked_of(view: ViewId, step: int) -> None:
-    """Each honest one by a step of its own, in which nobody but the colluders is heard beside
-    it."""
+    """Each honest member is accused by a step of its own, in which only the colluders are heard
+    beside it."""
     passed_on = []
     for number, victim in enumerate(HONEST):
         of = 11 + number
@@ -86,7 +84,7 @@ def test_nobody_has_others_counted_by_a_view_in_which_it_is_alone() -> None:
 
 
 def test_in_the_step_under_way_and_the_last_one_the_odd_one_is_out() -> None:
-    """Most are there, whether they have committed it or are about to."""
+    """Most members are there, whether they have committed the step or are about to."""
     for step in (STEP, STEP - 1):
         true = [said(it, step) for it in NAMES[:7]]
         passed_on = (*true, said("h", step, norm=9.0))
@@ -102,7 +100,8 @@ def test_who_has_signed_two_things_of_a_step_that_is_over_is_out_in_any_case() -
 
 
 def test_where_most_pass_nothing_on_of_a_step_a_few_convict_nobody_by_it() -> None:
-    """As of the last step where many have a stage, and of all where a view is planned."""
+    """This is so for the last step where many have a stage, and for all steps where a view is
+    planned."""
     passed_on = (said("a", STEP - 1), *(said(it, STEP - 1, norm=9.0) for it in COLLUDERS))
     parts = [part(it, ()) for it in HONEST]
     found = evidence([*parts, *(part(it, passed_on) for it in COLLUDERS)], TERMS)
@@ -121,6 +120,6 @@ def test_who_speaks_first_in_the_step_under_way_is_not_the_odd_one_among_collude
     found = evidence([part(it, passed_on) for it in NAMES], TERMS)
     assert not set(found.left_out) & set(HONEST), found.told()
     assert not any(set(pair) & set(HONEST) for pair in found.doubts)
-    # whom more than half of all contradict is out, whoever is missing
+    # the peer that more than half of all contradict is out, whoever is missing
     passed_on = (*(said(it, STEP) for it in HONEST[:5]), said("h", STEP, norm=9.0))
     assert set(evidence([part(it, passed_on) for it in NAMES], TERMS).liars) == {"h"}

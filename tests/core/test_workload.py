@@ -84,7 +84,7 @@ def test_what_a_replica_keeps_to_itself_counts_as_state() -> None:
 
 
 def test_of_a_state_parameters_and_moments_are_fetched_and_gradients_follow() -> None:
-    """What a replica keeps to itself moves nowhere, and what is frozen is fetched once."""
+    """What a replica keeps to itself never moves, and what is frozen is fetched once."""
     local = {"sync": {"mode": "local", "inner_steps": 2}}
     lossy = {"codecs": {"reduction": "sparse"}}
     model = {**run_spec().model.model_dump(), "initial": "ab" * 32}

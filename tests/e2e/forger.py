@@ -1,5 +1,5 @@
-"""Somebody who has the keys of all members and writes another history than there was, signed anew
-throughout: only who computes it again can tell."""
+"""A forger has the keys of all members and writes another history than there was, signed anew
+throughout. Only a reader that computes the works again can tell."""
 
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -34,7 +34,8 @@ def keys_of(homes: Collection[Path]) -> dict[str, Identity]:
 
 
 def other_gradients(share: Share) -> Share:
-    """Of the first segment, as of somebody who has flipped its signs: the norms are the same."""
+    """Other gradients of the first segment, as if their signs were flipped: the norms are the
+    same."""
     first = min(share.parts)
     other = tuple(bytes(byte ^ 255 for byte in part) for part in share.parts[first])
     return msgspec.structs.replace(share, parts={**share.parts, first: other})
@@ -47,8 +48,8 @@ def forged(
     change: Change = other_gradients,
     state: Callable[[Prepared], Prepared] = lambda prepared: prepared,
 ) -> list[Entry]:
-    """With other works of these stage-holders in these steps, to which all have sworn; `state`:
-    what these say of them besides."""
+    """The history with other works of these stage-holders in these steps, to which all have sworn.
+    `state`: what these stage-holders say of their works besides."""
     plan, found = None, list[Entry]()
     (run_digest,) = (digest_bytes(it.run_spec) for it in entries if isinstance(it, Began))
     signers = {it: signing_in(run_digest, key.sign) for it, key in keys.items()}
@@ -102,7 +103,7 @@ def _heard(prepared: Prepared, share: Share, plan: Plan, signers: dict[str, Sign
 
 
 def _got_that(peer: str, shares: dict[str, Share], liars: Collection[str], plan: Plan) -> Share:
-    """Whoever has summed it says that it has got just that."""
+    """The peer that has summed those gradients says that it got exactly them."""
     mine = shares[peer]
     got = dict(mine.got)
     for number, each in mine.got.items():
@@ -125,7 +126,8 @@ def _losses_of(prepared: Prepared) -> bytes:
 
 
 def _told_that(share: Share, losses: dict[str, bytes]) -> Share:
-    """Whoever has the head has told just what it states, and whoever was told has heard that."""
+    """The holder of the head told exactly what it states, and those that were told have heard
+    it."""
     told = {it: was and losses.get(it, was) for it, was in share.losses.items()}
     return msgspec.structs.replace(share, losses=told)
 

@@ -16,7 +16,8 @@ from tests.forked import run_to_its_end
 
 Program = Callable[..., tuple[int, str, str]]
 DEADLINE_S = 240.0
-"""Long, since a busy machine is no reason to fail; what succeeds waits for nothing."""
+"""The deadline is long, since a busy machine is no reason to fail; what succeeds waits for
+nothing."""
 ENDS_WITHIN_S = 10.0
 
 
@@ -56,7 +57,7 @@ def step_of(child: Child) -> int:
 
 
 def safe_of(child: Child) -> int:
-    """Steps that a crash of one peer cannot take back, as it says itself."""
+    """Steps that a crash of one peer cannot take back, as the daemon says itself."""
     facts = child.status()
     return -1 if facts is None or facts["safe_step"] is None else int(facts["safe_step"])
 
@@ -66,7 +67,7 @@ def logged(child: Child, text: str) -> bool:
 
 
 def shards_of(child: Child) -> set[str]:
-    """Names of the run's files that a peer has."""
+    """Names of the run's files that a daemon has."""
     return {path.name for path in child.home.glob("runs/*/blobs/*") if path.name[0] != "."}
 
 
@@ -77,15 +78,15 @@ def state_of(child: Child) -> tuple[str, str]:
 
 
 def takes_part(child: Child) -> bool:
-    """Whether it is in a view. Where the plan is faster without it, it is a spare there."""
+    """Whether the daemon is in a view. Where the plan is faster without it, it is a spare there."""
     return state_of(child)[0] in ("training", "spare")
 
 
 def run_program(
     *arguments: str | Path, deadline_s: float = DEADLINE_S, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """`p2p-dtfm` with these arguments, to its end; it must not show a traceback, and an error
-    must be explained in the documentation."""
+    """Run `p2p-dtfm` with these arguments, to its end. It must show no traceback, and the
+    documentation must explain an error."""
     done = run_to_its_end(arguments, deadline_s, environment)
     assert "Traceback" not in done.stderr, done.stderr
     assert_errors_are_explained(done.stderr)
@@ -93,7 +94,7 @@ def run_program(
 
 
 def assert_errors_are_explained(told: str) -> None:
-    """What a user is told stands in the documentation, too."""
+    """The documentation has each error that a user is told."""
     for line in told.splitlines():
         if line.startswith("error: "):
             assert heading_of(line.removeprefix("error: ")), f"not in {PAGE}: {line}"
@@ -115,7 +116,7 @@ def processes_of(directory: Path) -> list[list[str]]:
 
 
 def assert_nothing_is_left(directory: Path) -> None:
-    """The p2pd of a daemon that was killed ends by itself, within a moment."""
+    """No process is left; the p2pd of a killed daemon ends by itself, within a moment."""
     wait_until(lambda: not processes_of(directory), "no process is left", ENDS_WITHIN_S)
 
 

@@ -13,7 +13,8 @@ def assert_equals_the_plain_loop(
     child: Child, steps: int, *, may_repeat: bool = False, besides: Child | None = None
 ) -> None:
     """`may_repeat`: steps after the last checkpoint were committed twice, before and after.
-    `besides`: who went on while this one was away; what it committed meanwhile counts as well."""
+    `besides`: the daemon that went on while this one was away; what it committed meanwhile counts
+    as well."""
     torch.set_num_threads(1)
     expected = plain_losses(child.home, steps)
     assert expected is not None, "no checkpoint was saved"

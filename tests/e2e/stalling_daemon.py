@@ -1,7 +1,5 @@
-"""The program, but for an engine that stops at a step and says nothing of it.
-
-`STALLS_AT`: the step, and whether it says that it waits for others, as in `12,waits`.
-"""
+"""The program with an engine that stops at a step and says nothing of it. `STALLS_AT`: the step,
+and whether it says that it waits for others, as in `12,waits`."""
 
 import asyncio
 import os
@@ -23,7 +21,7 @@ class _Stalling(step_engine.StepEngine):
 
 
 class _Lying(step_watch.StepWatch):
-    """Says that it waits for the others, and accuses nobody."""
+    """A watch that says it waits for the others, and accuses nobody."""
 
     def tick(self, *given: Any) -> list[Any]:
         return [] if STEP else super().tick(*given)
@@ -43,7 +41,7 @@ def _install() -> None:
     from p2p_dtfm.testbed.lies.daemon import be_equal_and_near
 
     be_equal_and_near()
-    layer = LayerTiming(1_000_000, 2_000_000)  # who waits is patient for some planned steps
+    layer = LayerTiming(1_000_000, 2_000_000)  # a waiting peer is patient for some planned steps
     device = Device("cpu", "equal", 4 << 30, layer, layer, layer)
     world.Machine.measure_device = lambda *given: device  # type: ignore[assignment]
     from p2p_dtfm.daemon.node.participation import participant

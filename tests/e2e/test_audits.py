@@ -1,5 +1,5 @@
-"""With audits, who computes something else than its share is found in the step in which it does,
-whatever it says of it, and nothing of it stays: the others' losses are those of one machine."""
+"""With audits, a member that computes something else than its share is found in that same step,
+whatever it says. Nothing of it stays: the others' losses are those of one machine."""
 
 import time
 from pathlib import Path
@@ -53,7 +53,8 @@ def play(directory: Path, data: Path, lie: Lie) -> None:
 def test_two_liars_of_four_are_barred_one_after_the_other(
     tmp_path: Path, prepared_data: Path
 ) -> None:
-    """One leaves out a microbatch; of the three that stay one says another loss than it has."""
+    """One liar leaves out a microbatch. Of the three that stay, one says another loss than it
+    has."""
     lies = {1: Lie("skipped", LIED_AT), 2: Lie("loss", LIED_AT + 8)}
     with swarm(tmp_path, prepared_data, lies, STEPS, AUDIT) as (local, _):
         first, *liars, last = local.children
@@ -68,7 +69,7 @@ def test_two_liars_of_four_are_barred_one_after_the_other(
 
 
 def blamed(child: Child, honest: list[Child]) -> bool:
-    """Whether one of the honest was left out for its work."""
+    """Whether one of the honest members was left out for its work."""
     ids = [(other.status() or {})["peer_id"] for other in honest]
     return any(logged(child, f"{peer_id}: works otherwise") for peer_id in ids)
 
@@ -88,7 +89,8 @@ def test_one_liar_of_four_that_lies_a_little(tmp_path: Path, prepared_data: Path
 def test_nobody_is_blamed_in_a_swarm_that_loses_members(
     tmp_path: Path, prepared_data: Path
 ) -> None:
-    """Each with another number of threads; one is killed and a newcomer comes in its place."""
+    """Each member has another number of threads. One is killed, and a newcomer comes in its
+    place."""
     spec = write_spec(
         tmp_path,
         total_steps=HONEST_STEPS,

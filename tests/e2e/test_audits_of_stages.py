@@ -1,5 +1,5 @@
-"""Audits of stages that are not the whole model: three pipelines of two, so that each stage has two
-replicas that compute its work again. Nothing that was found wrong stays."""
+"""Audits of stages that are not the whole model. In three pipelines of two stages, two replicas of
+each stage compute its work again. Nothing that was found wrong stays."""
 
 import re
 import time
@@ -63,7 +63,7 @@ def until(honest: list[Child], step: int, limit_s: float = 150) -> None:
 
 
 def doubted(children: list[Child]) -> set[str]:
-    """Whoever was one of two that nobody could decide between."""
+    """The members in doubt: each was one of two between which nobody could decide."""
     texts = [(child.home / "stderr").read_text(errors="replace") for child in children]
     pairs = [re.findall(r"leaves out one of (\w+) and (\w+):", text) for text in texts]
     return {peer_id for found in pairs for pair in found for peer_id in pair}
@@ -80,7 +80,7 @@ def test_one_liar_of_six(tmp_path: Path, prepared_data: Path, kind: str) -> None
         honest = [child for number, child in enumerate(local.children) if number != LIAR]
         assert len(set(layers(local))) == 2, layers(local)
         wait_until(lambda: any(logged(child, TOLD[kind]) for child in honest), "it is found")
-        if TOLD[kind] == UNLIKE:  # of the two one has lost its place, and it may be the honest one
+        if TOLD[kind] == UNLIKE:  # one of the two has lost its place, and it may be the honest one
             wait_until(lambda: bool(doubted(honest)), "one of two is left out")
             honest = [it for it in honest if (it.status() or {})["peer_id"] not in doubted(honest)]
             assert len(honest) >= 3

@@ -136,7 +136,7 @@ def test_a_founder_with_damaged_data_is_told_before_anyone_joins(
 
 
 def log_line(child: Child, text: str) -> str:
-    """The first line of its log with that text, as its terminal shows it."""
+    """The first line of the child's log with that text, as its terminal shows it."""
     lines = (child.home / "stderr").read_text(errors="replace").splitlines()
     return next(line for line in lines if text in line)
 
@@ -146,7 +146,7 @@ def largest(directory: Path) -> Path:
 
 
 def corrupt(path: Path) -> None:
-    """Other bytes of the same number, in a file of its own."""
+    """Replace the file by a new one, with as many other bytes."""
     changed = bytes(byte ^ 1 for byte in path.read_bytes())
     path.unlink()
     path.write_bytes(changed)
@@ -187,7 +187,7 @@ def test_short_memory_is_named_and_ends_when_a_peer_joins_whose_damaged_shards_a
         assert mended
         for name in mended:
             assert (seeded / name).read_bytes() == (blobs / name).read_bytes()
-        for child in swarm.children:  # both: neither has to wait until the other has its layers
+        for child in swarm.children:  # both: neither must wait until the other has its layers
             child.process.send_signal(signal.SIGTERM)
         for child in swarm.children:
             assert child.process.wait(DEADLINE_S) == 0, child.log_tail()
@@ -216,7 +216,7 @@ class Live:
 
 @pytest.fixture(scope="module")
 def live(prepared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """One daemon that trains alone; every test here must leave it training."""
+    """A daemon that trains alone; every test here must leave it training."""
     directory = tmp_path_factory.mktemp("live")
     spec = write_spec(
         directory,
@@ -266,7 +266,7 @@ async def stranger(live: Live, directory: Path) -> AsyncIterator[Stranger]:
 def with_stranger(
     live: Live, directory: Path, scenario: Callable[[Stranger], Awaitable[None]]
 ) -> str:
-    """Run a scenario; the stranger's peer id."""
+    """Run a scenario with a stranger. Returns the stranger's peer id."""
 
     async def run() -> str:
         async with asyncio.timeout(DEADLINE_S), stranger(live, directory) as one:
@@ -277,7 +277,7 @@ def with_stranger(
 
 
 def frame_of(live: Live, **changes: object) -> FrameHeader:
-    """A frame that would do no harm in a view of which the stranger is a part."""
+    """A frame that would do no harm in a view to which the stranger belongs."""
     facts = live.facts
     values: dict[str, object] = {
         "view_number": facts["view"],
@@ -295,7 +295,7 @@ def frame_of(live: Live, **changes: object) -> FrameHeader:
 
 
 async def send_raw(one: Stranger, lane: str, run_digest: str, header: FrameHeader) -> bytes:
-    """Say hello on a stream, send a frame's header, and return what the daemon says to that."""
+    """Say hello on a stream and send a frame's header. Returns what the daemon says to that."""
     reader, writer = await one.host.open_stream(one.target, f"/p2p-dtfm/1/bulk/{lane}", 10)
     hello = encode(LaneHello(BULK_VERSION, run_digest, lane, session=1, stripe=0))
     body = encode(header)
@@ -310,8 +310,8 @@ async def send_raw(one: Stranger, lane: str, run_digest: str, header: FrameHeade
 
 
 def test_who_has_no_place_sends_no_tensors(live: Live, tmp_path: Path) -> None:
-    """Whatever the frame claims: the stream is closed before its hello is read. What members send
-    is judged by its header (`tests/net/test_bulk.py`) and by what is due of them."""
+    """Whatever the frame claims, the daemon closes the stream before it reads the hello. It judges
+    what members send by its header (`tests/net/test_bulk.py`) and by what is due of them."""
     memory_bytes = resident_bytes(live.founder)
     claims = {"payload_bytes": TWO_TO_THE_40, "shape": (TWO_TO_THE_40 // 4,)}
 

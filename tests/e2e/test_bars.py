@@ -1,4 +1,5 @@
-"""Who was convicted stays out: whatever it says in a new life, and whoever has started again."""
+"""A convicted member stays out, whatever it says in a new life, and whichever members have started
+again."""
 
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ AUDIT = {"audit": {"rate": 1.0}}
 STEPS = 100_000
 LIED_AT = 5
 AGAIN_S = 14.0
-"""Who was left out for anything else is heard again after ten seconds."""
+"""A member that was left out for anything else is heard again after ten seconds."""
 
 
 def barred(child: Child) -> set[str]:
@@ -22,7 +23,7 @@ def barred(child: Child) -> set[str]:
 
 
 def is_told(child: Child) -> bool:
-    """Of its bar, on its own screen."""
+    """Whether the convicted member is told of its bar on its own screen."""
     facts = child.status() or {}
     problems = [it["what"] for it in facts.get("problems", ())]
     told = [text for text in (facts.get("reason", ""), *problems) if "barred until step" in text]
@@ -43,7 +44,7 @@ def stays_out(liar: str, honest: list[Child]) -> None:
 
 @pytest.mark.nightly
 def test_who_is_found_out_and_says_no_more_is_barred(tmp_path: Path, prepared_data: Path) -> None:
-    """A Prepared of its own is not needed to prove that it lies."""
+    """A Prepared of the liar's own is not needed to prove that it lies."""
     lies = {2: Lie("mute", LIED_AT)}
     with swarm(tmp_path, prepared_data, lies, STEPS, AUDIT) as (local, _):
         liar = local.children[2]

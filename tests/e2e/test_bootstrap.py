@@ -27,7 +27,7 @@ PUBLIC_PORT = 28744
 def bootstrap_node(
     home: Path, listen: str = "/ip4/127.0.0.1/tcp/0", more: Sequence[str] = ()
 ) -> Iterator[tuple]:
-    """The process, and its address."""
+    """The bootstrap node's process, and its address."""
     command = [sys.executable, "-m", "p2p_dtfm", "bootstrap", "--home", str(home), "--json"]
     command += ["--listen", listen, *more]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -62,7 +62,7 @@ def members(child: Child) -> int:
     return len((child.status() or {}).get("members", ()))
 
 
-@pytest.mark.nightly  # docs/bootstrap.md is typed in each run, up to the node's end
+@pytest.mark.nightly  # commands of docs/bootstrap.md are typed in each run, up to the node's end
 def test_a_swarm_meets_at_a_bootstrap_node_and_outlives_it(tmp_path: Path) -> None:
     spec = write_spec(tmp_path)
     with (
@@ -85,7 +85,8 @@ def test_a_swarm_meets_at_a_bootstrap_node_and_outlives_it(tmp_path: Path) -> No
 
 @pytest.mark.nightly
 def test_a_node_that_was_started_again_shows_a_run_to_everybody(tmp_path: Path) -> None:
-    """As its owner does it: the run's digest is known only once it is founded through the node."""
+    """The owner of the node does it so: the run's digest is known only once the run is founded
+    through the node."""
     with LocalSwarm(tmp_path, ["--threads", "1", "--dashboard", "off"]) as swarm:
         with bootstrap_node(tmp_path / "bootstrap") as (_, address):
             run = ["--run", str(write_spec(tmp_path)), "--initial-peers", address]

@@ -84,7 +84,7 @@ steps = 4
 
 @pytest.mark.nightly
 def test_a_scenario_is_played_with_its_own_faults(tmp_path: Path) -> None:
-    """A newcomer is cut off: alone it is too few, so it waits, and comes back when links heal."""
+    """A newcomer is cut off. Alone it is too few, so it waits, and comes back when links heal."""
     scenario, kept = tmp_path / "lively.toml", tmp_path / "kept"
     scenario.write_text(PLAYED)
     spec = write_spec(tmp_path, limits={"min_members": 2})
@@ -93,13 +93,13 @@ def test_a_scenario_is_played_with_its_own_faults(tmp_path: Path) -> None:
     assert report["ok"], (report["violations"], done.stderr[-2000:])
     assert set(report["recovery_s"]) == {"join", "partition", "degrade"}
     assert "far-1" not in report["peers"] and not report["emulated"]
-    under_way = 1  # its last Prepared may have come to one side alone
+    under_way = 1  # the newcomer's last Prepared may have come to one side alone
     assert report["given_up_steps"] <= under_way, "who is cut off alone does not train"
     log = (kept / "far-1" / "stderr").read_text()
     (history,) = (kept / "far-1").glob("runs/*/events.jsonl")
     events = map(json.loads, history.read_text().splitlines())
     views = [event for event in events if event["event"] == "view"]
-    counts = [len(view["members"]) for view in views]  # the last ones are of those that leave
+    counts = [len(view["members"]) for view in views]  # the last views are of those that leave
     assert 1 in counts and "waiting: " in log, log[-2000:]
     assert 4 in counts[counts.index(1) :], "and it is back"
 

@@ -17,7 +17,8 @@ CONTEXT = 48
 
 
 def run_on_conversations(directory: Path) -> tuple[Path, RunSpec]:
-    """Prepared as a user would; answers are of unlike lengths, so microbatches weigh unlike."""
+    """A run prepared as a user would; answers are of unlike lengths, so microbatches weigh
+    unlike."""
     rows = [
         {"prompt": f"say {n}: ", "completion": chr(97 + n % 26) * (1 + n % 17)} for n in range(400)
     ]

@@ -106,7 +106,7 @@ def test_data_are_prepared_trained_on_and_written_from(tmp_path: Path, program: 
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "--initial-peers /ip4/127.0.0.1" in done.stdout
-    lines = [json.loads(line) for line in done.stderr.splitlines()]  # not a terminal
+    lines = [json.loads(line) for line in done.stderr.splitlines()]  # stderr is not a terminal
     said = [re.match(r"([a-z]+): (.+)", line["message"]) for line in lines]
     states = [found[1] for found in said if found]
     order = [states.index(name) for name in ("measuring", "training", "done")]

@@ -29,7 +29,8 @@ FEW_LEVELS: tuple[tuple[Codecs, Codecs], ...] = (
 
 
 class Boundary(nn.Module):
-    """There and back through two codecs, in one process, for one microbatch after the other."""
+    """A boundary forward and back through two codecs, in one process, for one microbatch after the
+    other."""
 
     def __init__(self, spec: RunSpec, layer: int, names: tuple[str, str]) -> None:
         super().__init__()
@@ -70,7 +71,7 @@ class Coded(torch.autograd.Function):
 
 
 def reference(spec: RunSpec, names_before: Mapping[int, tuple[str, str]]) -> ReferenceRun:
-    """The plain loop, with these codecs before these layers."""
+    """The plain loop with these codecs before these layers."""
     run = ReferenceRun(spec, synthetic_batch(spec))
     modules = list(run.model)
     for layer, names in sorted(names_before.items(), reverse=True):
@@ -86,8 +87,7 @@ def reference(spec: RunSpec, names_before: Mapping[int, tuple[str, str]]) -> Ref
 def test_losses_equal_the_plain_loop_with_the_same_codecs_on_the_same_edges(
     tmp_path: Path, edges: tuple[tuple[Codecs, Codecs], ...], tolerance: float
 ) -> None:
-    """Four peers; each edge has what the plan says, which is not what the run names first.
-
+    """Each edge among four peers has what the plan says, which is not what the run names first.
     Where levels are few, a sum in another order moves some value a whole level now and then."""
     every = ("fp32", "bf16", "int8", "rotated6", "rotated4", "subspace")
     allowed = CodecSpec(activations=every, gradients=every)

@@ -1,5 +1,5 @@
-"""Founders that are killed and come back with the same line. Members that come back with none are
-in `test_restart`."""
+"""Founders are killed and come back with the same line. Members that come back with none are in
+`test_restart`."""
 
 import contextlib
 import itertools
@@ -28,7 +28,7 @@ from tests.e2e.helpers import (
 from tests.e2e.walking_daemon import MODULE
 
 TOGETHER_WITHIN_S = 30.0
-"""From the start of the process that comes back, on an idle machine."""
+"""Seconds from the start of the process that comes back, on an idle machine."""
 
 
 def kill(child: Child) -> None:
@@ -37,7 +37,7 @@ def kill(child: Child) -> None:
 
 
 def are_one_swarm(children: list[Child]) -> bool:
-    """All are members of the same view, and it has committed steps that all have seen."""
+    """Whether all are members of the same view, in which all have seen committed steps."""
     said = [child.status() or {} for child in children]
     ids = {json.dumps((facts.get("view"), facts.get("snapshot"))) for facts in said}
     names = {tuple(facts.get("members", ())) for facts in said}
@@ -45,8 +45,8 @@ def are_one_swarm(children: list[Child]) -> bool:
 
 
 def assert_nothing_was_lost_or_counted_twice(stayed: Child, returned: Child) -> None:
-    """Each step of the lineage that stays once at who stayed, any that is repeated with the same
-    loss, and the same losses at who came back."""
+    """The daemon that stayed has each step of the lineage that stays once. A repeated step has the
+    same loss, and the daemon that came back has the same losses."""
     events = [event for event in stayed.events() if event["event"] == "step"]
     steps = [event["step"] for event in events]
     went_back = [n for n, (one, other) in enumerate(pairwise(steps)) if other != one + 1]
@@ -59,8 +59,8 @@ def assert_nothing_was_lost_or_counted_twice(stayed: Child, returned: Child) -> 
 
 
 def is_the_same(one: float, other: float) -> bool:
-    """But for the order in which it was added up: a step that is repeated after a failure is cut
-    otherwise, and was 2.4e-8 off."""
+    """The same but for the order of adding up. A step repeated after a failure is cut otherwise,
+    and was 2.4e-8 off."""
     return math.isclose(one, other, rel_tol=1e-6)
 
 
@@ -95,15 +95,15 @@ def test_without_a_past_nothing_is_begun(tmp_path: Path) -> None:
 def test_of_a_home_that_runs_here_and_copied_elsewhere_the_older_daemon_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lock of its identity lies on each machine by itself; both trained alone for as long as
-    both ran, and the third was thrown out by one or the other."""
+    """The lock of an identity lies on each machine by itself. Both daemons trained alone for as
+    long as both ran, and one or the other threw the third one out."""
     line = ["--run", str(write_endless_spec(tmp_path))]
     with LocalSwarm(tmp_path, ["--threads", "1", "--dashboard", "off", "--log", "human"]) as swarm:
         founder, address = swarm.found(line)
         member = swarm.join(address)
         wait_until(lambda: are_one_swarm([founder, member]), "they train together")
         copy, elsewhere = tmp_path / "copy", tmp_path / "elsewhere"
-        with contextlib.suppress(shutil.Error):  # it lives: a file that is gone meanwhile
+        with contextlib.suppress(shutil.Error):  # the home is in use: a file that is gone meanwhile
             shutil.copytree(founder.home, copy, ignore=shutil.ignore_patterns("*.sock", "std*"))
         elsewhere.mkdir()
         monkeypatch.setenv("TMPDIR", str(elsewhere))

@@ -45,7 +45,7 @@ LOCAL = SyncSpec(mode="local", inner_steps=2, outer_learning_rate=0.9, outer_mom
 
 
 class Wire:
-    """What the peers send, by codec and kind."""
+    """Counts what the peers send, by codec and kind."""
 
     def __init__(self) -> None:
         self.bytes: dict[tuple[str, str], int] = {}
@@ -151,7 +151,8 @@ def test_muon_in_step_equals_the_plain_loop(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_daemons_train_with_muon_through_a_join_and_a_crash(tmp_path: Path) -> None:
-    """In step, so that every loss is the plain loop's: states that moved brought their momentum."""
+    """The daemons are in step, so every loss is the plain loop's: states that moved brought their
+    momentum."""
     steps = 60
     spec = write_spec(
         tmp_path,
@@ -189,7 +190,7 @@ def test_daemons_train_with_muon_through_a_join_and_a_crash(tmp_path: Path) -> N
 def test_daemons_train_compressed_and_locally_through_a_crash(
     tmp_path: Path, codecs: CodecSpec, optimizer: OptimizerSpec
 ) -> None:
-    """Few bytes, local steps; one of three is killed in the middle."""
+    """Few bytes travel, steps are local, and one of three daemons is killed in the middle."""
     steps = 60
     spec = write_spec(
         tmp_path,

@@ -38,8 +38,9 @@ def offers_of(swarm: LocalSwarm) -> list[Path]:
 def test_peers_join_and_leave_mid_run_and_the_loss_is_that_of_one_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory for half the model each makes pipelines; one joins late, one leaves early. They walk,
-    and slowly: few steps, which cost processor, go by until the late one has come."""
+    """Memory for half the model each makes pipelines; one daemon joins late, and one leaves early.
+    They walk, and slowly, so few steps, which cost processor time, pass until the late one has
+    come."""
     monkeypatch.setenv("RESTS_S", "0.5")
     steps = 70
     spec = write_spec(
@@ -47,7 +48,7 @@ def test_peers_join_and_leave_mid_run_and_the_loss_is_that_of_one_machine(
         total_steps=steps,
         model={"layers": 4, "width": 64, "heads": 2, "context": 64, "vocabulary": 256},
         evaluation={"every_steps": 50, "sequences": 4},
-        # gentle steps: else rounding differences grow tenfold every ten steps, as chaos does
+        # gentle steps: otherwise rounding differences grow tenfold every ten steps, as chaos does
         optimizer={"peak_learning_rate": 2e-4, "warmup_steps": 20},
     )
     half = ["--memory-gib", "0.0049"]
@@ -146,7 +147,7 @@ def no_daemon_is_left(tmp_path: Path):
 
 @pytest.mark.nightly
 def test_a_replica_stands_in_for_a_killed_peer(tmp_path: Path) -> None:
-    """Two pipelines of two, as memory allows no other; one is killed in the middle of a step."""
+    """Memory allows only two pipelines of two; one daemon is killed in the middle of a step."""
     steps = 24
     spec = write_spec(
         tmp_path,

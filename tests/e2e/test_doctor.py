@@ -53,7 +53,7 @@ sys.exit(asyncio.run(node.run()))
 
 
 def ask_doctor(home: Path, *addresses: str, invite: str = "") -> tuple[int, dict[str, dict]]:
-    """(exit code, findings by name)"""
+    """(exit code, findings by name) of the doctor."""
     arguments = ["doctor", "--json", "--home", str(home), "--listen", LOOPBACK]
     for address in addresses:
         arguments += ["--initial-peers", address]
@@ -98,7 +98,8 @@ def test_a_healthy_machine_and_a_bootstrap_node(node_address: str, tmp_path: Pat
 
 
 def test_a_member_tells_what_it_trains_and_anybody_reads_what_it_can_do(tmp_path: Path) -> None:
-    """A stranger sees device, links, run and plan in the directory, and what itself would add."""
+    """A stranger sees device, links, run and plan in the directory, and what its own device would
+    add."""
     spec = write_endless_spec(tmp_path)
     with LocalSwarm(tmp_path, ["--threads", "1"], MODULE) as swarm:
         founder, address = swarm.found(["--run", str(spec)])
@@ -127,7 +128,7 @@ def test_a_member_tells_what_it_trains_and_anybody_reads_what_it_can_do(tmp_path
 
 
 def published(address: str) -> dict:
-    """What `peers --initial-peers` says, once a member is in a view; else nothing."""
+    """What `peers --initial-peers` says once a member is in a view; before that, nothing."""
     done = CliRunner().invoke(app, ["peers", "--initial-peers", address, "--json"])
     if done.exit_code or not (found := json.loads(done.stdout))["plan"]:
         time.sleep(1)
@@ -136,7 +137,7 @@ def published(address: str) -> dict:
 
 
 async def worth_at(folder: Path, address: str) -> Worth | None:
-    """Of a machine a hundred times as fast as any."""
+    """What a machine a hundred times as fast as any would be worth."""
     host = await Host.start(folder / "fast.key", [LOOPBACK], (), [address])
     try:
         return await ask_worth(host, [address], Newcomer(lambda spec: device(speed=1000)))

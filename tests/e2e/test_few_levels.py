@@ -17,12 +17,13 @@ from tests.e2e.test_partial_replay import scenario
 
 CUT = 3
 MOVED = 3e-4
-"""Of a loss: replicas add in another order than the plain loop, and on some processors that moves a
-value a whole one of so few levels."""
+"""The tolerance of a loss. Replicas add in another order than the plain loop. On some processors
+that moves a value a whole one of so few levels."""
 
 
 class Frames:
-    """What crossed the boundary, by what it is; a step that is made again sends some anew."""
+    """Counts what crossed the boundary, by kind; a step that is made again sends some frames
+    anew."""
 
     def __init__(self, codec: str) -> None:
         self.codec = codec

@@ -49,7 +49,7 @@ def imported_run(directory: Path) -> Path:
 
 
 def run_in(home: Path, steps: int) -> tuple[RunSpec, Dataset]:
-    """What a home trained for so many steps, as its last checkpoint says."""
+    """What a home trained in so many steps, as its last checkpoint says."""
     manifest_path = next(home.glob(f"runs/*/checkpoints/step-{steps:08d}/manifest.json"))
     spec: RunSpec = read_manifest(manifest_path.parent).spec()
     blobs = BlobStore(Home(home).run_directory(spec.digest()) / "blobs")
@@ -60,7 +60,7 @@ def run_in(home: Path, steps: int) -> tuple[RunSpec, Dataset]:
 
 
 def expected_losses(home: Path, initial: Path, steps: int) -> list[float]:
-    """Those of the plain loop from the same weights."""
+    """The losses of the plain loop from the same weights."""
     torch.set_num_threads(1)
     spec, dataset = run_in(home, steps)
     reference = ReferenceRun(spec, Batches(dataset, spec))
@@ -91,13 +91,13 @@ def test_two_peers_go_on_from_an_imported_model(tmp_path: Path) -> None:
     theirs, ours = (
         {n: json.loads((tmp_path / d / n).read_text()) for n in KEPT} for d in ("hf", "out")
     )
-    # which states no end: what the run's texts end with is said there
+    # the model states no end: the run's texts say what they end with
     theirs["generation_config.json"]["eos_token_id"] = [0]
     assert ours == theirs
 
 
 def losses_of_transformers(home: Path, model: PreTrainedModel, steps: int) -> list[float]:
-    """Those of transformers' own model under torch's AdamW, on the run's data."""
+    """The losses of transformers' own model under torch's AdamW, on the run's data."""
     torch.set_num_threads(1)
     spec, dataset = run_in(home, steps)
     return losses_of(model, spec, Batches(dataset, spec), steps)
@@ -108,8 +108,9 @@ def losses_of_transformers(home: Path, model: PreTrainedModel, steps: int) -> li
 def test_two_by_two_daemons_train_as_transformers_does(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Grouped queries and stretched positions; one daemon is killed, and another one joins. They
-    say that they are equal and near: what a busy machine measures left two of them spares."""
+    """The model has grouped queries and stretched positions. One daemon is killed, and another one
+    joins. The daemons say that they are equal and near, since what a busy machine measures left two
+    of them spares."""
     if case == "gpt2":
         model = made(case, vocab_size=256, n_positions=128, n_embd=128, n_inner=512)
     else:
@@ -149,7 +150,8 @@ def test_two_by_two_daemons_train_as_transformers_does(
 def test_a_tied_head_stays_tied_through_a_join_a_leave_and_a_kill(
     case: str, count: int, gibibytes: str, tmp_path: Path
 ) -> None:
-    """Whoever has a copy of the matrix in the end has the same bits, wherever it lies."""
+    """Whichever daemon has a copy of the matrix in the end has the same bits, wherever the copy
+    lies."""
     steps, compared = 600, 60
     model = tied_model(case)
     model.save_pretrained(tmp_path / "hf")
@@ -164,7 +166,7 @@ def test_a_tied_head_stays_tied_through_a_join_a_leave_and_a_kill(
         wait_until(lambda: step_of(founder) >= 5, "five steps")
         held = [set(child.status()["layers"]) for child in swarm.children]
         assert any({0, 3} <= each for each in held) is not bool(room)
-        # the last that holds an end: the founder, where the plan gives all layers to it alone
+        # the last one that holds an end: the founder, where the plan gives all layers to it alone
         *_, place = (n for n, layers in enumerate(held) if {0, 3} & layers)
         victim = swarm.children[place]
         rest = [child for child in swarm.children if child is not victim]

@@ -1,4 +1,5 @@
-"""A stranger says what it likes to three daemons: none ends, none goes elsewhere, all train on."""
+"""A stranger says what it likes to three daemons. None ends, none goes elsewhere, and all train
+on."""
 
 import asyncio
 import contextlib
@@ -52,7 +53,7 @@ class Stranger:
         self.heard: list[tuple[str, AgreementMessage]] = []
         self.control: ControlPlane | None = None
         self.welcome: Welcome | None = None
-        """What it answers to those who look for a run."""
+        """What the stranger answers to those that look for a run."""
         self.asked = 0
 
     def sign_in(self, run_digest: str) -> Sign:
@@ -75,7 +76,7 @@ class Stranger:
 
 
 async def forge(one: Stranger, peers: list[str], view: ViewId, run_digest: str) -> None:
-    """Everything that can be said without being anybody."""
+    """Everything that a stranger can say without being a member."""
     fake, sign = ViewId(10**6, "f" * 64), one.sign_in(run_digest)
     ready = stated(Ready(one.me, fake, "e" * 64, members_digest((one.me,))), sign)
     proof = certified(fake, (one.me,), (ready,))
@@ -93,7 +94,7 @@ async def forge(one: Stranger, peers: list[str], view: ViewId, run_digest: str) 
 
 
 async def join_with_another_plan(one: Stranger, target: str, run_digest: str) -> int:
-    """Take part honestly, then say Ready with a plan that nobody else has; how often."""
+    """Take part honestly, then say Ready with a plan that nobody else has. Returns how often."""
     assert one.control is not None
     addresses, lies = await one.host.addresses(), 0
     hello = pack(1, Hello(PROTOCOL_VERSION, addresses))
@@ -134,8 +135,8 @@ async def join_with_another_plan(one: Stranger, target: str, run_digest: str) ->
 
 
 async def mislead(one: Stranger, member: str, join: Callable[[str], None]) -> None:
-    """A daemon is told of this peer first, which says that the run is complete; and then, to
-    another one, that it is under way, and keeps what belongs to it."""
+    """A daemon is told of this peer first, which says that the run is complete. To another daemon
+    the peer says that the run is under way, and keeps back what belongs to it."""
     assert one.control is not None
     hello = pack(1, Hello(PROTOCOL_VERSION, await one.host.addresses()))
     true = decode(await one.control.call(member, hello, 5), Welcome)
@@ -146,7 +147,7 @@ async def mislead(one: Stranger, member: str, join: Callable[[str], None]) -> No
 
 
 def join_through(swarm: LocalSwarm, addresses: list[str]) -> None:
-    """It becomes a member, whoever answers first."""
+    """The stranger becomes a member, whichever daemon answers first."""
     more = [word for address in addresses[1:] for word in ("--initial-peers", address)]
     child = swarm.join(addresses[0], more)
     wait_until(lambda: step_of(child) >= 1, "is let in", 60)
@@ -186,7 +187,7 @@ def test_a_strangers_claims_and_another_plan_move_nobody(
             log = (child.home / "stderr").read_text(errors="replace")
             assert "Traceback" not in log and "rejoins" not in log, log[-2000:]
         assert lies, "the newcomer had its say"
-        # Each of three who join costs an attempt or a few; what was claimed began at a million.
+        # Each joiner among three costs an attempt or a few; what was claimed began at a million.
         views = {facts_of(child)["view"] for child in swarm.children}
         assert max(views) < before["view"] + 100
 

@@ -40,7 +40,7 @@ PAUSED_LIMIT_BYTES = 120 * MIB
 
 
 def busy_threads(process: psutil.Process, until: Callable[[], bool]) -> list[float]:
-    """CPU seconds of each thread that computed meanwhile, in falling order."""
+    """CPU seconds of each thread that computed until then, in falling order."""
     before = {thread.id: thread.user_time for thread in process.threads()}
     wait_until(until, "time to measure")
     spent = [thread.user_time - before.get(thread.id, 0.0) for thread in process.threads()]
@@ -64,7 +64,7 @@ class Dashboard:
         return json.loads(self._request("GET", "/api/state", {}).read())
 
     def offers(self) -> list[str]:
-        """None while one process takes the page over from another."""
+        """The actions on offer; none while one process takes the page over from another."""
         try:
             events = self._request("GET", "/api/events", {})
         except (OSError, http.client.HTTPException):
@@ -100,10 +100,10 @@ def test_limits_hold_and_a_pause_frees_memory_while_the_others_train_on(
         evaluation={"every_steps": 10_000, "sequences": 4},
         data={"source": str(prepared_data)},
     )
-    limit_bytes = 100 * MIB  # a checkpoint has 22
+    limit_bytes = 100 * MIB  # a checkpoint takes 22 MiB
     limits = ["--threads", "1", "--disk-gib", str(limit_bytes / (1 << 30))]
     with LocalSwarm(tmp_path, module=MODULE) as swarm:
-        # one that no other daemon would choose while this one starts as a smaller process
+        # a port that no other daemon chooses while this one starts as a smaller process
         own_port = ["--dashboard", str(free_port())]
         founder, address = swarm.found(["--run", str(spec), *limits, *own_port])
         process = psutil.Process(founder.process.pid)
@@ -150,7 +150,7 @@ def test_the_whole_process_stays_under_its_memory_limit(
     prepared_data: Path, tmp_path: Path
 ) -> None:
     """Each of two peers may hold too little for the whole model, so each also guards the other's
-    half; checkpoints copy what they save. Peaks are the kernel's own figures."""
+    half. Checkpoints copy what they save. Peaks are the kernel's own figures."""
     spec = write_spec(
         tmp_path,
         total_steps=1_000_000,

@@ -1,4 +1,4 @@
-"""A crash right after a planned view, when a layer has just come to have a single holder."""
+"""A crash comes right after a planned view, when a layer has just come to have a single holder."""
 
 import os
 import signal
@@ -19,9 +19,8 @@ STEPS_AFTER = 10
 def test_who_holds_a_layer_alone_may_die_as_soon_as_it_does(tmp_path: Path) -> None:
     """Four peers with room for half of the layers each are two pipelines, and three are one. Nobody
     saves a checkpoint, so what a single peer has would be lost with it, back to the first step.
-
-    Guardians that kept up have their part of the first cut; those that lagged may be without it
-    yet, and then a cut of the view before counts, which was safe."""
+    Guardians that kept up have their part of the first cut. Guardians that lagged may lack it yet;
+    then a cut of the view before counts, which was safe."""
     spec = write_endless_spec(tmp_path, checkpoint={"every_steps": 100_000})
     half = ["--threads", "1", "--memory-gib", "0.0049"]
     with LocalSwarm(tmp_path) as swarm:

@@ -1,5 +1,5 @@
-"""A run by invitation, with real daemons: who is invited joins, who is not learns nothing, and who
-is revoked goes and does not come back."""
+"""A run by invitation, with real daemons. An invited peer joins, a stranger learns nothing, and a
+revoked peer goes and does not come back."""
 
 import asyncio
 import contextlib
@@ -43,8 +43,8 @@ def invited(member: Child, *options: str) -> str:
 
 
 async def snoop(folder: Path, address: str, known: dict[str, Any]) -> list[bytes]:
-    """Everything that a copy of this software gets out of a member, though it is even told which
-    run that is, and of which data."""
+    """Everything that a copy of this software gets out of a member, though it even knows the run
+    and its data."""
     host = await Host.start(folder / "snoop.key", LOOPBACK, initial_peers=[address])
     member, got = address.rsplit("/", 1)[1], list[bytes]()
 
@@ -128,9 +128,9 @@ def test_a_line_works_while_one_member_lives_and_the_founder_comes_back(tmp_path
         guest = swarm.start(["--invite", invited(founder, "--may-invite")])
         wait_until(lambda: takes_part(guest), "the guest trains")
         joined_at = next(it["step"] for it in guest.events() if it["event"] == "view")
-        # it may be a spare, and until it has copies the founder's death takes the layers with it
+        # the guest may be a spare; until it has copies the founder's death takes the layers along
         wait_until(lambda: safe_of(founder) >= joined_at, "what the founder has is there twice")
-        # a spare fetches them ahead of need, and who is left without them waits for the founder
+        # a spare fetches layers ahead of need; one that is left without them waits for the founder
         wait_until(lambda: shards_of(guest) == shards_of(founder), "the data are there twice")
         before = invited(founder)
         kill(founder)

@@ -1,4 +1,5 @@
-"""One peer trains and another, without room for a stage, has copies of its layers: it is killed."""
+"""One peer trains, and another without room for a stage has copies of its layers. The trainer is
+killed."""
 
 import os
 import signal
@@ -26,7 +27,7 @@ STEPS_AFTER_KILL = 5
 
 @pytest.mark.nightly
 def test_training_goes_on_from_the_newest_whole_cut(tmp_path: Path) -> None:
-    """Nobody saves a checkpoint in time: what is not in the guardian's memory is lost."""
+    """Nobody saves a checkpoint in time, so what is not in the guardian's memory is lost."""
     spec = write_endless_spec(tmp_path, checkpoint={"every_steps": 100_000})
     threads = ["--threads", "1"]
     with LocalSwarm(tmp_path) as swarm:
@@ -58,7 +59,7 @@ def test_training_goes_on_from_the_newest_whole_cut(tmp_path: Path) -> None:
 
 
 def seconds_of(child: Child, first_step: int) -> float:
-    """Its time for the steps from this one on."""
+    """The time of this daemon's steps from this one on."""
     times = [it["time_s"] for it in child.events() if it["event"] == "step"]
     return float(times[-1] - times[-1 - (step_of(child) - first_step)])
 

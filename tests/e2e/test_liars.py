@@ -1,5 +1,5 @@
 """Members that lie lose their place. Nobody's daemon ends, nobody's states part, and the others'
-losses are those of one machine. Each run of the tests has some in virtual time
+losses are those of one machine. Each run of the tests has some liars in virtual time
 (`tests/testbed/test_virtual_lies.py`)."""
 
 import time
@@ -36,7 +36,7 @@ def swarm(
     steps: int = STEPS,
     more: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[LocalSwarm, str]]:
-    """Four members; `liars` says of which child what it lies about, from which step on."""
+    """Four members; `liars` says which child lies about what, and from which step on."""
     spec = write_spec(
         directory,
         total_steps=steps,
@@ -59,8 +59,8 @@ def watch(
     steps: int = STEPS,
     is_last_new: bool = False,
 ) -> None:
-    """Until the honest ones are done: none ends, and no commit is long in coming. A newcomer has
-    seen no earlier steps."""
+    """Watch until the honest daemons are done: none ends, and no commit is long in coming. A
+    newcomer has seen no earlier steps."""
     wait_until(lambda: all(step_of(child) >= 0 for child in honest), "the first step")
     newest, since_s = 0, time.monotonic()
     while min(step_of(child) for child in honest) < steps - 1:
@@ -79,7 +79,7 @@ def watch(
 
 @pytest.mark.nightly
 def test_two_liars_of_four(tmp_path: Path, prepared_data: Path) -> None:
-    """One sends gradients that are none, the other says of them what is not so."""
+    """One liar sends gradients that are none, and the other says of its own what is not so."""
     with swarm(tmp_path, prepared_data, {1: NORM, 2: NAN}) as (local, _):
         first, norm, nan, last = local.children
         watch([first, last], [norm, nan], [TOLD[NORM], TOLD[NAN]])

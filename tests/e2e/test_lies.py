@@ -1,5 +1,5 @@
-"""`p2p-dtfm chaos --lie`: each kind comes to what the design promises of it, and no honest member
-is barred or called a liar."""
+"""`p2p-dtfm chaos --lie`: each kind of lie comes to what the design promises of it. No honest
+member is barred or called a liar."""
 
 import json
 
@@ -25,7 +25,8 @@ def test_one_lies(kind: str) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("arguments", [("flip", "--rate", "0.2"), ("confess",)])
 def test_what_one_did_before_it_was_found_is_undone(arguments: tuple[str, ...]) -> None:
-    """With certainty of 99%: else nobody is drawn for it in twenty lying steps."""
+    """Audits find this liar with a certainty of 99%; otherwise nobody might be drawn for it in
+    twenty lying steps."""
     done = run_program("chaos", "--lie", *arguments, "--undo", "20", "--json", deadline_s=900)
     report = json.loads(done.stdout)
     assert done.returncode == 0 and report["ok"], report

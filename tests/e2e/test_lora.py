@@ -20,7 +20,7 @@ STEPS = 250
 
 
 def imported_run(directory: Path) -> Path:
-    """Adapters over a small Llama whose head is tied: its peers may hold parts all the same."""
+    """Adapters over a small Llama whose head is tied; its peers may still hold parts."""
     sizes = {"hidden_size": 64, "intermediate_size": 160, "tie_word_embeddings": True}
     model = made("llama3", vocab_size=256, max_position_embeddings=64, **sizes)
     for parameter in model.parameters():

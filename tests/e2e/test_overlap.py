@@ -17,15 +17,13 @@ from tests.e2e.swarm_in_process import EnginePeer, engine_peers, prepare_engines
 from tests.e2e.test_parity import even_plan, synthetic_batch
 
 PART_WAIT_S = 3.0
-"""So long the lowest layer waits for a part of those above it to go out: one that never does,
-as where reduction begins after the backward, goes out too late."""
+"""How long the lowest layer waits for a part of the layers above to go out. A part never goes out
+where reduction begins only after the backward."""
 
 
 def watched(peer: EnginePeer, events: list[tuple[str, int]], last: int) -> None:
-    """Note each layer's last gradient, and each part of a sum that is sent.
-
-    `last` is the last microbatch of the peer's pipeline.
-    """
+    """Note each layer's last gradient, and each part of a sum that is sent. `last` is the last
+    microbatch of the peer's pipeline."""
     engine = peer.engine
     assert engine is not None
     lowest, is_sent = min(engine.states), threading.Event()
@@ -97,7 +95,7 @@ def test_parts_are_sent_before_the_last_gradient_is_final(
 def test_no_stage_holds_more_than_planned_and_recomputing_changes_nothing(
     in_flight: int, tmp_path: Path
 ) -> None:
-    """Three stages; of the middle one a second step is computed with recomputation."""
+    """Three stages; a second step of the middle one is computed with recomputation."""
     torch.set_num_threads(1)
     spec = run_spec()
 

@@ -1,8 +1,6 @@
-"""A real daemon makes way while other programs use the machine, and comes back by itself.
-
-What the machine does is the test's to say: the daemon sees a `/proc/stat` of its own, in a mount
-namespace, for on a machine that others use, too, nobody could tell when it is free.
-"""
+"""A real daemon makes way while other programs use the machine, and comes back by itself. The test
+says what the machine does: the daemon sees a `/proc/stat` of its own, in a mount namespace. On a
+machine that others use, too, nobody could tell when it is free."""
 
 import os
 import re
@@ -23,8 +21,8 @@ from tests.programs import skip_without
 
 STAT = Path("/proc/stat")
 FASTER = 20
-"""Its time runs so much faster, so that what this program's processes really use, be it of other
-tests, is little of it."""
+"""How much faster the machine's time runs. What this program's processes, also of other tests,
+really use is then little of it."""
 IN_NAMESPACE = 'mount --bind "$0" /proc/stat && exec "$@"'
 
 
@@ -41,7 +39,7 @@ pytestmark = [pytest.mark.nightly, skip_without("namespaces", missing())]
 
 
 class Machine:
-    """Counts processor time as idle, or as some program's."""
+    """A machine that counts processor time as idle, or as some program's."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,7 +76,8 @@ class Machine:
             self._write()
 
     def _write(self) -> None:
-        """As long each time, in one piece: whoever reads sees the old one or the new one."""
+        """Write as many bytes each time, in one piece, so that a reader sees the old ones or the
+        new ones."""
         line = f"cpu  {self._user:015} 0 0 {self._idle:015} 0 0 0 0 0 0\n"
         os.pwrite(self._file, (line + self._rest).encode(), 0)
 

@@ -18,12 +18,12 @@ from tests.e2e.swarm_in_process import VIEW, EnginePeer, engine_peers, prepare_e
 
 STEPS = 12
 FEW = 4
-"""Where copies are bits: one that is off is so after the first step."""
+"""The tolerance where copies are bits: a copy that is off is so after the first step."""
 TOLERANCE = 1e-4
 
 
 def even_plan(peer_ids: list[str], stage_counts: tuple[int, ...], spec: RunSpec) -> Plan:
-    """Pipelines of these stage counts; microbatches in proportion to the stages."""
+    """A plan of pipelines with these stage counts; microbatches in proportion to the stages."""
     layers, microbatches, total = spec.model.layers + 2, spec.microbatches_per_step, 0
     pipelines = []
     for count in stage_counts:
@@ -54,7 +54,7 @@ def synthetic_batch(spec: RunSpec):
 
 @cache
 def plain_losses(spec: RunSpec) -> tuple[float, ...]:
-    """One process's, which are the same for every way to spread the steps."""
+    """The losses of one process, which are the same for every way to spread the steps."""
     return tuple(ReferenceRun(spec, synthetic_batch(spec)).losses(STEPS))
 
 
@@ -157,7 +157,7 @@ def test_a_tied_head_stays_the_embedding(stage_counts: tuple[int, ...], tmp_path
 
 
 def test_a_tied_head_is_one_matrix_with_a_lossy_reduction_too(tmp_path: Path) -> None:
-    """Two pipelines cut differently; what the ends give each other is not encoded."""
+    """Two pipelines are cut differently; what the ends give each other is not encoded."""
     torch.set_num_threads(1)
     model = {"layers": 2, "width": 32, "heads": 2, "context": 16, "vocabulary": 256}
     spec = run_spec(model=model | {"tied_head": True}, codecs={"reduction": "int8"})

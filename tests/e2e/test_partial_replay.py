@@ -1,9 +1,7 @@
-"""A stage-holder is lost in the middle of a step: what the others have computed is kept, and the
-loss is that of the plain loop.
-
-Engines in one process over real libp2p; who takes part in a view, and what is kept, is computed by
-`core.recovery.partial_replay` from what the engines said, as the agreement does.
-"""
+"""A stage-holder is lost in the middle of a step. What the others have computed is kept, and the
+loss is that of the plain loop. Engines in one process talk over real libp2p.
+`core.recovery.partial_replay` computes who takes part in a view, and what is kept, from what the
+engines said, as the agreement does."""
 
 import asyncio
 import contextlib
@@ -53,10 +51,10 @@ class Swarm:
     view: ViewId = field(default_factory=lambda: ViewId(1, "0" * 64))
     running: dict[str, "asyncio.Task[LocalResult]"] = field(default_factory=dict)
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Somebody has told how far it is."""
+    """Set when a peer tells how far it is."""
 
     def enter(self, step: int, plan: Plan, replay: PartialReplay | None = None) -> None:
-        """Everyone with a stage takes its place in a new view."""
+        """Each peer with a stage takes its place in a new view."""
         self.plan = plan
         self.view = ViewId(self.view.number + 1, "0" * 64)
         kept = {name: self.peers[name].engine for name in plan.stage_holders()}
@@ -83,8 +81,8 @@ class Swarm:
         self.news.set()
 
     async def until_forwards(self, name: str, count: int) -> None:
-        """It has done so many. Asked again only at news: who asks in each turn of the loop takes
-        the processor from those that compute."""
+        """Wait until the peer has done so many forwards. It checks only at news, since checking in
+        each turn of the loop takes the processor from those that compute."""
         async with asyncio.timeout(DEADLINE_S):
             while count_of(self.progress.get(name)) < count:
                 self.news.clear()
@@ -104,7 +102,7 @@ class Swarm:
             await task
 
     async def commit(self, step: int) -> float:
-        """Everyone ends the step; returns its loss."""
+        """All stage-holders end the step. Returns its loss."""
         transaction = StepTransaction(self.view, step, self.plan)
         async with asyncio.timeout(DEADLINE_S):
             results = await asyncio.gather(*self.running.values())
@@ -125,7 +123,7 @@ class Swarm:
         return outcome.loss
 
     async def until_quiet(self) -> None:
-        """Nobody can compute any more without the one that is lost."""
+        """Wait until nobody can compute any more without the lost peer."""
         quiet, last = 0, dict(self.progress)
         async with asyncio.timeout(DEADLINE_S):
             while quiet < QUIET_POLLS:
@@ -194,7 +192,7 @@ def with_stand_in(plan: Plan, lost: str) -> Plan:
 
 
 def alone(plan: Plan, number: int, spec: RunSpec) -> Plan:
-    """One pipeline is left, with all microbatches."""
+    """The plan in which one pipeline is left, with all microbatches."""
     pipeline = msgspec.structs.replace(
         plan.pipelines[number], first_microbatch=0, microbatch_count=spec.microbatches_per_step
     )
@@ -264,8 +262,8 @@ async def scenario(
 
 
 async def stood_in(swarm: Swarm, step: int, position: int) -> list[float]:
-    """A stage is lost and stood in for, while that goes on a frame is lost, and one more step
-    happens so before the plan is as it was."""
+    """A stage is lost, and a replica stands in. Meanwhile a frame is lost. One more step happens so
+    before the plan is as it was."""
     before, losses = swarm.plan, []
     lost = before.pipelines[0].stages[position].peer_id
     survivor = before.pipelines[0].stages[1 - position].peer_id
@@ -301,7 +299,7 @@ async def stood_in(swarm: Swarm, step: int, position: int) -> list[float]:
 
 
 async def lose_a_frame(swarm: Swarm, step: int, replay: PartialReplay, stand_in: str) -> None:
-    """The stand-in gets some way with both pipelines' microbatches; then all stop."""
+    """The stand-in computes some of both pipelines' microbatches; then all stop."""
     swarm.start(step, replay)
     own = count_of(swarm.progress[stand_in]) + 3
     await swarm.until_forwards(stand_in, own)
@@ -310,7 +308,7 @@ async def lose_a_frame(swarm: Swarm, step: int, replay: PartialReplay, stand_in:
 
 
 def count_of(progress: StageProgress | None) -> int:
-    """Of forwards."""
+    """The number of forwards."""
     return sum(count for _, count in forwarded(progress))
 
 

@@ -1,4 +1,4 @@
-"""Numbers that are none are refused where they arrive, and their sender is named."""
+"""Numbers that are not finite are refused where they arrive, and their sender is named."""
 
 import asyncio
 import math
@@ -51,7 +51,8 @@ def test_who_sends_it_is_named(
 
 
 async def poison(peer: EnginePeer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its parameters, and so all that it sends; its own threads find nothing wrong."""
+    """Poison the peer's parameters, and so all that it sends; its own threads find nothing
+    wrong."""
     assert peer.engine is not None
     for state in peer.engine.states.values():
         state.parameters.fill_(float("nan"))
@@ -64,7 +65,7 @@ async def poison(peer: EnginePeer, monkeypatch: pytest.MonkeyPatch) -> None:
         return lambda *values: threading.get_ident() in mine or honest(*values)
 
     monkeypatch.setattr(segment_exchange, "SHORT_BYTES", -1)  # no sum in the loop both share
-    monkeypatch.setattr(processor, "serves", lambda device: False)  # those look for themselves
+    monkeypatch.setattr(processor, "serves", lambda device: False)  # kernels look for themselves
     for module in (finite, segment_reduction):
         monkeypatch.setattr(module, "is_finite", unless_mine(is_finite))
     monkeypatch.setattr(stage_boundary, "is_within", unless_mine(is_within))

@@ -1,6 +1,5 @@
-"""A run that leaves its ends to members that it names, with real daemons: others train between
-them and get neither text nor embedding nor head, even when one of the named is killed and comes
-back."""
+"""A run with real daemons leaves its ends to members that it names. Others train between them and
+get neither text nor embedding nor head, even when a named member is killed and comes back."""
 
 import os
 import signal
@@ -23,7 +22,7 @@ from tests.e2e.helpers import (
 from tests.e2e.parity import assert_equals_the_plain_loop
 
 LITTLE, MUCH = ["--memory-gib", "0.009"], ["--memory-gib", "0.03"]
-"""For an end and one block at most; for all blocks."""
+"""Memory for an end and one block at most, and memory for all blocks."""
 SMALL = ("--threads", "1", "--dashboard", "off", "--no-nearby", "--exit-when-done")
 LAST = 5
 
@@ -85,6 +84,6 @@ def test_others_hold_neither_end_nor_text(tmp_path: Path) -> None:
 
 
 def _shards(child: Child) -> set[str]:
-    """The data's, which are the files that every tokenizer and manifest is smaller than."""
+    """The shards of the data: every tokenizer and manifest is smaller than these files."""
     blobs = next((child.home / "runs").iterdir()) / "blobs"
     return {path.name for path in blobs.iterdir() if path.stat().st_size > 100_000}

@@ -1,6 +1,6 @@
-"""One peer killed, then every peer at once: two of them come back from their disks, the one told
-what it was told before and the other one nothing. No sample is lost, and the loss curve is that of
-one machine."""
+"""One peer is killed, then every peer at once. Two come back from their disks: one is told what it
+was told before, and the other nothing. No sample is lost, and the loss curve is that of one
+machine."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from tests.e2e.helpers import losses, step_of, wait_until, write_endless_spec, w
 from tests.e2e.parity import TOLERANCE, assert_equals_the_plain_loop
 
 STEPS = 2000
-"""More than can pass while a busy machine is slow to notice a checkpoint."""
+"""More steps than can pass while a busy machine is slow to notice a checkpoint."""
 KILLED_AT = 50
 STEPS_AFTER = 40
 EVERY = 20
@@ -24,7 +24,7 @@ EVERY = 20
 
 @pytest.mark.nightly
 def test_one_is_killed_then_all_and_two_go_on_from_a_committed_step(tmp_path: Path) -> None:
-    """The others go on without the first; of the rest, two come back."""
+    """The others go on without the first peer; of the rest, two come back."""
     spec = write_spec(
         tmp_path,
         total_steps=STEPS,
@@ -50,7 +50,7 @@ def test_one_is_killed_then_all_and_two_go_on_from_a_committed_step(tmp_path: Pa
 
         killed_s = time.time()
         again = swarm.start(["--run", str(spec)], first.name, first.home)
-        second = swarm.start([], other.name, other.home)  # it was told nothing, and remembers
+        second = swarm.start([], other.name, other.home)  # told nothing, it remembers
         back = [again, second]
         wait_until(lambda: all(members_of(child) == 2 for child in back), "they find each other")
         end = max(killed_at, *map(step_of, back)) + STEPS_AFTER
@@ -62,14 +62,14 @@ def test_one_is_killed_then_all_and_two_go_on_from_a_committed_step(tmp_path: Pa
     goes_on = min(after, key=lambda view: float(view["time_s"]))["step"]
     assert len(views[0]["members"]) == 4 and any(len(view["members"]) == 2 for view in after)
     assert 2 * EVERY <= goes_on <= killed_at + 1, "from a checkpoint, not from the start"
-    # one may be a spare, which is told of some steps only
+    # one peer may be a spare, which is told of some steps only
     one, other_one = losses(again), losses(second)
     shared = one.keys() & other_one.keys()
     assert shared and all(abs(one[step] - other_one[step]) < TOLERANCE for step in shared)
 
 
 def kill(children: list[Child]) -> None:
-    """At once, with no time to say anything."""
+    """Kill the daemons at once, with no time to say anything."""
     for child in children:
         os.kill(child.process.pid, signal.SIGKILL)
     for child in children:
@@ -77,7 +77,8 @@ def kill(children: list[Child]) -> None:
 
 
 def assert_none_is_lost(children: list[Child], steps: int) -> None:
-    """No step is lost, and none repeated but as the view had said; all saw the same losses."""
+    """No step is lost, and none is repeated except as the view had said; all saw the same
+    losses."""
     verdict = judge({child.name: child.events() for child in children}, [], steps, 1, None)
     assert verdict.ok, verdict.violations
     curves = list(map(losses, children))
@@ -86,7 +87,7 @@ def assert_none_is_lost(children: list[Child], steps: int) -> None:
 
 
 def members_of(child: Child) -> int:
-    """Of the view that it is in."""
+    """The members of the view that this daemon is in."""
     return len((child.status() or {}).get("members", ()))
 
 
@@ -106,8 +107,8 @@ def views_of(child: Child) -> list[dict[str, Any]]:
 @pytest.mark.nightly
 def test_lost_layers_come_from_the_newest_checkpoint(tmp_path: Path) -> None:
     """Of three peers, each of which has room for some layers, two die at once, for good. Nobody has
-    some layers any more, but the disk of the third has all of them, as they were before; unless it
-    has just got copies of all, which are newer."""
+    some layers any more. The third's disk has all of them, as they were before, unless it has just
+    got copies of all, which are newer."""
     spec = write_endless_spec(tmp_path, checkpoint={"every_steps": EVERY})
     half = ["--threads", "1", "--memory-gib", "0.0049"]
     with LocalSwarm(tmp_path) as swarm:

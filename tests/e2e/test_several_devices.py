@@ -1,4 +1,5 @@
-"""One command, several devices: a daemon for each, that begin, are shown and end as one."""
+"""One command for several devices: each has a daemon, and the daemons begin, are shown and end as
+one."""
 
 import contextlib
 import http.client
@@ -35,7 +36,7 @@ def train_together(home: Path) -> bool:
 
 
 class Command:
-    """`p2p-dtfm` for two devices of one home, with what it says in a file."""
+    """`p2p-dtfm` for two devices of one home, with its output in a file."""
 
     def __init__(self, home: Path, log: Path, *words: str) -> None:
         self.log = log
@@ -70,7 +71,7 @@ def test_two_devices_train_pause_and_end_by_one_command(tmp_path: Path) -> None:
         assert "[2 cpu]" in first.said()
         shown = run_program("status", "--home", home)
         states = re.findall(r"^(?:training|spare|syncing) for ", shown.stdout, re.MULTILINE)
-        assert len(states) == 2, shown.stdout  # a plan may do without one of them
+        assert len(states) == 2, shown.stdout  # a plan may do without one of the devices
         facts = json.loads(run_program("status", "--home", home, "--json").stdout)
         ids = {facts["peer_id"], facts["other_devices"][0]["peer_id"]}
         assert len(ids) == 2 and ids == set(facts["members"])
@@ -100,7 +101,7 @@ def test_two_devices_train_pause_and_end_by_one_command(tmp_path: Path) -> None:
 
 
 def press(home: Path, button: str) -> None:
-    """On the page of the first device."""
+    """Press a button on the page of the first device."""
     invitation = ask_daemon(home, "dashboard") or {}
     token = invitation["address_with_token"].split("#token=")[1]
     connection = http.client.HTTPConnection(urlsplit(invitation["address"]).netloc, timeout=20)

@@ -38,12 +38,13 @@ def test_who_stalls_is_out_within_seconds(tmp_path: Path) -> None:
 
 
 def usual_s(child: Child) -> float:
-    """Of a step: a busy machine makes others patient for some of these (`core.liveness.pace`)."""
+    """The usual time of a step. A busy machine makes others patient for some of these
+    (`core.liveness.pace`)."""
     return statistics.median(gaps_s(child, STALLS_AT // 2, STALLS_AT))
 
 
 def gaps_s(child: Child, first: int, end: int = 1 << 60) -> list[float]:
-    """Between commits of these steps."""
+    """Seconds between the commits of these steps."""
     events = [event for event in child.events() if event["event"] == "step"]
     times = [event["time_s"] for event in events if first <= event["step"] < end]
     return [after - before for before, after in pairwise(times)]

@@ -64,7 +64,7 @@ def test_bad_input_is_refused_in_words(tmp_path: Path) -> None:
 
 
 def _summary(**changes: object) -> tuple[list[str], str]:
-    """What was not looked at, and the last line of what is said."""
+    """What was not looked at, and the last line that the program says."""
     report: dict[str, Any] = {"kills": 9, "wanted_kills": 9, "peers": 4, "took_s": 60.0}
     report |= {"same_home": 5, "whole_s": None, "recovery_s": {}, "violations": [], "ok": True}
     report |= {"committed_steps": 50, "total_steps": 50, "compared_steps": 50, "views": 18}

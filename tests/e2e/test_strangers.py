@@ -1,8 +1,7 @@
-"""A stranger at the door of three daemons: it gets nothing, takes no memory, and reaches nobody.
-
-Each attack is a short version of one that worked: tensors of a view that will never be, requests
-for invented peers that name a victim, the manifest and the weights, a directory of inventions.
-"""
+"""A stranger at the door of three daemons gets nothing, takes no memory, and reaches nobody. Each
+attack is a short version of one that worked: tensors of a view that will never be, requests for
+invented peers that name a victim, requests for the manifest and the weights, and a directory of
+inventions."""
 
 import asyncio
 import contextlib
@@ -95,7 +94,8 @@ class Stranger:
         return JoinRequest(sign_record(record, signing_in(self.run_digest, identity.sign)))
 
     async def fill_memory(self, lane: str) -> int:
-        """Bytes of a tensor of a view far ahead that went through; its end never comes."""
+        """Send a tensor of a view far ahead whose end never comes. Returns how many bytes of it
+        went through."""
         shape = (16 * MIB,)
         header = FrameHeader(
             10**9, "f" * 64, 1, FrameKind.ACTIVATION, 0, 0, "fp32", "float32", shape
@@ -142,7 +142,7 @@ async def _theft(stranger: Stranger) -> None:
 
 
 async def _victim(stranger: Stranger) -> int:
-    """Connections that a third party sees whom requests for invented peers name."""
+    """Requests for invented peers name a third party. Returns the connections that it sees."""
     count = 0
 
     async def knocked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

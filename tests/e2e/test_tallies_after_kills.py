@@ -1,5 +1,5 @@
-"""Who computed how much is known to the last step, though processes were killed that had not
-written it down."""
+"""Each peer's share of the computing is known to the last step, though processes were killed that
+had not written it down."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def test_tallies_add_up_to_the_run_after_kills(tmp_path: Path) -> None:
         first, _ = swarm.found(["--run", str(spec_path)])
         wait_until(lambda: step_of(first) >= 60, "a checkpoint")
         killed(first)
-        (first.home / "stdout").unlink()  # where it was is over
+        (first.home / "stdout").unlink()  # its old address is over
         founder, address = swarm.found([], home=first.home)
         joiner = swarm.join(address, ["--memory-gib", "0.0049"])
         wait_until(lambda: step_of(joiner) >= 0, "it takes part")
@@ -70,7 +70,7 @@ def test_tallies_add_up_to_the_run_after_kills(tmp_path: Path) -> None:
     tallies = ever.tallies
     assert tallies.step_count == STEPS, "also those of the life that was killed"
     assert sum(tallies.board().values()) == STEPS * each_step
-    # over both homes: tests/testbed/test_boards_of_late_joiners.py, for this run is over before
+    # the sum over both homes: tests/testbed/test_boards_of_late_joiners.py; this run is over before
     # the joiner reads in a transcript what became of its last steps before it was killed
     assert ever.undone > 0, "what the killed founder had done since the checkpoint"
     for child in (founder, back):
@@ -84,7 +84,7 @@ def test_tallies_add_up_to_the_run_after_kills(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_what_each_has_given_adds_up_to_the_run(tmp_path: Path) -> None:
-    """Of four daemons one is killed and comes back, and one leaves: the tokens that each counts for
+    """Of four daemons one is killed and comes back, and one leaves. The tokens that each counts for
     itself are the run's, to the last one."""
     spec_path = write_spec(tmp_path, total_steps=LONG, model=MODEL, checkpoint={"every_steps": 100})
     spec = run_spec(total_steps=LONG, model=MODEL)
@@ -128,5 +128,5 @@ def has_stage(child: Child) -> bool:
 
 
 def own_share(child: Child) -> int:
-    """Tokens times layers that this one says it has computed, and that stayed."""
+    """Tokens times layers that this daemon says it has computed, and that stayed."""
     return kept(child).tallies.of(peer_id_of(child))

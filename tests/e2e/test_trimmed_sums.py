@@ -1,5 +1,5 @@
 """Without audits, one of four replicas turns its gradients around and makes them ten times as
-large: trimmed sums go on learning."""
+large. Trimmed sums go on learning."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from tests.e2e.test_liars import swarm
 STEPS = 60
 LIED_AT = 5
 TEN_TIMES = 5.5
-"""As strong: turned around, and ten times as large."""
+"""How strong the lie is: turned around, and ten times as large."""
 
 
 def last_losses(directory: Path, data: Path, liars: Any, sums: str) -> float:

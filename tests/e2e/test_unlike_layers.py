@@ -21,11 +21,12 @@ from tests.e2e.helpers import DEADLINE_S, losses, run_program, step_of, takes_pa
 from tests.e2e.parity import assert_equals_the_plain_loop
 
 SHARE = 0.7
-"""Of the memory that a replica takes with one microbatch in flight: no daemon holds all layers."""
+"""A share of the memory that a replica takes with one microbatch in flight: no daemon holds all
+layers."""
 
 
 def written(directory: Path, name: str, steps: int) -> tuple[Path, RunSpec]:
-    """A shipped run, gentle enough to be compared, in so many steps."""
+    """A shipped run for so many steps, gentle enough to be compared."""
     spec = comparable(read_run_spec(name), steps)
     path = directory / "run.json"
     path.write_text(spec.model_dump_json())
@@ -88,7 +89,8 @@ def test_a_swarm_learns_digits(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def held_out_accuracy(child: Child) -> float:
-    """Of the newest whole checkpoint, with nothing but its layers one after another."""
+    """The accuracy of the newest whole checkpoint, with nothing but its layers one after
+    another."""
     (root,) = child.home.glob("runs/*/checkpoints")
     directory = whole_checkpoint(root)
     first = load_layer(directory, 0)

@@ -1,8 +1,7 @@
 """A stage is stopped after a forward of which it could tell nobody, and the stage before is lost.
-
-Whoever takes the lost place gets the gradient of that microbatch before it has computed its forward
-again, and of all that was said nothing let it expect that. The sender is right all the same.
-"""
+The peer that takes the lost place gets that microbatch's gradient before it has computed its
+forward again. Nothing that was said let it expect that gradient. The sender is right all the
+same."""
 
 import asyncio
 from pathlib import Path
@@ -19,7 +18,7 @@ from tests.e2e.test_parity import TOLERANCE, even_plan, synthetic_batch
 from tests.e2e.test_partial_replay import Swarm, count_of, with_instead
 
 SAID = 2
-"""Forwards of the last stage, of which it says so. It computes one more."""
+"""Forwards of the last stage that it tells of. It computes one more."""
 
 
 class LastWordLost(Swarm):

@@ -1,5 +1,5 @@
 """A run with audits leaves a transcript by which somebody who was not there can check what was
-done: two pipelines of two, one of them killed, the others go on."""
+done. In it one of two pipelines of two is killed, and the others go on."""
 
 import json
 import random
@@ -33,7 +33,7 @@ DRAWS = 2_000
 
 class Run(NamedTuple):
     home: Path
-    """Of the founder, which was there from the first step to the last."""
+    """The home of the founder, which was there from the first step to the last."""
     entries: list[Entry]
     keys: dict[str, Identity]
 
@@ -59,7 +59,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, prepared_data: Path) -> Run:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The same in virtual time: the daemons are those, and there are no processes of them."""
+    """The same run in virtual time, with the same daemons and no processes of them."""
     folder, blames = tmp_path_factory.mktemp("played"), Blames()
 
     async def scene(swarm: Swarm) -> list[Path]:
@@ -105,7 +105,7 @@ def test_an_honest_run_holds_though_a_member_was_killed(
 def test_a_history_that_all_have_sworn_to_is_refused_by_who_computes_it(
     run: Run, tmp_path: Path
 ) -> None:
-    """Of every work a hundredth would be enough for a long run; this one has few, so more of them
+    """A hundredth of the works would be enough for a long run. This one has few, so more of them
     are drawn."""
     works = [
         (number, peer) for number in range(3, STEPS) for peer in sorted(run.keys) if number % 3 == 0
@@ -128,7 +128,7 @@ def begun_otherwise(share: Share) -> Share:
 def test_who_began_with_another_state_is_refused_though_all_its_holders_say_so(
     run: Run, tmp_path: Path
 ) -> None:
-    """While there were two pipelines of two."""
+    """The forged step is of the time when there were two pipelines of two."""
     works = [(3, peer) for peer in run.keys]
     path = write_entries(
         tmp_path / FILE_NAME, forged(run.entries, run.keys, works, begun_otherwise)
@@ -165,7 +165,7 @@ def test_held_out_losses_are_computed_again_where_a_stage_is_the_whole_model(
 def test_held_out_losses_of_pipelines_are_computed_again_also_after_the_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three pipelines of two; through the third one nothing goes to be evaluated."""
+    """Of three pipelines of two, nothing goes through the third to be evaluated."""
     steps, names = 11, "acebdf"
     planned_in_pairs(monkeypatch, 1, names[:3], names[3:])
 
@@ -185,7 +185,7 @@ def test_held_out_losses_of_pipelines_are_computed_again_also_after_the_last_ste
         for peer, key in keys.items()
         if any(key.to_bytes() == (home / "identity.key").read_bytes() for home in homes[3:])
     ]
-    for last in (steps, steps - 1):  # a later one would name another lineage
+    for last in (steps, steps - 1):  # a later step would name another lineage
         kept = entries[: len(entries) - (steps - last)]
         false = forged(kept, keys, [(last, it) for it in heads], lambda it: it, evaluated_better)
         path = write_entries(tmp_path / FILE_NAME, false)
@@ -204,7 +204,7 @@ def by_many_threads(share: Share) -> Share:
 
 @pytest.mark.nightly
 def test_what_nobody_here_can_judge_is_not_said_to_hold(run: Run, tmp_path: Path) -> None:
-    """Whoever forges names its arithmetic and its threads, too."""
+    """A forger names its own arithmetic and its own threads, too."""
     works = [(number, peer) for number in range(6, STEPS) for peer in run.keys]
     for change, expected in ((by_another_machine, 3), (by_many_threads, 1)):
         entries = forged(run.entries, run.keys, works, change)
@@ -225,7 +225,7 @@ def is_whole(checkpoint: Path) -> bool:
 def test_a_checkpoint_that_nobody_has_signed_is_passed_over(run: Run, tmp_path: Path) -> None:
     shutil.copytree(run.data, tmp_path / "run")
     directory = tmp_path / "run" / "checkpoints" / "step-00000010"
-    shutil.rmtree(directory, ignore_errors=True)  # the founder may have come to the last one first
+    shutil.rmtree(directory, ignore_errors=True)  # the founder may have come to the last step first
     homes = sorted(run.home.parent.glob(f"peer-*/runs/*/checkpoints/{directory.name}"))
     shutil.copytree(next(filter(is_whole, homes)), directory)
     path = layer_path(directory, 1)

@@ -109,7 +109,7 @@ def test_a_swarm_is_watched_and_left(swarm: LocalSwarm, tmp_path: Path) -> None:
 
 
 def check_board(child: Child, directory: Path) -> None:
-    """TensorBoard's files of a daemon that has ended have each of its losses, and the others."""
+    """TensorBoard's files of a daemon that has ended hold each of its losses, and the others'."""
     read = figures(directory)
     shown = {step: value for step, name, value in read if name == "loss"}
     assert len(shown) > 5 and shown == losses(child)
@@ -118,7 +118,8 @@ def check_board(child: Child, directory: Path) -> None:
 
 
 def check_public_page(founder: Child) -> None:
-    """Where the log says, as anybody may read it: what is reached, and nobody's name."""
+    """The page is where the log says, for anybody to read: it has what was reached, and nobody's
+    name."""
     assert re.search(
         rf"anybody may read: http://\S+:{PUBLIC_PORT}/", (founder.home / "stderr").read_text()
     )
@@ -130,7 +131,7 @@ def check_public_page(founder: Child) -> None:
 
 
 def check_timeline(address: str) -> None:
-    """It is asked for while a page is open: here, while the events are read."""
+    """The timeline is asked for while a page is open: here, while the events are read."""
     connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=30)
     with contextlib.closing(connection):
         connection.request("GET", "/api/events")
@@ -162,7 +163,7 @@ def check_documented_commands(child: Child, tmp_path: Path) -> None:
 
 
 def check_trace(trace: dict) -> None:
-    """A microbatch enters the second stage after the first one has computed it, by its clock."""
+    """By its clock, a microbatch enters the second stage after the first one has computed it."""
     spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert len({event["args"]["step"] for event in spans}) == 3
     assert {event["tid"] for event in spans} == set(range(COUNT))
@@ -173,7 +174,7 @@ def check_trace(trace: dict) -> None:
     }
     pairs = [(forwards[step, name, 0], event) for (step, name, at), event in forwards.items() if at]
     assert pairs
-    tolerance_us = 5_000  # of clocks that were compared while the machine was busy
+    tolerance_us = 5_000  # these clocks were compared while the machine was busy
     assert all(one["ts"] + one["dur"] < other["ts"] + tolerance_us for one, other in pairs)
 
 
@@ -197,7 +198,7 @@ def test_a_terminal_shows_the_state_below_the_log(prepared_data: Path, tmp_path:
         wait_until(lambda: re.search(r"loss \d\.\d+ .*tokens/s", screen.text()), "the figures")
         process.send_signal(signal.SIGTERM)
         wait_until(lambda: "left the swarm" in screen.text(), "it leaves")
-        # a terminal that nobody reads would stop it
+        # a terminal that nobody reads would stop the program
         wait_until(lambda: bool(screen.text()) and process.poll() is not None, "it ends")
         assert process.returncode == 0
     finally:
@@ -219,7 +220,7 @@ class Screen:
         self._descriptor = descriptor
 
     def text(self) -> str:
-        """Without the control sequences."""
+        """The screen's text without the control sequences."""
         end_s = time.monotonic() + 1.0
         while select.select([self._descriptor], [], [], 0)[0] and time.monotonic() < end_s:
             try:

@@ -20,7 +20,8 @@ from tests.e2e.test_parity import (
 
 MODEL = {"layers": 4, "width": 32, "heads": 2, "context": 32, "vocabulary": 256}
 MOVED = 3e-3
-"""Of a loss, where the codec has few levels: replicas add in another order than the plain loop."""
+"""The tolerance of a loss where the codec has few levels: replicas add in another order than the
+plain loop."""
 
 
 @pytest.mark.parametrize(

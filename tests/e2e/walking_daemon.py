@@ -1,9 +1,7 @@
-"""The program, but for an engine that rests before each step: for runs that only go on while a test
-waits for something else. Daemons that compute as fast as they can take the processor from what is
-waited for, and from all other tests.
-
-`RESTS_S`: for so long, where a fifth of a second is too short.
-"""
+"""The program with an engine that rests before each step, for runs that only go on while a test
+waits for something else. Daemons that compute as fast as they can take the processor from what the
+test waits for, and from all other tests. `RESTS_S`: how long it rests, where a fifth of a second is
+too short."""
 
 import asyncio
 import os

@@ -7,7 +7,7 @@ _ROPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
 def drawn_configuration(seed: int) -> tuple[str, dict[str, Any]]:
-    """Family and what is stated of it; all of it can be made by `transformers`."""
+    """A family and what is stated of it; `transformers` can make all of it."""
     chance = random.Random(seed)
     family = chance.choice(("gpt2", "llama", "llama", "qwen3", "qwen3"))
     return family, (_gpt2(chance) if family == "gpt2" else _grouped(chance, family))

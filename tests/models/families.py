@@ -89,7 +89,8 @@ def made(case: str, **changes: object) -> PreTrainedModel:
 
 
 def losses_of(model: PreTrainedModel, spec: RunSpec, batch, steps: int) -> list[float]:
-    """Of each step of transformers' own model under torch's AdamW; `batch(step, microbatch)`."""
+    """The loss of each step of transformers' own model under torch's AdamW; `batch(step,
+    microbatch)`."""
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch_adam_w(spec, trained)
     found = []

@@ -29,7 +29,8 @@ SCHEMES = ["prepend", "first", "always", "never"]
 
 @cache
 def _learnt(size: int) -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:
-    """Pieces in order, and all pairs that spell them, as a SentencePiece model is converted."""
+    """The pieces in order, and all pairs that spell them, as converters write a SentencePiece
+    model."""
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="always")
     trainer = trainers.BpeTrainer(vocab_size=size, show_progress=False)
@@ -49,7 +50,7 @@ def _learnt(size: int) -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:
 
 
 def llamas_tokenizer(scheme: str = "prepend", size: int = 200) -> dict[str, Any]:
-    """The content of its tokenizer.json."""
+    """The content of the tokenizer's tokenizer.json."""
     vocabulary, merges = _learnt(size)
     between = {
         "type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False,
@@ -96,7 +97,7 @@ def llamas_tokenizer(scheme: str = "prepend", size: int = 200) -> dict[str, Any]
 
 
 def save_tokenizer(directory: Path, scheme: str = "prepend", **configuration: Any) -> Path:
-    """As such models come: with a tokenizer_config.json that names what ends a text."""
+    """Save the tokenizer as such models come: a tokenizer_config.json names what ends a text."""
     directory.mkdir(exist_ok=True)
     content = json.dumps(llamas_tokenizer(scheme), ensure_ascii=False)
     (directory / "tokenizer.json").write_text(content, encoding="utf-8")

@@ -1,4 +1,5 @@
-"""Adapters go out as `peft` knows them, and merged into the model; training them equals peft's."""
+"""Adapters go out as `peft` knows them, and merged into the model. Training them equals peft's
+training."""
 
 import json
 from pathlib import Path
@@ -24,7 +25,7 @@ CASES = {"llama": EVERY, "qwen3, biases": ("key", "gate"), "gpt2": OF_GPT2}
 
 
 def trained(case: str, directory: Path):
-    """A run's spec and a checkpoint in a home, its adapters random, over a random model."""
+    """A run's spec, and a checkpoint in a home: random adapters over a random model."""
     torch.set_num_threads(1)
     sizes = {} if case == "gpt2" else {"num_hidden_layers": 2}
     spec = imported(directory, LoraSpec(rank=3, alpha=7, targets=CASES[case]), case, **sizes)

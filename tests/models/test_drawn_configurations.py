@@ -21,7 +21,7 @@ FILES = (torch.float32, torch.float32, torch.bfloat16, torch.float16)
 
 
 def go_round(seed: int, directory: Path) -> str:
-    """`as before`, or why it was refused."""
+    """Whether the model goes round: `as before`, or why it was refused."""
     torch.set_num_threads(1)
     family, stated = drawn_configuration(seed)
     made = make_model(family, seed, **stated)
@@ -39,7 +39,7 @@ def go_round(seed: int, directory: Path) -> str:
     tokens = torch.randint(spec.model.vocabulary, (2, spec.model.context), generator=generator)
     expected = logits_of(theirs, tokens)
     exact = logits_of(deepcopy(theirs).double(), tokens)
-    close = 1e-5 + (expected - exact).abs().max()  # some round their own by more than 1e-5
+    close = 1e-5 + (expected - exact).abs().max()  # some models round their own by more than 1e-5
     assert (own_logits(states, tokens) - expected).abs().max() < close, (family, stated)
     export_hugging_face(directory / "in", directory / "out", None)
     again = their_model(directory / "out")

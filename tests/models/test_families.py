@@ -143,7 +143,8 @@ def test_a_tied_model_of_two_unlike_matrices_is_not_exported(tmp_path: Path) -> 
 
 
 class TwoStages:
-    """The stages of two peers in one process, as the daemon runs them; of one, where it is tied."""
+    """The stages of two peers in one process, as the daemon runs them; one stage where the head is
+    tied."""
 
     def __init__(self, spec: RunSpec, states: list[LayerState]) -> None:
         self.spec = spec
@@ -313,7 +314,8 @@ def test_a_model_that_transformers_does_not_know_goes_out_under_our_names(tmp_pa
 
 
 def their_tokenizer(vocabulary: int, pattern: str = "") -> PreTrainedTokenizerFast:
-    """A byte-level one as published with Llama 3: special tokens last, and a chat template."""
+    """A byte-level tokenizer as published with Llama 3: special tokens last, and a chat
+    template."""
     inner = Tokenizer(models.BPE(ignore_merges=bool(pattern)))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if pattern:

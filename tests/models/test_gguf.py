@@ -1,4 +1,5 @@
-"""One file for llama.cpp: read by the `gguf` package, and by what transformers makes of it."""
+"""One file for llama.cpp: the `gguf` package reads it, and it holds what transformers makes of the
+model."""
 
 import json
 from pathlib import Path
@@ -24,7 +25,7 @@ UNKNOWN_THERE = {"qwen3, biases": "attention_bias", "yarn, all stated": "whole_r
 
 
 def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, object]]:
-    """Tensors and what is said of them."""
+    """The tensors, and what the file says of them."""
     reader = GGUFReader(path)
     said = {name: field.contents() for name, field in reader.fields.items()}
     return {tensor.name: np.array(tensor.data) for tensor in reader.tensors}, said
@@ -67,7 +68,8 @@ def test_all_tensors_are_there_and_equal(case: str, tmp_path: Path) -> None:
 
 
 def test_pairs_that_turn_together_lie_side_by_side() -> None:
-    """Turning neighbours there is turning halves here: the same products of queries and keys."""
+    """Where the file turns neighbours, this model turns halves: queries and keys have the same
+    products."""
     heads, width, angle = 2, 6, torch.tensor([0.3, 0.7, 1.1])
     rows = torch.randn(heads * width, 1)
     first, second = rows.view(heads, 2, width // 2).unbind(1)
@@ -129,7 +131,7 @@ def test_all_tokens_that_end_a_text_and_a_template_in_the_configuration_go_along
 
 
 def test_a_token_that_is_none_is_left_out(tmp_path: Path) -> None:
-    """Llama's first files say -1 where nothing fills up: nothing was exported of them."""
+    """Llama's first files say -1 where no token fills up, and no such model could be exported."""
     model = a_model(tmp_path / "hf", "llama")
     stated = {"pad_token_id": -1, "bos_token_id": 5_000_000, "eos_token_id": [-1, 2]}
     for name in ("config.json", "generation_config.json"):
@@ -170,7 +172,7 @@ def test_a_strangers_tokenizer_that_is_none_is_no_bug(tmp_path: Path) -> None:
 
 
 def test_a_word_that_no_merges_lead_to_is_another_token_there(tmp_path: Path) -> None:
-    """With Qwen's splitting llama.cpp merges always; this tokenizer takes such words whole."""
+    """With Qwen's splitting llama.cpp always merges; this tokenizer takes such words whole."""
     make_model("llama", vocab_size=288).save_pretrained(tmp_path / "hf")
     (qwen,) = (pattern for pattern, name in KNOWN_PATTERNS.items() if name == "qwen2")
     their_tokenizer(280, qwen).save_pretrained(tmp_path / "hf")

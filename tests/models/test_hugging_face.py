@@ -116,7 +116,7 @@ def test_one_file_holds_every_parameter_under_our_names(
 def test_a_full_disk_is_called_by_the_name_that_was_given(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not by that of the hidden directory in which it would have been made."""
+    """The error does not name the hidden directory in which the export would have been made."""
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=100))
     (tmp_path / "there").mkdir()
     for out in (tmp_path / "new", tmp_path / "there"):

@@ -260,7 +260,7 @@ def test_a_malformed_directory_is_refused(case: str, sound: Path, tmp_path: Path
 
 
 def test_the_sound_one_comes_in(sound: Path, tmp_path: Path) -> None:
-    """Also with something beside it that would keep a reader waiting."""
+    """It comes in though something beside it would keep a reader waiting."""
     shutil.copytree(sound, tmp_path / "model")
     for name in ("tokenizer_config.json", "generation_config.json"):
         a_pipe(name)(tmp_path / "model")
@@ -280,7 +280,7 @@ def test_a_missing_tokenizer_is_said(sound: Path, tmp_path: Path) -> None:
 def test_what_a_directory_is_called_does_not_spoil_the_run_spec(
     name: str, sound: Path, tmp_path: Path
 ) -> None:
-    """Whoever made the archive chose it, and the run spec says where the model is from."""
+    """The maker of the archive chose that name, and the run spec says where the model is from."""
     shutil.copytree(sound, tmp_path / name)
     import_hugging_face(tmp_path / name, tmp_path / "new", "", TRAINING)
     text = (tmp_path / "new" / "run.toml").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""README.md of an export: what the home knows of the run is in it, and nothing that it does not."""
+"""README.md of an export has what the home knows of the run, and nothing else."""
 
 import json
 from pathlib import Path
@@ -19,8 +19,8 @@ def write_history(run: Path) -> None:
     events = [
         {"event": "view", "members": ["one", "two"]},
         step(0, 4.0),
-        step(0, 3.5, 3.25),  # repeated after a failure: this one stayed
-        step(7, 1.0),  # later than the checkpoint
+        step(0, 3.5, 3.25),  # the step was repeated after a failure: this one stayed
+        step(7, 1.0),  # this one is later than the checkpoint
         {"event": "view", "members": ["one", "three"]},
     ]
     lines = [json.dumps(event) for event in events]

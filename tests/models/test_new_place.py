@@ -1,4 +1,4 @@
-"""What appears whole, beside what others are making there."""
+"""A result appears whole, beside what others are making there."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from p2p_dtfm.train.hugging_face.new_place import made_whole
 
 
 def test_what_another_container_is_making_stays(tmp_path: Path) -> None:
-    """Its process has a number that is nobody's here."""
+    """The process in the other container has a number that is nobody's here."""
     with made_whole(tmp_path / "theirs") as made:
         hidden = made.parent
         made.write_text("half of it")

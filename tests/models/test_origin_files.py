@@ -1,4 +1,4 @@
-"""What a model's directory says besides its weights reaches whoever takes part in the run."""
+"""What a model's directory says besides its weights reaches all members of the run."""
 
 import asyncio
 import json
@@ -58,7 +58,8 @@ TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}{{ 
 
 
 def a_model(directory: Path, family: str) -> Path:
-    """Of Llama's SentencePiece, or of byte-level pairs with special tokens behind them."""
+    """A model with Llama's SentencePiece, or with byte-level pairs and special tokens behind
+    them."""
     if family == "llama":
         save_tokenizer(directory, chat_template=TEMPLATE)
         size = len(json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"])
@@ -80,7 +81,7 @@ def prepared_text(out: Path, tokenizer: Tokenizer | None) -> Path:
 
 
 def founded(tmp_path: Path, model: Path) -> tuple[RunSpec, BlobStore]:
-    """A run of it, and what the founder's home then holds."""
+    """A run of the model, and what the founder's home then holds."""
     data = prepared_text(tmp_path / "data", read_tokenizer_json(model))
     import_hugging_face(model, tmp_path / "new", "", replace(TRAINING, data=str(data)))
     spec, given = prepare_run(tmp_path / "new" / "run.toml", tmp_path, lambda *told: None)
@@ -98,7 +99,7 @@ def checkpoint_of(spec: RunSpec, run: Path, weights: Path) -> Path:
 
 
 class Exchange:
-    """Fetches from one store, which may not have it yet."""
+    """Fetches from one store, which may not have the blob yet."""
 
     def __init__(self, store: BlobStore, failures: int = 0) -> None:
         self._store, self._failures = store, failures
@@ -178,7 +179,8 @@ def test_a_checkpoint_is_named_from_beside_it_and_from_within(
 
 
 def read_merged(path: Path) -> dict[str, Any]:
-    """A tokenizer.json as its library has it, whichever way its merges are written."""
+    """A tokenizer.json as the tokenizer's library holds it, whichever way its merges are
+    written."""
     content: dict[str, Any] = json.loads(Tokenizers.from_file(str(path)).to_str())
     return content
 
@@ -197,7 +199,7 @@ def test_who_asks_before_it_is_there_asks_again(
 def test_a_run_of_before_goes_on_and_says_what_it_lacks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its initial.json names no such file, and has the bytes that it had."""
+    """Its initial.json names no such file, and has the same bytes as before."""
     spec, store = founded(tmp_path, a_model(tmp_path / "hf", "llama"))
     initial = parse_initial(store.held(spec.model.initial).read_bytes(), spec)
     before = InitialState(1, initial.layers)
@@ -227,7 +229,7 @@ def test_a_run_of_before_goes_on_and_says_what_it_lacks(
 def test_files_of_another_tokenizer_stay_behind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Their numbers would mean other tokens."""
+    """The numbers of another tokenizer's tokens would mean other tokens."""
     model = a_model(tmp_path / "hf", "llama")
     payload = pack(model, read_tokenizer_json(model))
     assert payload is not None
@@ -254,8 +256,8 @@ def test_files_of_another_tokenizer_stay_behind(
 
 
 def test_texts_that_end_with_another_token_than_the_model_states(tmp_path: Path) -> None:
-    """As conversations do with the template of its sibling: nothing that reads the export stopped
-    there."""
+    """Conversations end so with the template of a sibling model. Nothing that read the export
+    stopped there."""
     model = a_model(tmp_path / "hf", "llama")
     tokenizer = read_tokenizer_json(model)
     stated = ends_of(model)
@@ -341,7 +343,8 @@ def test_a_strangers_file_is_checked_before_anything_is_written(
 
 
 def test_halves_of_characters_hold_up_no_export(tmp_path: Path) -> None:
-    """JSON may name them, and UTF-8 has none: a founder's file ended every member's `export`."""
+    """JSON may name such halves, and UTF-8 has none. A founder's file ended every member's
+    `export`."""
     model = a_model(tmp_path / "hf", "llama")
     (model / "generation_config.json").write_text('{"auto_map": {}, "note": "\\ud800 and \u00fc"}')
     tokenizer = read_tokenizer_json(model)
@@ -356,7 +359,7 @@ def test_halves_of_characters_hold_up_no_export(tmp_path: Path) -> None:
 
 
 def test_what_is_nested_without_end_holds_up_no_export(tmp_path: Path) -> None:
-    """Python 3.12 reads what it cannot write."""
+    """Python 3.12 reads such nesting, and cannot write it."""
     deep: Any = 1
     for _ in range(2000):
         deep = [deep]

@@ -1,4 +1,5 @@
-"""Tokenizers of Llama 1 and 2 and TinyLlama: the tokens of transformers, and text as it was."""
+"""Tokenizers of Llama 1 and 2 and TinyLlama give the tokens of transformers, and give text back as
+it was."""
 
 import heapq
 import json
@@ -114,7 +115,7 @@ def test_no_text_turns_into_a_control_token(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_long_text_comes_back_as_it_was(scheme: str, tmp_path: Path) -> None:
-    """It is encoded in pieces, of which only the first is the beginning of a text."""
+    """The text is encoded in pieces, and only the first piece is the beginning of a text."""
     text = "".join(f"the dog no. {number} jumps over  the fox\n" for number in range(3000))
     (tmp_path / "long.txt").write_text(text)
     (tmp_path / "more.txt").write_text("the lazy dog. " * 300)
@@ -136,7 +137,8 @@ def test_a_long_text_comes_back_as_it_was(scheme: str, tmp_path: Path) -> None:
 def test_documents_and_prompts_begin_as_texts_do_in_transformers(
     scheme: str, tmp_path: Path
 ) -> None:
-    """Nothing was written before them, while all who use the model begin with its `<s>`."""
+    """No token was written before them, while everybody who uses the model begins with its
+    `<s>`."""
     directory = save_tokenizer(tmp_path / "hf", scheme)
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
     tokenizer = read_tokenizer_json(directory)
@@ -231,7 +233,7 @@ def test_each_part_of_a_stream_is_text(scheme: str, tmp_path: Path) -> None:
     tokenizer = read_tokenizer_json(save_tokenizer(tmp_path / "hf", scheme))
     for text in TEXTS:
         if "\u2581" in text:
-            continue  # a space from then on, in any of these tokenizers
+            continue  # any of these tokenizers reads it as a space from then on
         if text.startswith(" ") and scheme in ("first", "always"):
             continue  # there the space before a text is the one put before it: transformers' too
         tokens = tokenizer.encode(text).tolist()
@@ -321,8 +323,8 @@ def test_it_goes_out_as_it_came(tmp_path: Path) -> None:
 
 
 def pieces_by_score(text: str, said: dict[str, Any]) -> list[int]:
-    """As llama.cpp's tokenizer "llama" does it: the pair that makes the best piece comes first, of
-    several the leftmost; what is no piece then is bytes."""
+    """As llama.cpp's tokenizer "llama" does it. The pair that makes the best piece comes first, of
+    several the leftmost. What is then no piece becomes bytes."""
     tokens = {piece: number for number, piece in enumerate(said["tokenizer.ggml.tokens"])}
     scores = said["tokenizer.ggml.scores"]
     if said["tokenizer.ggml.add_space_prefix"] and text:

@@ -31,7 +31,7 @@ from tests.train.saved_layers import save_layers
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A directory of Hugging Face's, with a byte-pair tokenizer."""
+    """A directory in Hugging Face's form, with a byte-pair tokenizer."""
     spec = make_spec(vocabulary=288, layers=1)
     save_layers(tmp_path / "checkpoints", spec, 0, 0, random_states(spec))
     export_hugging_face(checkpoint_of(tmp_path), tmp_path / "model", None)
@@ -44,7 +44,7 @@ def checkpoint_of(directory: Path) -> Path:
 
 
 def with_end(model: Path, told_by: str) -> Path:
-    """Its texts end with <|endoftext|>, as one of its files says."""
+    """The model's texts end with <|endoftext|>, as one of its files says."""
     path = model / told_by
     stated = json.loads(path.read_text()) if path.is_file() else {}
     stated["eos_token" if told_by == "tokenizer_config.json" else "eos_token_id"] = (
@@ -198,7 +198,8 @@ def test_an_odd_tokenizer_beside_the_one_that_is_named_does_not_matter(tmp_path:
 
 
 def test_documents_do_not_end_with_a_token_of_the_tokenizer_beside(tmp_path: Path) -> None:
-    """That number is a word of the one that is named: each document ended with it."""
+    """The number of that token is a word in the named tokenizer, and each document ended with that
+    word."""
     own = gpt2_like_tokenizer()
     (tmp_path / "mine.json").write_text(json.dumps(own))
     other = own | {"added_tokens": [{"content": "<|end|>", "id": 42, "special": True}]}

@@ -1,4 +1,4 @@
-"""Where a directory could become another model here than with `transformers`."""
+"""A directory of a model must not become another model here than with `transformers`."""
 
 import json
 import random
@@ -26,7 +26,8 @@ TRAINING = Training("python-standard-library", 20, 4, 2, 3e-3)
 
 @pytest.mark.parametrize("seed", range(40))
 def test_frequencies_are_theirs_to_the_last_bit(seed: int, tmp_path: Path) -> None:
-    """The last bit, times a position of some thousands, would be seen in the logits."""
+    """Times a position of some thousands, a difference in the last bit would be seen in the
+    logits."""
     chance = random.Random(seed)
     positions, head = chance.choice((200, 1024, 4096)), chance.choice((6, 16, 64, 128))
     stated = drawn_rope(chance, positions)
@@ -107,7 +108,7 @@ def test_only_what_slides_is_refused(stated: dict[str, Any], slides: bool, tmp_p
 
 @pytest.mark.parametrize("shard_sizes", [("20KB", "1GB"), ("1GB", "20KB")])
 def test_a_directory_that_was_saved_to_twice(shard_sizes: tuple[str, str], tmp_path: Path) -> None:
-    """`save_pretrained` leaves files of before: which of two models is meant is not guessed."""
+    """`save_pretrained` leaves older files behind. Which of two models is meant is not guessed."""
     directory = tmp_path / "hf"
     make_model("llama", 1).save_pretrained(directory, max_shard_size=shard_sizes[0])
     theirs = make_model("llama", 2)

@@ -1,5 +1,5 @@
-"""Nodes of the directory that are away, or refuse, as a peer starts: it meets them, or goes in
-through others."""
+"""Nodes of the directory are away, or refuse, as a peer starts. The peer meets them later, or goes
+in through others."""
 
 import asyncio
 import logging
@@ -24,8 +24,8 @@ RUN = digest_bytes(SPEC)
 
 
 def test_a_node_that_was_away_at_the_start_is_met_once_it_is_there(tmp_path: Path) -> None:
-    """After a power cut that took both the bootstrap node was never called by who was back first:
-    who looked there for the run found nobody, and founded it a second time."""
+    """After a power cut that also took the bootstrap node, the first peer to come back never called
+    it. Whoever looked there for the run found nobody, and founded it a second time."""
 
     async def scenario() -> None:
         key = tmp_path / "bootstrap.key"
@@ -56,8 +56,8 @@ def test_a_node_that_was_away_at_the_start_is_met_once_it_is_there(tmp_path: Pat
 
 
 def _refusing(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, float]:
-    """Nodes that begin from now on, and whose ids are put there, let nobody in, or have clocks that
-    are ahead by so much."""
+    """Nodes that begin from now on, and whose ids are put into the result, let nobody in, or have
+    clocks this many seconds ahead."""
     answer, ahead_s = DHTProtocol.rpc_ping, dict[bytes, float]()
 
     async def rpc_ping(self: DHTProtocol, request: Any, context: Any) -> Any:
@@ -83,8 +83,8 @@ def test_one_that_refuses_keeps_nobody_from_a_directory_that_others_let_in_to(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """All who came by an invitation that names three members, one with a wrong clock, were told to
-    set their own."""
+    """An invitation names three members, one with a wrong clock. Everybody who came by it was told
+    to set their own clock."""
 
     async def scenario() -> None:
         async with hosts(tmp_path, 3, all_met=True) as (good, bad, late):
@@ -128,7 +128,7 @@ def test_where_all_refuse_each_is_told_of_and_no_clock_blamed_for_it(
 
 
 def test_members_that_have_lost_all_nodes_meet_one_another_again(tmp_path: Path) -> None:
-    """Where their first node was gone for good, and they had no network for half a minute, each
+    """The members' first node was gone for good, and they had no network for half a minute. Each
     was a directory of its own from then on."""
 
     async def scenario() -> None:

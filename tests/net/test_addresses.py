@@ -1,4 +1,4 @@
-"""What people paste is taken or explained."""
+"""An address that people paste is taken, or the refusal explains it."""
 
 from types import SimpleNamespace
 
@@ -98,7 +98,8 @@ def test_any_text_is_taken_or_explained(text: str) -> None:
     ],
 )
 def test_what_libp2p_cannot_read_is_not_handed_to_it(way: str) -> None:
-    """It raises what nobody who connects expects, at each who hears of that address."""
+    """libp2p raises an error that nobody who connects expects, at each peer that hears of such an
+    address."""
     assert usable_addresses([way]) == [] and door_of(way) is None
     with pytest.raises(UserError):
         parse_address(f"{way}/p2p/{PEER}")
@@ -156,7 +157,8 @@ def test_why_an_address_was_not_reached_is_said_in_few_words() -> None:
     ],
 )
 def test_what_libp2p_does_not_even_call_is_told_in_words(where: str, cause: str, fix: str) -> None:
-    """Each was `failed to dial: no good addresses`, and the port's fault."""
+    """Each of these errors was told as `failed to dial: no good addresses`, and blamed on the
+    port."""
 
     async def connect(*arguments: object, **options: object) -> None:
         raise Unreachable(PEER, f"Connect failed. msg=failed to dial {PEER}: no good addresses")
@@ -169,7 +171,8 @@ def test_what_libp2p_does_not_even_call_is_told_in_words(where: str, cause: str,
 
 
 def test_who_answers_in_the_place_of_the_peer_that_was_named_is_told_in_words() -> None:
-    """It was "expected 12D3..., but remote key matches 12D3...", and the firewall's fault."""
+    """The error was told as "expected 12D3..., but remote key matches 12D3...", and blamed on the
+    firewall."""
     other = PEER[:-1] + "Y"
 
     async def connect(*arguments: object, **options: object) -> None:

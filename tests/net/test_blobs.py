@@ -1,4 +1,4 @@
-"""Blobs: whole, verified and bounded, whoever the donors are."""
+"""Blobs arrive whole, verified and bounded, whoever the donors are."""
 
 import asyncio
 import hashlib
@@ -65,8 +65,8 @@ def test_a_blob_may_be_named_by_another_digest(tmp_path: Path) -> None:
 
 
 def test_who_has_lost_what_it_wrote_gives_nothing_and_is_not_blamed(tmp_path: Path) -> None:
-    """A power cut had left other bytes in a shard: each who asked for it called its honest donor
-    one of wrong bytes (seed 500040 of the virtual ones)."""
+    """A power cut had left other bytes in a shard. Each peer that asked for it blamed its honest
+    donor for wrong bytes (seed 500040 of the virtual ones)."""
     store = BlobStore(tmp_path / "store")
     store.put_bytes(CONTENT)
     (store.root / DIGEST).write_bytes(CONTENT[:-1] + b"?")
@@ -93,8 +93,9 @@ def test_who_has_lost_what_it_wrote_gives_nothing_and_is_not_blamed(tmp_path: Pa
 def test_who_waits_until_a_file_is_read_whole_waits_without_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shard of a gigabyte takes a disk ten seconds. Each who asked for it meanwhile, or for one
-    that was known, had a thread of those that all else waits for: steps, states, what is saved."""
+    """A disk takes ten seconds to read a shard of a gigabyte. Meanwhile each peer that asked for
+    it, or for a known one, held one of the threads for which all else waits: steps, states, what is
+    saved."""
     store, goes_on = BlobStore(tmp_path / "store"), threading.Event()
     known = store.put_bytes(b"known")
     store.put_bytes(CONTENT)
@@ -152,8 +153,8 @@ def test_a_blob_comes_from_memory_to_memory(tmp_path: Path) -> None:
 def test_what_came_before_a_donor_died_is_not_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_bytes: int
 ) -> None:
-    """The next donor is found later; it may be one that gave wrong bytes to go on with. A state of
-    more than 256 MiB began anew each time that its line broke, and never came over some."""
+    """The next donor is found later, and the first one may have given wrong bytes. A state of more
+    than 256 MiB began anew each time that its line broke, and never came over some lines."""
     monkeypatch.setattr(blobs, "BEGUN_LIMIT_BYTES", limit_bytes)
 
     async def scenario(honest_first: bool) -> None:
@@ -163,7 +164,7 @@ def test_what_came_before_a_donor_died_is_not_asked_for_again(
             came: list[int] = []
 
             def dying(digest: str) -> bytes | None:
-                given.append(digest)  # however slow this machine is: not all of it
+                given.append(digest)  # however slow this machine is, not all of it has come
                 return content if len(given) <= 3 else None
 
             await BlobExchange(one, dying).ready()
@@ -183,8 +184,8 @@ def test_what_came_before_a_donor_died_is_not_asked_for_again(
 
 
 def test_what_broke_off_is_gone_on_with_by_the_same_digest_alone(tmp_path: Path) -> None:
-    """Who names a part by the digest that a state has by another hash, gives some of it and stops,
-    had the state's honest donor found wrong."""
+    """A liar names a part by the digest that a state has by another hash, gives some of it and
+    stops. The state's honest donor was then found wrong."""
 
     async def scenario() -> None:
         async with hosts(tmp_path, 3, all_met=True) as (liar, one, two):
@@ -236,7 +237,7 @@ def test_a_call_that_is_cancelled_loses_nothing_that_came(tmp_path: Path) -> Non
 def test_bad_donors_are_passed_over_and_the_liar_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # on a busy machine who has not said in time that it has the blob is asked after the others
+    # on a busy machine a peer that is late to say that it has the blob is asked after the others
     monkeypatch.setattr(blobs, "ASK_DEADLINE_S", 30.0)
 
     async def scenario() -> None:
@@ -326,15 +327,15 @@ def test_a_blob_above_the_bound_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_who_fetches_again_while_it_is_still_hashed_finds_its_donor_honest(tmp_path: Path) -> None:
-    """A new view ends what followed the one before, wherever that was, and follows the same states:
-    the thread that hashed them went on, over the file that was now hashed anew."""
+    """A new view ends what followed the one before, wherever that was, and follows the same states.
+    The thread that hashed them went on, over the file that was now hashed anew."""
     begun, goes_on = asyncio.Event(), threading.Event()
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
 
         class Slow:
-            """As `blake2b_of_blobs`, and the first one waits in its middle."""
+            """Hashes as `blake2b_of_blobs` does, but the first hash waits in its middle."""
 
             def __init__(self) -> None:
                 self._hash = hashlib.blake2b(digest_size=32)
@@ -346,7 +347,7 @@ def test_who_fetches_again_while_it_is_still_hashed_finds_its_donor_honest(tmp_p
                     goes_on.wait(10)
                 elif not goes_on.is_set():
                     goes_on.set()
-                    time.sleep(0.2)  # the other one reads on meanwhile
+                    time.sleep(0.2)  # the other hash reads on meanwhile
 
             def hexdigest(self) -> str:
                 return self._hash.hexdigest()
@@ -370,6 +371,6 @@ def test_what_was_removed_is_looked_at_again_when_it_is_back(tmp_path: Path) -> 
     assert store.unread(digest) is None
     store.remove(digest)
     assert store.unread(digest) is None, "there is nothing to be read"
-    (store.root / digest).write_bytes(b"c0ntent")  # put there by another process
+    (store.root / digest).write_bytes(b"c0ntent")  # another process has put it there
     look = store.unread(digest)
     assert look is not None and not look()

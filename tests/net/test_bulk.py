@@ -107,8 +107,8 @@ def test_a_payload_may_be_reused_once_it_is_sent(tmp_path: Path) -> None:
 
 
 def test_who_has_closed_opens_no_lane_and_lets_none_in(tmp_path: Path) -> None:
-    """Others send until they hear that it has gone, and so may it: such lanes were closed by
-    nobody."""
+    """Others send until they hear that the peer has gone, and so may the peer itself. Nobody closed
+    such lanes."""
 
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as (one, two):
@@ -125,7 +125,7 @@ def test_who_has_closed_opens_no_lane_and_lets_none_in(tmp_path: Path) -> None:
 
 
 def test_who_closes_keeps_nobody_that_still_takes_a_frame(tmp_path: Path) -> None:
-    """A tensor of a view to come is kept waiting for seconds, after its daemon had ended too (seed
+    """A tensor of a view to come was kept waiting for seconds after its daemon had ended, too (seed
     502869)."""
 
     async def scenario() -> None:
@@ -309,8 +309,8 @@ def test_lost_frames_are_told_to_the_next_send(tmp_path: Path) -> None:
 def test_a_failed_opening_is_told_to_all_that_waited_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each began anew, one after the other: with a peer that says nothing the last of a hundred
-    kept its payload for a quarter of an hour."""
+    """Each of those that waited began anew, one after the other. With a peer that says nothing the
+    last of a hundred kept its payload for a quarter of an hour."""
     monkeypatch.setattr(bulk, "OPEN_DEADLINE_S", 2.0)
 
     async def scenario() -> None:
@@ -331,7 +331,7 @@ def test_a_failed_opening_is_told_to_all_that_waited_for_it(
             assert all(isinstance(end, Unreachable) for end in ends), ends
             assert len(hellos) == 1
             assert not a.plane._opening
-            with pytest.raises(Unreachable, match="no answer"):  # who comes later tries again
+            with pytest.raises(Unreachable, match="no answer"):  # a later call tries again
                 await a.plane.send(two.peer_id, "reduce", _header(4), bytes(4))
             assert len(hellos) == 2
 

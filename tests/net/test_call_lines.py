@@ -1,4 +1,5 @@
-"""Calls over direct lines: the same answers, and libp2p wherever a line is not there or ends."""
+"""Calls over direct lines get the same answers, and go through libp2p wherever a line is missing or
+ends."""
 
 import asyncio
 import contextlib
@@ -32,7 +33,7 @@ RUN = "ab" * 32
 
 
 class Peer:
-    """A host that answers calls, with lines; it counts what goes through libp2p."""
+    """A host with lines that answers calls; it counts what goes through libp2p."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -81,7 +82,7 @@ async def two_peers(folder: Path) -> AsyncIterator[tuple[Peer, Peer]]:
 
 
 async def with_a_line(one: Peer, two: Peer) -> None:
-    """Call often enough, and wait until calls have a line."""
+    """Call often enough, and wait until the calls have a line."""
     for number in range(OFTEN_CALLS):
         await one.control.call(two.host.peer_id, b"%d" % number, 5)
     await until(lambda: one.calls.is_direct(two.host.peer_id), "calls have a line")
@@ -104,7 +105,7 @@ def test_who_is_called_often_is_called_over_a_line_with_the_same_answers(tmp_pat
             assert two.host.calling.heard_s == brought_s > 0, (
                 "nor do they speak for a p2pd that hangs"
             )
-            # the other direction has a line of its own, once it is worth one
+            # the other direction gets a line of its own, once it is worth one
             assert not two.calls.is_direct(one.host.peer_id)
             await with_a_line(two, one)
 
@@ -136,7 +137,7 @@ def test_what_a_line_leaves_unanswered_goes_through_libp2p(tmp_path: Path) -> No
 def test_silence_is_told_in_time_and_costs_a_line_on_which_nothing_comes(
     tmp_path: Path, is_limited: bool
 ) -> None:
-    """Also where the owner's limits are held to: a line that is dead, as behind a router that has
+    """This also holds where the owner's limits apply. A dead line, as behind a router that has
     forgotten it, would be asked again and again, and libp2p never."""
 
     async def scenario() -> None:
@@ -173,7 +174,7 @@ def test_calls_of_a_limited_host_take_lines_and_are_held_to_its_limit(tmp_path: 
 
 
 def test_the_largest_answer_comes_over_the_line_of_an_emulated_host_as_well(tmp_path: Path) -> None:
-    """It says beside the rest when it left."""
+    """The answer also says when it left."""
 
     async def scenario() -> None:
         async with two_peers(tmp_path) as (one, two):
@@ -316,7 +317,7 @@ def test_who_floods_a_line_gets_no_more_of_the_event_loop_each_turn() -> None:
 
 
 def test_who_cuts_a_message_into_tiny_records_gets_no_more_of_the_event_loop_either() -> None:
-    """A message may have a million of them."""
+    """A message may have a million such records."""
     taken = 0
 
     class Counted(SealedSocket):
@@ -349,7 +350,7 @@ def test_who_cuts_a_message_into_tiny_records_gets_no_more_of_the_event_loop_eit
 
 
 class _Far:
-    """Takes lines, as `DirectLines` of somebody near; what is asked there is kept."""
+    """Takes lines, as the `DirectLines` of a near peer would, and keeps what is asked there."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -390,7 +391,7 @@ def test_answers_that_nobody_asked_for_end_the_line_and_late_ones_do_not() -> No
         await until(lambda: len(far.asked) == 3, "they are asked")
         asking[0].cancel()
         await asyncio.wait({asking[0]})
-        for number in far.asked:  # the first one late
+        for number in far.asked:  # the first answer comes late
             far.line.send(number, b"!")
         assert await asyncio.gather(*asking[1:]) == [b"!", b"!"]
         assert lines.is_direct("far")
@@ -522,7 +523,7 @@ def test_where_all_places_are_taken_the_line_that_is_idle_longest_gives_its_own(
 def test_a_timer_that_is_a_moment_early_does_not_keep_a_dead_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """uvloop's are of whole milliseconds; what is asked follows an answer at once."""
+    """uvloop's timers are in whole milliseconds, and each call follows an answer at once."""
     now_s = 0.0
     monkeypatch.setattr("p2p_dtfm.net.direct.call_lines.now.monotonic_s", lambda: now_s)
 

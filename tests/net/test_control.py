@@ -94,7 +94,7 @@ def test_silence_ends_at_the_deadline_and_later_calls_work(tmp_path: Path) -> No
 
 
 def test_a_call_that_is_ended_by_its_name_has_no_answer(tmp_path: Path) -> None:
-    """Whom it calls knows that name, and may give it to a call of its own that it takes back."""
+    """The called peer knows that name, and may give it to a call of its own that it takes back."""
 
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as (one, two):
@@ -116,7 +116,7 @@ def test_a_call_that_is_ended_by_its_name_has_no_answer(tmp_path: Path) -> None:
 
 
 def test_of_calls_that_are_taken_back_at_once_nothing_stays(tmp_path: Path) -> None:
-    """Their handlers may not have begun then."""
+    """The handlers of such calls may not have begun by then."""
 
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as (one, two):
@@ -169,7 +169,7 @@ def test_reply_in_the_turn_of_the_deadline_does_not_end_later_calls(tmp_path: Pa
 
 
 def test_who_is_being_answered_as_a_peer_ends_is_told_to_ask_again(tmp_path: Path) -> None:
-    """Its stream ended cancelled, of which the event loop told as of a bug."""
+    """The stream of that call ended cancelled, and the event loop told of it as of a bug."""
 
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as (one, two):

@@ -1,4 +1,4 @@
-"""What another peer says of where it sees this one."""
+"""Another peer says where it sees this one."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,8 @@ from p2p_dtfm.net.nat.dial_back import CallBacks, SeenAddress
 
 @pytest.mark.parametrize("port", [0, -1, 1 << 16, 1 << 60])
 def test_a_port_that_there_is_not_is_refused(port: int) -> None:
-    """This peer would tell others to call it there, and they would refuse all that it asks."""
+    """Otherwise this peer would tell others to call it there, and they would refuse all that it
+    asks."""
 
     async def scenario() -> None:
         async def call(*question: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""Direct lines: whom TLS lets in, who waits at the door, and lanes that move to them."""
+"""Direct lines: whom TLS lets in, who waits at the door, and how lanes move to them."""
 
 import asyncio
 import contextlib
@@ -53,7 +53,7 @@ def _header(payload_bytes: int, index: int = 0) -> FrameHeader:
 
 
 class _Peer:
-    """A plane with direct lines that keeps what it is given."""
+    """A plane with direct lines; it keeps what it is given."""
 
     def __init__(self, host: Host, run_digest: str = RUN, **limits: int) -> None:
         self.frames: list[tuple[int, bytes]] = []
@@ -129,7 +129,7 @@ def test_a_lane_moves_to_a_direct_line_while_frames_flow_and_none_is_lost(tmp_pa
 def test_a_lane_that_was_too_busy_to_move_is_left_alone_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of its frames had another line opened, which ended with its thread."""
+    """Each frame of such a lane had another line opened, which ended with its thread."""
     monkeypatch.setattr(bulk, "QUIET_S", 0.1)
     monkeypatch.setattr(bulk, "MOVE_PAUSE_S", 5.0)
 
@@ -257,7 +257,7 @@ def test_a_receiver_that_lives_and_waits_for_room_breaks_no_line(
 
 
 def _handshake(server: Trust, client: Trust) -> str | None:
-    """Over a pair of sockets: whom the server sees. Raises `ssl.SSLError`."""
+    """Shake hands over a pair of sockets. Returns whom the server sees; raises `ssl.SSLError`."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         end.setblocking(False)
@@ -308,7 +308,7 @@ def test_tls_lets_in_who_has_shown_its_certificate_and_nobody_else() -> None:
         _handshake(impostor, client)
 
     server.drop(identities[1].peer_id)
-    with pytest.raises(ssl.SSLError):  # a member no more
+    with pytest.raises(ssl.SSLError):  # this peer is a member no more
         _handshake(server, client)
 
 
@@ -333,7 +333,8 @@ def test_a_certificate_that_was_replaced_or_is_over_is_refused(
 
 
 def test_a_clock_that_is_set_right_leaves_no_certificate_of_the_future() -> None:
-    """One that was years ahead when the machine started: until then all others would refuse it."""
+    """The clock was years ahead when the machine started. Until then all others would refuse that
+    certificate."""
 
     class Set(MachineClock):
         ahead_s = 0.0
@@ -404,7 +405,7 @@ def test_a_card_is_its_senders_of_this_run_and_neither_old_nor_for_ever() -> Non
 
 
 def _card_in_the_name_of(name: x509.Name, of: Identity, garbled: bool = False) -> Card:
-    """Of a certificate as its builder makes it, under a name that the member has chosen."""
+    """A card for a certificate as its builder makes it, under a name that the member has chosen."""
     key, at = Ed25519PrivateKey.generate(), datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
@@ -423,8 +424,8 @@ def _card_in_the_name_of(name: x509.Name, of: Identity, garbled: bool = False) -
 
 
 def test_one_members_card_keeps_nobody_from_another() -> None:
-    """What its library reads and TLS does not made each context fail; and of two certificates with
-    one name TLS finds the first."""
+    """A certificate that its library reads and TLS does not made each context fail. Of two
+    certificates with one name TLS finds the first."""
     identities, (server, client, _) = _trusts(1, 2, 3)
     bad = identities[2]
     garbled = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "no-unicode")])
@@ -462,7 +463,7 @@ def test_a_member_of_another_run_keeps_to_libp2p_and_is_refused_there(tmp_path: 
 
 
 class _Door(OpenDoor):
-    """Open, but not to those who are barred."""
+    """A door that is open to all but the barred."""
 
     def __init__(self, *barred: str) -> None:
         self.barred = barred
@@ -508,7 +509,7 @@ def test_who_is_barred_gets_no_thread_loses_its_lines_and_is_forgotten_by_tls(
 
 
 class _Later(MachineClock):
-    """This machine's, put forward."""
+    """This machine's clock, put forward."""
 
     ahead_s = 0.0
 
@@ -535,7 +536,7 @@ def test_lanes_that_call_at_once_and_in_vain_are_one_failure(tmp_path: Path) -> 
 
 
 def test_a_call_that_takes_longer_than_its_lane_waits_is_a_failure(tmp_path: Path) -> None:
-    """Else the next frame would call again, and so on without a pause."""
+    """Otherwise the next frame would call again, and so on without a pause."""
 
     async def scenario() -> None:
         async with hosts(tmp_path, 1) as (one,):
@@ -646,7 +647,7 @@ def test_busy_ends_are_no_reason_for_more_lines(tmp_path: Path) -> None:
             await a.direct(b.host)
             lane = a.plane._outgoing[b.host.peer_id, "forward"]
             for stripe in lane.stripes:
-                stripe.round_trip_s = 0.05  # so late did a busy receiver acknowledge
+                stripe.round_trip_s = 0.05  # so late a busy receiver acknowledged
             lane._growth._busy_s = 60.0
             await a.plane.send(b.host.peer_id, "forward", _header(MIB), bytes(MIB))
             await a.plane.flush(b.host.peer_id, "forward")

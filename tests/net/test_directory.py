@@ -1,4 +1,4 @@
-"""The directory: peers of a run find one another, and nobody speaks for another."""
+"""The directory: peers of a run find one another, and nobody speaks for another peer."""
 
 import asyncio
 import logging
@@ -50,7 +50,7 @@ RUN = digest_bytes(SPEC)
 
 
 async def _joined(peers: list[Host]) -> list[Directory]:
-    """All know the run: one of them has published it."""
+    """All peers know the run, and one of them has published it."""
     first = list(await peers[0].addresses())
     joined = [await Directory.start(host, first if host is not peers[0] else []) for host in peers]
     await joined[0].publish_run(RUN, sign_run(SPEC, peers[0].peer_id, peers[0].identity.sign))
@@ -62,7 +62,7 @@ async def _presence(host: Host, life: int = 1, run_digest: str = RUN) -> Presenc
 
 
 def test_who_is_asked_directly_answers_or_is_left_out(tmp_path: Path) -> None:
-    """One that does not answer costs its answer only; without libp2p nobody answers."""
+    """A peer that does not answer costs only its own answer; without libp2p nobody answers."""
 
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as peers:
@@ -82,7 +82,7 @@ def test_who_is_asked_directly_answers_or_is_left_out(tmp_path: Path) -> None:
 def test_what_nobody_expected_of_the_directory_is_in_the_log_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It ends nothing, and may be a mistake of ours: the log has where it happened."""
+    """Such an error ends nothing, and may be a mistake of ours: the log has where it happened."""
 
     async def fails(error: Exception) -> None:
         raise error
@@ -217,7 +217,8 @@ def test_refused_values_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 def test_one_refusal_is_not_told_but_many_are(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nodes that had to look for the run first take the next one; here all hold a later one."""
+    """A node that had to look for the run first refuses a presence, and takes the next one. Here
+    all nodes hold a later presence."""
 
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as peers:
@@ -281,7 +282,7 @@ def test_forgeries_do_not_spread(tmp_path: Path) -> None:
         async with hosts(tmp_path, 2) as peers:
             directories = await _joined(peers)
             victim, liar = peers[0], directories[1]
-            liar._node.protocol.record_validator = None  # a peer that checks nothing
+            liar._node.protocol.record_validator = None  # this peer checks nothing
             expires = get_dht_time() + 60
             presence = Presence(victim.peer_id, 99, (), RUN, int(expires * 1000))
             forged = sign_presence(presence, peers[1].identity.sign)
@@ -346,7 +347,7 @@ def test_a_node_that_was_started_again_is_met_again(tmp_path: Path) -> None:
         await directories[0].publish_run(RUN, signed)
         await directories[0].publish_presence(await _presence(members[0]))
         await node.close()
-        for directory in directories:  # as calls in vain would have told them
+        for directory in directories:  # calls in vain would have told them so
             table = directory._node.protocol.routing_table
             del table[table[PeerID.from_base58(node.peer_id)]]
         again = await Host.start(key, [at[0].partition("/p2p/")[0]])
@@ -371,7 +372,7 @@ def test_who_is_gone_for_good_is_called_ever_more_seldom() -> None:
 
 
 def test_nodes_that_know_a_third_one_find_each_other(tmp_path: Path) -> None:
-    """A node's address is told by those that it has been to: libp2p does not look for it."""
+    """The nodes that a node has been to tell its address; libp2p does not look for it."""
 
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as peers:
@@ -402,7 +403,8 @@ def test_nodes_that_know_a_third_one_find_each_other(tmp_path: Path) -> None:
 def test_a_node_that_has_no_time_at_first_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 32 that started at once on two cores one ended, since it was not answered in three s."""
+    """Of 32 nodes that started at once on two cores one ended, since it had no answer within three
+    seconds."""
     refused: list[str] = []
     answer = DHTProtocol.rpc_ping
 
@@ -426,7 +428,7 @@ def test_a_node_that_has_no_time_at_first_is_asked_again(
 
 
 def _junk(number: int, host: Host) -> tuple[bytes, bytes, float]:
-    """Something signed under a run's key that is no run spec."""
+    """A value signed under a run's key that is no run spec."""
     signed = sign_run(
         encode({"x": bytes(3000) + bytes([number])}), host.peer_id, host.identity.sign
     )

@@ -32,14 +32,14 @@ class _Door(OpenDoor):
 
 
 class _P2P(P2P):  # type: ignore[misc]
-    """hivemind's own, without a p2pd that would have to be ended."""
+    """hivemind's own class, without a p2pd that would have to be ended."""
 
     def __del__(self) -> None:
         pass
 
 
 async def served_node(monkeypatch: pytest.MonkeyPatch, door: Any) -> tuple[Any, dict[str, Serve]]:
-    """A node, and what it answers calls with, by what is called."""
+    """A node, and the handlers with which it answers calls, by name."""
     served: dict[str, Serve] = {}
 
     async def add_unary_handler(name: str, handler: Serve, balanced: bool = False) -> None:
@@ -98,7 +98,7 @@ def test_a_call_of_millions_of_keys_holds_up_nobody(
 
 
 def test_a_correct_node_that_is_turned_away_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By silence it would take this node for one that is gone."""
+    """If the node were silent, the other one would take it for gone."""
 
     async def scenario() -> None:
         node, served = await served_node(monkeypatch, _Door("busy"))

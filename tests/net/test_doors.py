@@ -1,4 +1,4 @@
-"""Each door with real libp2p hosts: what is turned away costs no memory, and calls nobody."""
+"""Each door with real libp2p hosts: what it turns away costs no memory, and calls nobody."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 class _Door:
-    """Lets in nobody, or those kinds that are named."""
+    """A door that lets in nobody, or only the kinds that are named."""
 
     def __init__(self, *kinds: str) -> None:
         self.kinds = kinds
@@ -187,7 +187,7 @@ def test_a_prober_that_sends_nothing_makes_room_for_others(tmp_path: Path) -> No
 
 @contextlib.asynccontextmanager
 async def _victim() -> AsyncIterator[tuple[int, list[int]]]:
-    """A third party's port, and how many connections came."""
+    """The port of a third party, and how many connections came there."""
     count = [0]
 
     async def knocked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

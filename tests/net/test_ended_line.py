@@ -1,4 +1,4 @@
-"""A direct line that ends in the very moment in which somebody begins to wait for it."""
+"""A direct line ends in the very moment in which a call begins to wait for it."""
 
 import asyncio
 import gc
@@ -15,7 +15,8 @@ Begin = Callable[[DirectLine], Awaitable[object]]
 
 
 class EndsFirst(DirectLine):
-    """Its thread ends after the job was put into the queue, and before it is woken."""
+    """A line whose thread ends after the job was put into the queue, and before the thread is
+    woken."""
 
     ends = False
 

@@ -1,4 +1,4 @@
-"""Of a stream that was closed here nothing stays, whatever its other end does."""
+"""Nothing stays of a stream that was closed here, whatever its other end does."""
 
 import asyncio
 import os
@@ -32,21 +32,21 @@ async def writes_much_and_goes(sender: str, reader: asyncio.StreamReader, writer
 
 @pytest.mark.parametrize("is_limited", [False, True])
 def test_who_reads_nothing_keeps_no_descriptor_here(tmp_path: Path, is_limited: bool) -> None:
-    """A stranger that had this peer relay to an end that does not read left one for each circuit,
-    also once it was over."""
+    """A stranger had this peer relay to an end that does not read. It left one descriptor for each
+    circuit, also once the circuit was over."""
 
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as (here, stranger):
             if is_limited:
                 here.shaper = LineLimit(1000 * MIB, 1000 * MIB)
-                await fine_timer.until(now.monotonic_s() + 0.001)  # all its streams have this one
+                await fine_timer.until(now.monotonic_s() + 0.001)  # all streams share this timer
             await here.serve_streams("/test/much", writes_much_and_goes)
             before, held = descriptors(), []
             for _ in range(STREAMS):
                 _, writer = await stranger.open_stream(here.peer_id, "/test/much", 5)
                 writer.write(b"?")
                 held.append(writer)
-            own_ends = STREAMS  # the stranger's, in the same process
+            own_ends = STREAMS  # the stranger's descriptors, in the same process
             await until(lambda: descriptors() <= before + own_ends, "all are let go of")
 
     run(scenario())

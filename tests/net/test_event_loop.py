@@ -1,4 +1,4 @@
-"""Which loop daemons run in."""
+"""Which event loop daemons run in."""
 
 import asyncio
 import signal
@@ -18,8 +18,8 @@ def test_daemons_run_in_uvloop() -> None:
 
 
 def test_who_has_ended_hears_signals_as_before() -> None:
-    """uvloop leaves its own handlers behind, which do nothing: a program whose threads hang at its
-    end could only be killed."""
+    """uvloop leaves its own signal handlers behind, which do nothing. A program whose threads hang
+    at its end could only be killed."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     async def hears() -> None:

@@ -1,4 +1,4 @@
-"""Waits for shaped links, in uvloop, whose own timers are whole milliseconds."""
+"""Waits for shaped links, in uvloop, whose own timers are in whole milliseconds."""
 
 import asyncio
 import gc
@@ -37,7 +37,7 @@ def test_many_wait_at_once_and_go_in_order_whoever_gives_up() -> None:
             tasks[29 - number].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert gone == [number for number in range(30) if number not in (0, 7, 29)]
-        await until(now.monotonic_s() - 1)  # has passed: no wait
+        await until(now.monotonic_s() - 1)  # this time has passed: no wait
         await until(now.monotonic_s() + 0.001)  # and the timer goes on
 
     run(scenario())
@@ -48,7 +48,7 @@ def test_a_loop_that_is_gone_has_left_no_descriptor() -> None:
         await until(now.monotonic_s() + 0.001)
 
     async def ends_while_somebody_waits() -> None:
-        """As a daemon does, whose calls and streams are cancelled."""
+        """Waiting tasks are cancelled, as a daemon's calls and streams are."""
         waits = [asyncio.create_task(until(now.monotonic_s() + 60 + n)) for n in range(5)]
         await uses_one()
         for wait in waits[::2]:

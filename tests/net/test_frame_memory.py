@@ -1,4 +1,4 @@
-"""Memory of frames is used again, and never while anybody can still see it."""
+"""Memory of frames is used again, and never while it can still be seen."""
 
 from p2p_dtfm.net.streams.frame_memory import SMALLEST_BYTES, FrameMemory
 

@@ -1,4 +1,5 @@
-"""What is half sent is held for a bounded time, by whichever way, and holds up nobody else."""
+"""What is half sent is held for a bounded time, whichever way it comes, and holds up nobody
+else."""
 
 import asyncio
 import contextlib
@@ -76,7 +77,7 @@ class _Peer:
         self.frames.append(header.index)
 
     async def stripe(self, to: str, is_direct: bool, lane: str = "forward") -> Stripe:
-        """The first of a lane that is open."""
+        """The first stripe of a lane that is open."""
         await self.plane.send(to, lane, _header(4, 1_000), bytes(4))
         if is_direct:
             await until(lambda: self.plane.is_direct(to, lane), "the lane moves")
@@ -107,8 +108,8 @@ async def _pair(folder: Path, stall_s: float, by_lines: bool) -> AsyncIterator[t
 
 @pytest.mark.parametrize("by_lines", [False, True])
 def test_a_frame_of_which_no_more_comes_is_dropped(tmp_path: Path, by_lines: bool) -> None:
-    """Between two parts a stream is between frames, where it may wait for as long as it likes: one
-    part held the memory of the whole for ever."""
+    """Between two parts a stream is between frames, where it may wait as long as it likes. One part
+    held the memory of the whole frame for ever."""
 
     async def scenario() -> None:
         async with _pair(tmp_path, 1.0, by_lines) as (a, b):
@@ -177,7 +178,7 @@ def test_what_is_half_here_has_the_time_of_a_whole_frame() -> None:
         now.live_by(clock)
         parts = Reassembly(size)
         begun = clock.now_ns
-        for part in range(255):  # over a line of 1 Mbit/s it takes nine minutes
+        for part in range(255):  # over a line of 1 Mbit/s the frame takes nine minutes
             await parts.add(_part(size, 1, part), bytearray(PART_BYTES))
             parts.listening.moved()
             clock.goes_on(8 * PART_BYTES / 1e6)
@@ -268,7 +269,7 @@ def test_who_fills_the_room_holds_up_no_member(tmp_path: Path) -> None:
 
 
 def test_a_tensor_waits_before_memory_is_taken_for_it(tmp_path: Path) -> None:
-    """Where its receiver has yet to hear of what it belongs to."""
+    """The receiver has yet to hear of what the tensor belongs to."""
 
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as (one, two):
@@ -306,7 +307,7 @@ def test_a_tensor_waits_before_memory_is_taken_for_it(tmp_path: Path) -> None:
 
 
 def test_little_comes_behind_a_header_that_waits(tmp_path: Path) -> None:
-    """What a stream buffers counts in no budget, and of streams one sender may have 64."""
+    """What a stream buffers counts in no budget, and one sender may have 64 streams."""
 
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as (one, two):
@@ -328,7 +329,7 @@ def test_little_comes_behind_a_header_that_waits(tmp_path: Path) -> None:
             buffered = wire.reader._buffer  # type: ignore[attr-defined]
             size = 4 * MIB
 
-            async def send_two(first: int) -> None:  # more is buffered while the first one comes
+            async def send_two(first: int) -> None:  # the second is buffered while the first comes
                 for index in (first, first + 1):
                     await a.plane.send(one.peer_id, "forward", _header(size, index), bytes(size))
                 await a.plane.flush(one.peer_id, "forward")

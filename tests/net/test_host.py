@@ -1,4 +1,4 @@
-"""p2pd's life: found by its addresses, lost loudly, and never left behind."""
+"""p2pd is found by its addresses, its loss is told, and it is never left behind."""
 
 import asyncio
 import os
@@ -43,7 +43,7 @@ def test_addresses_can_be_pasted(tmp_path: Path) -> None:
 
 
 def test_a_host_has_as_many_descriptors_as_it_may(tmp_path: Path) -> None:
-    """Neighbours by direct lines, a hundred of them, take more than the 1,024 of most systems."""
+    """A hundred neighbours by direct lines take more than the 1,024 descriptors of most systems."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1_024, hard))
@@ -111,7 +111,8 @@ def test_whatever_hivemind_raises_of_an_address_is_no_connection(tmp_path: Path)
 
 
 def test_a_far_end_of_a_kind_that_hivemind_does_not_know_hides_no_other(tmp_path: Path) -> None:
-    """Who has connected chooses how: each look at the connections failed for as long as it did."""
+    """The connecting peer chooses the kind. Each look at the connections failed as long as this one
+    lasted."""
 
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as (one, two):
@@ -136,7 +137,7 @@ def test_a_far_end_of_a_kind_that_hivemind_does_not_know_hides_no_other(tmp_path
 def test_unreachable_initial_peer_names_each_address(tmp_path: Path) -> None:
     async def scenario() -> None:
         other = Identity.load_or_create(tmp_path / "other").peer_id
-        with socket.socket() as silent:  # accepts connections and never says a word
+        with socket.socket() as silent:  # this end accepts connections and never says a word
             silent.bind(("127.0.0.1", 0))
             silent.listen()
             tried = [
@@ -249,7 +250,7 @@ def test_one_peer_cannot_open_streams_without_end(tmp_path: Path) -> None:
                 writer.write(b"?")
                 try:
                     first_bytes.append(await asyncio.wait_for(reader.read(1), 10))
-                except ConnectionResetError:  # what was written to it is unread
+                except ConnectionResetError:  # what the test wrote to it is unread
                     first_bytes.append(b"")
             assert first_bytes == [b"!"] * STREAMS_LIMIT_PER_PEER + [b""] * 3
             for writer in writers:
@@ -288,7 +289,7 @@ def test_only_provably_dead_sockets_are_removed(
         server.bind(str(path))
     other = tmp_path / "hivemind-other.sock"
     other.write_text("")
-    bound[0].listen()  # alive; the two others die
+    bound[0].listen()  # this one is alive; the two others die
     bound[1].close()
     bound[2].close()
     for path in (paths[0], paths[1], other):

@@ -1,4 +1,5 @@
-"""A peer's key: kept private, found damaged when it is, and checked from the peer id alone."""
+"""A peer's key stays private, damage to it is found, and its signatures are checked from the peer
+id alone."""
 
 import errno
 import os
@@ -29,7 +30,8 @@ def test_created_once_then_loaded(tmp_path: Path) -> None:
 def test_of_two_programs_in_one_new_home_both_have_the_same_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
 ) -> None:
-    """Whoever waited for the other one's writing once kept a key that no file had any more."""
+    """The program that waited for the other one's writing once kept a key that no file had any
+    more."""
     path, others = tmp_path / "identity.key", list[str]()
     real = tempfile.mkstemp
 
@@ -100,7 +102,7 @@ def test_signature_holds_for_its_peer_and_payload_only(tmp_path: Path, is_own: b
 def test_what_this_process_has_signed_is_not_verified_and_nothing_else_passes_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who sends it pays as for all that is new here: budgets are the same in whatever process."""
+    """The sender pays as for all that is new here: budgets are the same in whatever process."""
 
     class Looked(Exception):
         pass
@@ -145,8 +147,8 @@ def test_verify_never_raises(peer_id: str, payload: bytes, signature: bytes) -> 
 
 
 def test_what_is_remembered_as_signed_is_no_other_text(tmp_path: Path) -> None:
-    """Text of others stands in what a peer signs. Cut elsewhere, the same bytes are another text,
-    under a signature that goes on where the real one ends."""
+    """What a peer signs holds text of others. Cut elsewhere, the same bytes are another text, under
+    a signature that goes on where the real one ends."""
     signer = Identity.load_or_create(tmp_path / "identity.key")
     ours, theirs = b"p2p-dtfm/1\x00heard of another: ", b"p2p-dtfm/1\x00revocation"
     signature = signer.sign(ours + b"\x00" + theirs)
@@ -155,8 +157,8 @@ def test_what_is_remembered_as_signed_is_no_other_text(tmp_path: Path) -> None:
 
 
 def test_names_that_are_no_ids_are_not_remembered() -> None:
-    """4,096 texts were, however long: a member that takes back invitations of such a name, twice a
-    second, took half a MB each time."""
+    """Up to 4,096 texts of any length were remembered. A member that took back invitations of such
+    a name, twice a second, took half a MB each time."""
     identity._key_of.cache_clear()
     for number in range(10):
         assert not verify(f"{number}" + "x" * 500_000, b"payload", b"")

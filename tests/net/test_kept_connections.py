@@ -1,4 +1,4 @@
-"""Where p2pd has too many connections, those of strangers go; where it hangs, it goes itself."""
+"""A p2pd with too many connections drops those of strangers; a p2pd that hangs goes itself."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ STRANGERS = 6
 
 
 async def _trim(host: Host) -> None:
-    """As p2pd does by itself, every ten seconds where it has too many."""
+    """Trim connections as p2pd does by itself, every ten seconds where it has too many."""
     reader, writer = await host.p2p._client.control.daemon_connector.open_connection()
     trim = p2pd_pb2.ConnManagerRequest(type=p2pd_pb2.ConnManagerRequest.TRIM)
     request = p2pd_pb2.Request(type=p2pd_pb2.Request.CONNMANAGER, connManager=trim)
@@ -83,7 +83,7 @@ def test_strangers_that_hold_streams_push_no_idle_member_out(
 def test_a_p2pd_that_hangs_is_lost_as_one_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the daemon nor a bootstrap node noticed: each was alone from then on."""
+    """Neither the daemon nor a bootstrap node noticed; each was alone from then on."""
     monkeypatch.setattr(kept_connections, "LOOK_EVERY_S", 0.1)
     monkeypatch.setattr(kept_connections, "SILENT_LIMIT_S", 1.0)
 
@@ -117,7 +117,7 @@ def test_a_silence_counts_while_this_process_has_the_time(monkeypatch: pytest.Mo
     enough = round(SILENT_LIMIT_S / each_s)
     asked_in_vain(10 * enough, late_s=LATE_S + 1)
     asked_in_vain(enough - 1)
-    heard.heard_s = seconds[0] + 1  # somebody, through it
+    heard.heard_s = seconds[0] + 1  # somebody is heard through p2pd
     asked_in_vain(enough)
     silence.over()
     asked_in_vain(enough - 1)

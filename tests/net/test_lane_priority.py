@@ -1,4 +1,4 @@
-"""Activations go before parameter gradients, and those before state, and nothing starves."""
+"""Activations go before parameter gradients, and gradients before state; nothing starves."""
 
 import asyncio
 import os
@@ -57,8 +57,8 @@ def test_it_does_not_wait_for_ever() -> None:
 
 
 def test_what_is_written_and_has_not_left_goes_before_what_is_not_written() -> None:
-    """Buffers take a small frame at once. Sixteen streams of another lane had the link then: the
-    last gradient of a step came behind three megabytes that a guardian was sent."""
+    """Buffers take a small frame at once. Sixteen streams of another lane had the link then. The
+    last gradient of a step came behind three megabytes that went to a guardian."""
 
     async def scenario() -> None:
         way = LanePriority()
@@ -100,7 +100,8 @@ def test_a_frame_that_a_buffer_took_keeps_its_place_until_it_has_left(tmp_path: 
 
 @pytest.mark.parametrize("same_peer", [True, False])
 def test_an_activation_overtakes_state_on_a_limited_uplink(same_peer: bool, tmp_path: Path) -> None:
-    """4 MB/s carry 16 pieces of 256 KiB in a second; beside an activation of 2 MiB hardly any."""
+    """At 4 MB/s the uplink carries 16 pieces of 256 KiB in a second. Beside an activation of 2 MiB
+    it carries hardly any."""
 
     async def scenario() -> None:
         async with hosts(tmp_path, 3) as (one, two, three):

@@ -1,4 +1,4 @@
-"""Of lanes that are over, and of peers that were met once, nothing stays."""
+"""Nothing stays of lanes that are over, and of peers that were met once."""
 
 import asyncio
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.net.test_half_frames import RUN, _Clock, _header, _Peer
 
 
 class _GoneAfterHello:
-    """A stream whose other end says its hello and goes before it is answered."""
+    """A stream whose other end says its hello and goes before it has an answer."""
 
     seals = True
 
@@ -45,7 +45,7 @@ class _GoneAfterHello:
 
 
 class _Silent(_GoneAfterHello):
-    """One whose other end stays, and sends nothing."""
+    """A stream whose other end stays, and sends nothing."""
 
     def __init__(self, lane: str, session: int) -> None:
         super().__init__(lane, session)
@@ -68,7 +68,7 @@ def _lanes() -> IncomingLanes:
 
 
 def test_who_goes_right_after_its_hello_leaves_no_lane_behind() -> None:
-    """Of so many in a long life there would be no room for anybody's lane any more."""
+    """After many such peers in a long life there would be no room for anybody's lane any more."""
 
     async def scenario() -> None:
         lanes = _lanes()
@@ -109,7 +109,7 @@ def test_of_peers_met_once_little_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
 def test_lanes_to_who_has_left_take_no_place_from_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of neighbours that come and go there are as many as one likes in a run of months."""
+    """In a run of months there may be any number of neighbours that come and go."""
     monkeypatch.setattr(bulk, "STREAMS_LIMIT", 1)
 
     async def scenario() -> None:
@@ -136,8 +136,8 @@ def test_lanes_to_who_has_left_take_no_place_from_others(
 def test_of_many_lanes_those_that_stand_idle_end_at_both_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_lines: bool
 ) -> None:
-    """In a large swarm each is everybody's neighbour once, and a line is a thread and three
-    descriptors here and there."""
+    """In a large swarm each peer is everybody's neighbour once. A line takes a thread and three
+    descriptors at each end."""
     monkeypatch.setattr(bulk, "LANES_KEPT", 2)
 
     async def scenario() -> None:
@@ -179,7 +179,7 @@ def test_of_many_lanes_those_that_stand_idle_end_at_both_ends(
 def test_idle_lanes_of_who_is_no_member_give_way_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of former members there may be any number, and each may open lanes and say nothing."""
+    """There may be any number of former members, and each may open lanes and say nothing."""
     monkeypatch.setattr(incoming, "STREAMS_LIMIT", 2)
 
     async def scenario() -> None:
@@ -209,8 +209,8 @@ def test_idle_lanes_of_who_is_no_member_give_way_to_others(
 
 
 def test_a_hello_that_comes_late_ends_no_lane_that_was_opened_after_it() -> None:
-    """Who says nothing for ten seconds, as on waking, is called again another way, and then reads
-    both hellos in whichever order."""
+    """A peer that says nothing for ten seconds, as on waking, is called again another way. It then
+    reads both hellos in whichever order."""
 
     async def scenario() -> None:
         lanes, second_ns = _lanes(), 1_000_000_000
@@ -221,7 +221,7 @@ def test_a_hello_that_comes_late_ends_no_lane_that_was_opened_after_it() -> None
         await asyncio.wait_for(lanes._accept("sender", late, None), 2)
         assert late.is_closed and not opened.is_closed
         assert lanes.lanes["sender", "forward"].session == 9_000 * second_ns
-        # whoever was started again has another clock perhaps
+        # a peer that was started again may have another clock
         tasks.append(asyncio.create_task(lanes._accept("sender", restarted, None)))  # type: ignore
         await asyncio.sleep(0.05)
         assert opened.is_closed and lanes.lanes["sender", "forward"].session == 5

@@ -1,4 +1,4 @@
-"""What is short goes without the line's thread, whether it is there already or is waited for."""
+"""Short messages go without the line's thread, whether they are there already or are waited for."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ STALL_S = 20.0
 
 
 class Counted(DirectLine):
-    """How often its thread was woken."""
+    """Counts how often the line's thread was woken."""
 
     woken = 0
 
@@ -124,7 +124,7 @@ def test_what_is_promised_or_has_begun_and_stops_ends_the_line_in_time(
             filled(there, 100) if not first else there.read(100, no_more)
         )
         await here.write([first or b"s"])
-        for _ in range(steps):  # slow is not silent
+        for _ in range(steps):  # a slow end is not silent
             await asyncio.sleep(stall_s / 2)
             await here.write([b"more"])
         assert not promised.done()
@@ -202,7 +202,7 @@ def test_a_line_for_which_no_thread_is_left_keeps_no_descriptor(
 
 
 class Kept:
-    """A connection of which what is sent is kept."""
+    """A connection that keeps what is sent."""
 
     def __init__(self) -> None:
         self.sent = bytearray()
@@ -224,7 +224,7 @@ def in_tiny_records(content: bytes) -> bytes:
 def test_who_cuts_a_frame_into_tiny_records_has_no_more_of_the_event_loop(
     comes_first: bool,
 ) -> None:
-    """300,000 records of a byte, which one frame may have, held it up for 0.8 s."""
+    """One frame may have 300,000 records of a byte, which held up the event loop for 0.8 s."""
 
     async def story(here: Counted, there: Counted) -> None:
         content, target = bytes(range(200)) * 10, bytearray(2000)
@@ -247,7 +247,7 @@ def test_who_cuts_a_frame_into_tiny_records_has_no_more_of_the_event_loop(
 
 
 class Later:
-    """Somebody else always goes first."""
+    """A turn that always gives way: somebody else goes first."""
 
     waits = 0
 
@@ -260,8 +260,8 @@ class Later:
 
 
 def test_who_gives_way_gives_it_once_for_each_piece() -> None:
-    """A lane of states to one who joins got nothing through as long as others had something to
-    send, where a stream through libp2p has its piece after each wait."""
+    """A lane of states to a newcomer got nothing through as long as others had something to send. A
+    stream through libp2p sends a piece after each wait."""
 
     async def story(here: Counted, there: Counted) -> None:
         turn, target = Later(), bytearray(3 * PIECE_BYTES)
@@ -306,6 +306,6 @@ def test_a_record_that_was_taken_out_on_the_way_is_missed_though_the_next_one_fi
     sender.send(b"first")
     theirs.recv(1 << 12)
     sender.send(b"other")
-    for _ in range(2):  # by the caller at once, then by the thread
+    for _ in range(2):  # read by the caller at once, then by the thread
         with pytest.raises(ConnectionAbortedError):
             receiver.recv_into(memoryview(bytearray(5)))

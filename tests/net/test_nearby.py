@@ -124,7 +124,7 @@ def test_a_flood_of_questions_gets_few_answers() -> None:
 def test_a_machine_that_is_carried_elsewhere_asks_and_answers_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Until it was started again, nobody on its new network was found, or found it."""
+    """Until the peer was started again, nobody on its new network was found, or found it."""
     home, away = map(ipaddress.IPv4Interface, ("192.168.1.7/24", "10.20.0.9/16"))
     monkeypatch.setattr(nearby, "LISTEN_S", 0.0)
     monkeypatch.setattr(nearby, "ASK_AT_S", (0.0,))
@@ -152,7 +152,7 @@ def test_a_machine_that_is_carried_elsewhere_asks_and_answers_there(
 
 
 def test_networks_that_cannot_be_read_end_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are looked at again before each question."""
+    """The peer looks at the networks again before each question."""
     home = ipaddress.IPv4Interface("192.168.1.7/24")
 
     def fails(only_loopback: bool) -> list[Any]:
@@ -169,8 +169,8 @@ def test_networks_that_cannot_be_read_end_no_start(monkeypatch: pytest.MonkeyPat
 def test_who_asks_on_the_new_network_is_answered_by_one_that_has_asked_nobody_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A member looked at its own networks only as it asked, which one that misses nobody never
-    does: to it all that asked were from afar."""
+    """A member looked at its own networks only as it asked, which a member that misses nobody never
+    does. To such a member every question seemed to come from afar."""
     home, away = map(ipaddress.IPv4Interface, ("192.168.1.7/24", "127.0.0.1/8"))
     looks: list[float] = []
     monkeypatch.setattr(nearby, "_interfaces", lambda only_loopback: [home])

@@ -1,6 +1,5 @@
-"""Values of the directory that hold values that hold values: each level took 40 KB of the C stack,
-so that 200 of them, in 3 KB, ended the process of whoever read them, before anything was looked at.
-"""
+"""Values of the directory that hold values that hold values. Each level took 40 KB of the C stack.
+So 200 levels, in 3 KB, ended the process of any reader, before anything was looked at."""
 
 import subprocess
 import sys
@@ -109,7 +108,7 @@ def test_what_no_node_of_ours_writes_is_refused(value: bytes) -> None:
 
 
 async def _pushed(liar: Directory, target: Host, value: bytes, subkey: bytes) -> list[bool]:
-    """What a node says of a request that hivemind's own caller would not make."""
+    """What a node answers to a request that hivemind's own caller would not make."""
     protocol = liar._node.protocol
     request = dht_pb2.StoreRequest(
         keys=[DHTID.generate().to_bytes()],
@@ -131,7 +130,7 @@ def test_a_node_lives_on_whatever_it_is_to_store(tmp_path: Path) -> None:
             regular = served._node.protocol.IS_REGULAR_VALUE
             for value in (nested(), nested_tuples()):
                 assert await _pushed(lying, node, value, regular) == [False]
-                with pytest.raises(P2PHandlerError):  # as of any request that is none
+                with pytest.raises(P2PHandlerError):  # as for any malformed request
                     await _pushed(lying, node, value, served._node.protocol.IS_DICTIONARY)
             await lying.meet([node.peer_id])
             assert len(lying.nodes) == 1, "it answers still"

@@ -1,4 +1,4 @@
-"""What strangers may do to a node of the directory by its own protocol's words."""
+"""What strangers may do to a node of the directory in its own protocol."""
 
 import asyncio
 import secrets
@@ -51,7 +51,7 @@ async def node_on(p2p: Any, client_mode: bool) -> Any:
 
 
 async def _node(monkeypatch: pytest.MonkeyPatch, answers: Any = None) -> Any:
-    """Of which nobody else is called, or whoever is gives these answers."""
+    """A node that calls nobody else, or gets these answers from those it calls."""
     protocol = await node_on(None, client_mode=True)
 
     async def nobody(*arguments: Any, timeout: float) -> Any:
@@ -72,7 +72,7 @@ def _ping(node_id: bytes) -> Any:
 
 
 def test_a_neighbour_with_an_endless_id_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To write 32 KiB as a peer id takes two seconds, and 1 MiB half an hour."""
+    """Writing 32 KiB as a peer id takes two seconds, and 1 MiB half an hour."""
 
     async def told(request: Any, timeout: float) -> Any:
         found = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
@@ -108,7 +108,8 @@ def test_of_very_many_neighbours_a_few_are_read(monkeypatch: pytest.MonkeyPatch)
 def test_very_many_signatures_in_one_answer_hold_up_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each takes a fraction of a millisecond; who answers may have signed thousands."""
+    """Each signature takes a fraction of a millisecond; the answering node may have signed
+    thousands."""
     expires_s = float(int(get_dht_time()) + 100)
     found = DictionaryDHTValue()
     run_digest, makers = "aa" * 32, []
@@ -157,7 +158,7 @@ def test_who_answers_with_an_impossible_id_has_not_answered(
 
 
 def test_no_answer_is_longer_than_libp2p_passes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """hivemind keeps what is too long for ever, with the task that made it."""
+    """hivemind keeps an answer that is too long for ever, with the task that made it."""
 
     async def scenario() -> None:
         node = await _node(monkeypatch)
@@ -276,7 +277,7 @@ def test_a_node_that_was_started_again_has_its_new_id_after_a_while(
 
 
 def test_a_new_node_is_given_the_runs_that_it_should_keep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing that its own peer alone may bring."""
+    """The new node is given nothing that only a value's own peer may bring."""
 
     async def scenario() -> None:
         node, expires_s = await _node(monkeypatch), get_dht_time() + 100
@@ -300,8 +301,8 @@ def test_a_new_node_is_given_the_runs_that_it_should_keep(monkeypatch: pytest.Mo
 def test_who_brings_a_run_spec_again_for_a_moment_removes_it_from_nowhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its time is no part of what was signed, so anybody may give it one: what was there was gone
-    a moment later, at every node, and newcomers were told of no run."""
+    """The time of a value is no part of what was signed, so anybody may give it one. The run spec
+    was gone a moment later, at every node, and newcomers were told of no run."""
 
     async def scenario() -> None:
         node, expires_s = await _node(monkeypatch), get_dht_time() + 100

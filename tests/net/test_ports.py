@@ -1,4 +1,5 @@
-"""A port has one daemon: a second one is refused before its p2pd starts, and told whose it is."""
+"""A port has one daemon. A second daemon is refused before its p2pd starts, and told whose the port
+is."""
 
 import asyncio
 import socket
@@ -53,7 +54,7 @@ def test_a_port_that_becomes_free_in_a_moment_is_waited_for() -> None:
 
 
 def test_connections_that_have_ended_hold_no_port() -> None:
-    """A daemon that comes back at once finds those of its former life in TIME_WAIT."""
+    """A daemon that comes back at once finds the connections of its former life in TIME_WAIT."""
 
     async def scenario() -> None:
         with socket.socket() as listener, socket.socket() as caller:
@@ -63,7 +64,7 @@ def test_connections_that_have_ended_hold_no_port() -> None:
             port = listener.getsockname()[1]
             caller.connect(("127.0.0.1", port))
             answered, _ = listener.accept()
-            answered.close()  # who closes first keeps it
+            answered.close()  # the end that closes first keeps it
             caller.recv(1)
         await refuse_taken_ports([f"/ip4/127.0.0.1/tcp/{port}"], patience_s=0.0)
 

@@ -87,7 +87,7 @@ def test_the_validator_takes_the_good_and_refuses_each_forgery(tmp_path: Path) -
 
 
 async def _bring(liar: Directory, target: Host, value: Value) -> bool:
-    """Whether a node takes it from another one."""
+    """Whether a node takes this value from another one."""
     key, _, content, expires = value
     stored = await liar._node.protocol.call_store(
         PeerID.from_base58(target.peer_id),
@@ -100,7 +100,7 @@ async def _bring(liar: Directory, target: Host, value: Value) -> bool:
 
 
 def test_a_stranger_reads_them_and_what_is_old_or_anothers_is_refused(tmp_path: Path) -> None:
-    """A member, a node that checks nothing, and a stranger who only asks."""
+    """The hosts are a member, a node that checks nothing, and a stranger who only asks."""
 
     async def scenario() -> None:
         async with hosts(tmp_path, 3) as (member, liar, stranger):
@@ -110,7 +110,7 @@ def test_a_stranger_reads_them_and_what_is_old_or_anothers_is_refused(tmp_path: 
             own, other = member.identity, liar.identity
             await members.publish_run(RUN, sign_run(SPEC, own.peer_id, own.sign))
             links = {other.peer_id: Link(30_000_000, 5_000_000)}
-            for sequence in (5, 6):  # renewed
+            for sequence in (5, 6):  # the member renews its facts
                 signed = told(own, sequence=sequence, links=links)
                 assert await members.publish_facts(RUN, signed, PLACE)
                 await asyncio.sleep(0.01)

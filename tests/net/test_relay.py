@@ -1,4 +1,4 @@
-"""Our relay in p2pd's place, and calls back; circuits need routers: tests/nat has those."""
+"""Our relay in p2pd's place, and calls back. Circuits need routers: tests/nat has those."""
 
 import asyncio
 from pathlib import Path
@@ -43,8 +43,8 @@ def test_who_cannot_be_called_relays_for_nobody(tmp_path: Path) -> None:
 def test_whom_nobody_can_be_is_not_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An id of 4 KiB takes a tenth of a second to be written as text: of twenty strangers that each
-    asked once a second for a circuit to such a one, a daemon did nothing else."""
+    """Writing an id of 4 KiB as text takes a tenth of a second. Twenty strangers each asked once a
+    second for a circuit to such an id, and a daemon did nothing else."""
     written: list[int] = []
     encode = base58.b58encode
 
@@ -69,7 +69,7 @@ def test_whom_nobody_can_be_is_not_looked_at(
 
 
 class Line:
-    """Both ends of a stream that nobody listens to for long."""
+    """Both ends of a stream to which nobody listens for long."""
 
     def __init__(self) -> None:
         self.sent = b""
@@ -128,8 +128,8 @@ def test_strangers_leave_members_half_of_the_circuits() -> None:
 
 
 def test_strangers_leave_room_for_those_who_call_a_member_as_members() -> None:
-    """One that opened 32 circuits to a member behind a router had it out of reach for all others,
-    for as long as it liked; eight of them had a whole relay."""
+    """A stranger opened 32 circuits to a member behind a router. All others could not reach it for
+    as long as the stranger liked. Eight such strangers had a whole relay."""
     member, fellow, stranger = (peer_id_of(bytes([n]) * 32) for n in (1, 2, 3))
     door = SimpleNamespace(is_near=lambda peer_id: peer_id in (member, fellow))
     host: Any = SimpleNamespace(peer_id="me", door=door)

@@ -1,4 +1,4 @@
-"""Sealed records: whole, in their order, once each, and nothing else is taken."""
+"""Sealed records come whole, in their order and once each, and nothing else is taken."""
 
 import os
 import random
@@ -14,7 +14,7 @@ SECRETS = bytes(range(64))
 
 
 def _ends() -> tuple[SealedSocket, SealedSocket, socket.socket]:
-    """A sender, a receiver, and the socket by which the sender's bytes come to it."""
+    """A sender, a receiver, and the socket by which the sender's bytes come to the receiver."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         end.setblocking(False)
@@ -25,7 +25,7 @@ def _ends() -> tuple[SealedSocket, SealedSocket, socket.socket]:
 
 
 def _records(pieces: list[bytes]) -> list[bytes]:
-    """As they travel."""
+    """The records of these pieces, as they travel."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     sender, found = SealedSocket(ours, Keys(SECRETS, b"one way"), Keys(SECRETS, b"")), []
@@ -36,7 +36,7 @@ def _records(pieces: list[bytes]) -> list[bytes]:
 
 
 def _all_of(receiver: SealedSocket) -> bytes:
-    """What can be taken now."""
+    """All that can be taken now."""
     target, found = memoryview(bytearray(1 << 20)), bytearray()
     try:
         while count := receiver.recv_into(target):

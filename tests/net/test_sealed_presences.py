@@ -51,8 +51,8 @@ def test_only_who_has_the_key_reads_or_finds_a_sealed_presence() -> None:
 
 
 def test_a_sealed_presence_is_brought_by_its_own_peer_alone() -> None:
-    """Any node that keeps it could bring the same box again under a name of its own, without the
-    key: until whenever it liked, and in place of what its peer says since, who had moved."""
+    """Any node that keeps such a box could bring it again under a name of its own, without the key.
+    It could do so until any time it liked, in place of what the peer says since it moved."""
     expires_ms = int((get_dht_time() + 90) * 1000)
     presence = _presence(expires_ms)
     mine = SEAL.close(NAME, presence, expires_ms, ME.sign)
@@ -66,7 +66,7 @@ def test_a_sealed_presence_is_brought_by_its_own_peer_alone() -> None:
 
 
 def _brought(identity: Identity, number: int, ttl_s: float = 90.0) -> DHTRecord:
-    """A value for whoever keeps it, in a place that only its peer knows the meaning of."""
+    """A value for any node to keep, in a place whose meaning only its peer knows."""
     seal, expires_ms = Seal(b"k" * 32), int((get_dht_time() + ttl_s) * 1000)
     inner = sign_presence(Presence(identity.peer_id, 1, (ADDRESS,), RUN), identity.sign)
     closed = seal.close(f"n{number}", inner, expires_ms, identity.sign)

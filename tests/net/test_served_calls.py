@@ -30,7 +30,7 @@ async def _echo(sender: str, body: bytes) -> bytes:
 
 
 def _request(called: Host, call_id: bytes, body: bytes = b"") -> bytes:
-    """As p2pd writes a call, from its length on."""
+    """A call as p2pd writes it, from its length on."""
     call = p2pd_pb2.CallUnaryRequest(
         peer=PeerID.from_base58(called.peer_id).to_bytes(), proto=NAME, data=body
     )
@@ -45,7 +45,7 @@ async def _begun(caller: Host, called: Host, begun: bytes) -> asyncio.StreamRead
         writer.write(begun)
         await writer.drain()
     except (OSError, RuntimeError):
-        writer.close()  # it was turned away
+        writer.close()  # the stream was turned away
     return reader
 
 
@@ -53,7 +53,7 @@ async def _begun(caller: Host, called: Host, begun: bytes) -> asyncio.StreamRead
 def test_calls_that_are_never_whole_fill_no_memory(
     tmp_path: Path, announced: int, count: int
 ) -> None:
-    """p2pd kept each of them in memory, of any number, until it was ended for that."""
+    """p2pd kept any number of such calls in memory, until it was ended for that."""
 
     async def scenario() -> None:
         async with hosts(tmp_path, 3) as (one, two, three):
@@ -75,7 +75,7 @@ def test_calls_that_are_never_whole_fill_no_memory(
 
 
 def test_calls_of_one_name_are_all_answered(tmp_path: Path) -> None:
-    """The caller chooses the name. p2pd waited for good to say all answers but one."""
+    """The caller chooses the name. p2pd waited for ever to say all answers but one."""
 
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as (one, two):
@@ -129,8 +129,8 @@ def test_an_answer_that_is_not_taken_has_a_time(
 
 
 def test_many_calls_wait_while_an_event_loop_has_no_time(tmp_path: Path) -> None:
-    """As where it starts with others at once. hivemind lets a hundred wait, and p2pd ends the rest:
-    who calls takes this peer for gone."""
+    """This happens where a peer starts with others at once. hivemind lets a hundred calls wait, and
+    p2pd ends the rest, so the caller takes this peer for gone."""
 
     async def scenario() -> None:
         async with hosts(tmp_path, 3) as (one, *callers):

@@ -1,5 +1,5 @@
-"""Shaped links have the latency and the rate of their scenario, share what is shared, keep order,
-and hold no more than what is under way."""
+"""Shaped links have the latency and the rate of their scenario, share what is shared, and keep
+order. They hold no more than what is under way."""
 
 import asyncio
 import itertools
@@ -37,7 +37,7 @@ def _shape(
     uplink: int = 0,
     downlink: int = 0,
 ) -> Shape:
-    """The same link between any two; the first peer has the uplink, the last the downlink."""
+    """The same link between any two peers; the first peer has the uplink, the last the downlink."""
     ids = [host.peer_id for host in peers]
     links = tuple(
         ShapedLink(one, two, int(latency_ms * MILLISECOND_NS), bytes_per_s)
@@ -83,8 +83,8 @@ async def _warm(plane: BulkPlane, peer_id: str, lane: str) -> None:
 
 
 async def _takes(due_s: float, work: Callable[[], Awaitable[object]], within: float = 0.15) -> None:
-    """That work takes its time: never less, and, since a busy machine adds, once of a few times
-    not more. A few milliseconds are this machine's own way."""
+    """The work takes its time: never less, and not more in one of a few tries, since a busy machine
+    adds some. A few milliseconds are this machine's own way."""
     times = []
     for _ in range(TRIES):
         times.append(await _timed(work))
@@ -200,7 +200,7 @@ def test_an_idle_link_saves_nothing_up(tmp_path: Path) -> None:
             await _plane(two, []).ready()
             await _warm(plane, two.peer_id, "forward")
             for pause_s in (0.01, 0.03, 0.1):
-                await asyncio.sleep(pause_s)  # in which a bucket of tokens would fill
+                await asyncio.sleep(pause_s)  # a bucket of tokens would fill in this time
 
                 async def send() -> None:
                     await plane.send(two.peer_id, "forward", _header(400_000), bytes(400_000))
@@ -507,8 +507,8 @@ def test_a_line_keeps_to_what_its_owner_gives_whoever_is_at_the_other_end(tmp_pa
 
 
 def test_calls_of_strangers_leave_a_limited_line_to_others() -> None:
-    """As many and as large as the gate lets in at once: what a member said then came minutes later,
-    and the daemon heard from nobody."""
+    """Strangers made as many and as large calls as the gate lets in at once. What a member said
+    then came minutes later, and the daemon heard from nobody."""
 
     async def scenario() -> None:
         line = LineLimit(0, 200_000)

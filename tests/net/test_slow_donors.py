@@ -1,5 +1,5 @@
-"""Who gives a blob slowly, on purpose or because its line is slow: in virtual time, over lines that
-all that a donor gives has to share."""
+"""A donor gives a blob slowly, on purpose or because its line is slow. This is in virtual time,
+over lines that all that a donor gives has to share."""
 
 import asyncio
 import os
@@ -20,11 +20,11 @@ Result = TypeVar("Result")
 CONTENT = os.urandom(2 << 20)
 DIGEST = digest_bytes(CONTENT)
 ALLOWED_S = 5 + len(CONTENT) / 250_000
-"""What others allow a member that says it fetches this."""
+"""Seconds that others allow a member that says it fetches this blob."""
 MBIT = 125_000
 SLICE_BYTES = 8 << 10
 Stall = Callable[[int], float]
-"""How long it waits before its answer, by how many came before."""
+"""How long a donor waits before its answer, by how many questions came before."""
 
 
 class Clock:
@@ -114,7 +114,8 @@ async def took_s(fetching: Awaitable[bytes]) -> float:
     ],
 )
 def test_who_answers_slowly_is_passed_over_in_time(stall: Stall) -> None:
-    """Over an honest home's line besides; and it is the last that is asked for minutes."""
+    """The blob then comes over an honest home's line in time. For minutes the slow donor is asked
+    last."""
 
     async def scene(hosts: dict[str, Any]) -> None:
         await exchange_of(hosts, "liar", bytes_per_s=100 * MBIT, stall=stall)
@@ -129,7 +130,7 @@ def test_who_answers_slowly_is_passed_over_in_time(stall: Stall) -> None:
 
 @pytest.mark.parametrize("names", [("one",), ("one", "two"), tuple(f"home {n}" for n in range(40))])
 def test_a_slow_home_gives_all_to_many_at_once(names: tuple[str, ...]) -> None:
-    """Where nobody better is there, with little lost on the way."""
+    """Nobody better is there, and little is lost on the way."""
 
     async def scene(hosts: dict[str, Any]) -> None:
         for name in names:
@@ -187,7 +188,7 @@ def test_a_home_of_five_mbit_alone_is_as_fast_as_its_line() -> None:
 
 
 def test_the_only_donor_is_waited_for_as_long_as_it_says_something() -> None:
-    """Then nobody has it."""
+    """Once the donor says nothing, nobody has the blob."""
 
     async def scene(hosts: dict[str, Any]) -> None:
         await exchange_of(hosts, "slow", bytes_per_s=100 * MBIT, stall=lambda asked: 20.0)

@@ -1,4 +1,4 @@
-"""Cards that no library takes for a certificate, and what becomes of the tensors meanwhile."""
+"""Cards that no library takes for a certificate, and what happens to the tensors meanwhile."""
 
 import datetime
 import socket
@@ -42,7 +42,8 @@ def test_a_card_of_no_version_is_its_senders_fault() -> None:
 def test_a_member_whose_card_becomes_strange_is_sent_its_tensors_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of its next lane: else what was to go there never left, and others waited for its sender."""
+    """The card is for its next lane. What was to go there never left, and others waited for its
+    sender."""
 
     async def scenario() -> None:
         async with _pair(tmp_path) as (a, b):
@@ -76,8 +77,8 @@ def test_whatever_a_direct_line_fails_by_libp2p_carries_the_lane(
 def test_a_member_with_ever_new_certificates_does_not_have_tls_begin_anew_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With those of all others, in the event loop: half a second for a thousand. Who is new is let
-    in beside them."""
+    """TLS began anew with the certificates of all others, in the event loop: half a second for a
+    thousand. A new certificate is let in beside them."""
     begun = 0
     make = Trust._context
 

@@ -19,8 +19,8 @@ class _FirstComes:
 
 @pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "stalled"])
 def test_what_is_given_up_halfway_is_not_read_any_more(is_cancelled: bool) -> None:
-    """Its caller may put other numbers there at once, which nobody has asked to be sent: as the end
-    of the frame they would make its sender one that sends what it has not computed."""
+    """The caller may put other numbers into that memory at once, which nobody has asked to be sent.
+    As the end of the frame they would make their sender one that sends what it has not computed."""
 
     async def scenario() -> None:
         here, there = socket.socketpair()

@@ -158,8 +158,8 @@ def test_a_refused_frame_ends_all_streams_once_and_the_lane_opens_again(tmp_path
 
 
 def test_nothing_follows_half_a_part_where_another_stream_has_failed(tmp_path: Path) -> None:
-    """Until the lane is given up, the reason is waited for: what was sent meanwhile completed the
-    part, and its receiver took an honest sender for one whose checksums are wrong."""
+    """A failed stream's reason is waited for until the lane is given up. What was sent meanwhile
+    completed the part, and its receiver took an honest sender for one whose checksums are wrong."""
 
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as (one, two):
@@ -186,7 +186,7 @@ def test_nothing_follows_half_a_part_where_another_stream_has_failed(tmp_path: P
                 a.send(two.peer_id, "reduce", _header(MIB, 1), os.urandom(MIB))
             )
             await is_halfway.wait()
-            lane.stripes[0].load_bytes += MIB  # the small one is to wait behind the half part
+            lane.stripes[0].load_bytes += MIB  # the small frame is to wait behind the half part
             small = a.send(two.peer_id, "reduce", _header(PART_BYTES, 2), bytes(PART_BYTES))
             ends = await asyncio.gather(large, small, return_exceptions=True)
             assert all(isinstance(end, Unreachable) for end in ends), ends
@@ -281,8 +281,8 @@ def test_a_reader_that_takes_nothing_holds_its_sender_back() -> None:
 
 
 def test_a_kernel_that_counts_nothing_says_nothing() -> None:
-    """gVisor's has a `tcp_info` of full length with little in it: to a lane over a long way its
-    zeros were the shortest round trip that there is, and it never grew."""
+    """gVisor's kernel has a `tcp_info` of full length with little in it. To a lane over a long way
+    its zeros were the shortest round trip that there is, and the lane never grew."""
 
     class Sandboxed:
         def getsockopt(self, level: int, option: int, size_bytes: int) -> bytes:

@@ -57,7 +57,7 @@ def small_spec(layers: int = 4, global_batch: int = 16, width: int = 256) -> Run
 
 
 def found_together(world: AgreementWorld, names: Sequence[str]) -> None:
-    """The first founds a run after three seconds, and all others ask it to be let in."""
+    """The first peer founds a run after three seconds, and all others ask it to let them in."""
     for name in names:
         world.add_peer(name)
         world.peers[name].agreement.wants_view()

@@ -1,4 +1,4 @@
-"""A few members let in many at once, and no longer does each speak with all."""
+"""A few members let in many at once, and from then on nobody speaks with all."""
 
 from collections import Counter
 from dataclasses import replace
@@ -14,8 +14,8 @@ from tests.core.liars import are_together, swarm
 MEMBERS = list("abcd")
 AGREE = ("Gather", "Ready", "Spread")
 SAID_LIMIT = 60
-"""By each, on an average, until all are in. Where each spoke with all these were 81 of 28 peers,
-and 117 of forty."""
+"""Messages of each peer, on average, until all are in. Where each spoke with all, these were 81
+among 28 peers, and 117 among forty."""
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ and 117 of forty."""
 def test_nobody_speaks_with_all_as_a_crowd_is_let_in(
     count: int, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where each member knows of a part of them alone, at first."""
+    """This also holds where at first each member knows only a part of the crowd."""
     timing = replace(TIMING, wide_above=WIDE_ABOVE, join_window_ns=SECOND_NS // 2)
     world = swarm(MEMBERS, timing=timing)
     said, send = Counter[str](), AgreementWorld.send
@@ -44,8 +44,8 @@ def test_nobody_speaks_with_all_as_a_crowd_is_let_in(
 
 @pytest.mark.parametrize(("members", "count"), [(4, 14), (8, 10), (4, 24)])
 def test_all_are_in_within_seconds(members: int, count: int) -> None:
-    """Where no member alone knew of many, and all of them together did, the attempt came to speak
-    along the overlay in its midst: newcomers gave it up, and all were in after twenty seconds."""
+    """No member alone knew of many newcomers, but all members together did. The attempt turned to
+    the overlay in its midst. Newcomers gave it up, and all were in after twenty seconds."""
     timing = replace(TIMING, wide_above=WIDE_ABOVE, join_window_ns=SECOND_NS // 2)
     doors = [f"m{number}" for number in range(members)]
     world = swarm(doors, timing=timing)

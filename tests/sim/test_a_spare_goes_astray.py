@@ -1,6 +1,6 @@
 """A member without a stage finds all its lines broken at once, and makes a view of its own before
-it has said anything. Nothing waits for it, and it is heard again before it is missed: the others
-must still find that it has gone."""
+it has said anything. Nothing waits for this member, and it is heard again before it is missed. The
+others must still find that it has gone."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ SPARE = "d"
 
 
 def spare_where_others_are(snapshot: Snapshot) -> Plan | NoPlan:
-    """One of the others holds the whole model."""
+    """A view in which one of the others holds the whole model."""
     names = [member.peer_id for member in snapshot.members]
     workload = snapshot.workload
     stage = Stage(names[0], 0, workload.layer_count, 1)

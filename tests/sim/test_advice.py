@@ -170,7 +170,8 @@ def test_loss_is_what_was_measured_or_unknown() -> None:
 
 
 def test_of_local_steps_the_loss_is_known_as_they_were_measured() -> None:
-    """It was told of batches four times as large, of half the context, and of another rate."""
+    """The loss was predicted as for batches four times as large, half the context, and another
+    rate."""
     tiny = read_run_spec("tiny")
     sparse = {"reduction": "sparse", "sparse": {"one_in": 1, "keep_percent": 50, "bits": 4}}
     local = {"mode": "local", "outer_learning_rate": 1.0}

@@ -1,4 +1,4 @@
-"""Seeded runs of peers that fail: every invariant holds; and a planted bug is found."""
+"""Seeded runs of peers that fail: every invariant holds, and a planted bug is found."""
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
@@ -108,8 +108,8 @@ def first_seed_that_fails(
     loss: float | None = None,
     first: int = 0,
 ) -> tuple[int, str]:
-    """With one of these words in what is violated. `loss`: so many messages get lost, until the
-    faults are over."""
+    """The first seed whose violation has one of these words, and the violation. `loss`: the share
+    of messages that get lost until the faults are over."""
     for seed in range(first, first + FOUND_WITHIN):
         run = SeededRun(seed, peer_type)
         if loss is not None:
@@ -196,7 +196,7 @@ class FindsAnyStep(SimulatedCuts):
 
 
 class MixesSteps(SimulatedPeer):
-    """Takes a copy of any step for one of the step that is asked for."""
+    """A planted bug: takes a copy of any step for one of the step that is asked for."""
 
     cuts_type = FindsAnyStep
 
@@ -227,7 +227,7 @@ def test_a_receipt_that_counts_for_another_cut_is_found(monkeypatch: pytest.Monk
 
 
 class WithoutViewCheck(SimulatedPeer):
-    """Takes a tensor of any view for one of the present view."""
+    """A planted bug: takes a tensor of any view for one of the present view."""
 
     def tensor_key(self, view: ViewId, step: int) -> Key:
         return ViewId(1 << 40, ""), step
@@ -240,7 +240,8 @@ class LosesBuffers(SimulatedMicrobatches):
 
 
 class KeepsWhatIsGone(SimulatedPeer):
-    """Its buffers are lost at a takeover, as if it had started again; it says it keeps them."""
+    """A planted bug: loses its buffers at a takeover, as if it had started again, and says it keeps
+    them."""
 
     microbatches_type = LosesBuffers
 
@@ -273,7 +274,7 @@ def test_a_stand_in_that_counts_as_another_holder_is_found(monkeypatch: pytest.M
 
 
 def test_counting_on_what_another_state_made_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step is rolled forward or goes back, and what was computed of another one counts."""
+    """A step is rolled forward or goes back, and what was computed of another step counts."""
     original = partial_replay.replay_of
 
     def any_step(
@@ -315,7 +316,7 @@ def test_seeds_that_there_are_not_are_refused() -> None:
 
 
 def test_crashes_after_which_no_step_comes_are_told_of() -> None:
-    """The worst of those that were seen is not the worst of all."""
+    """The worst crash that was seen is not the worst of all."""
     results = [Result(1, recoveries_ns=[2_000_000_000], watched_crashes=3), Result(2)]
     told = recoveries_text(results)
     assert "worst 2.0 s of 1 (virtual); of 2 more none came" in told

@@ -1,5 +1,5 @@
-"""Who was convicted gets no place through crashes and restarts; nobody bars an honest member by
-saying so."""
+"""A convicted member gets no place through crashes and restarts, and nobody bars an honest member
+by saying so."""
 
 import msgspec
 import pytest
@@ -76,7 +76,7 @@ def test_a_view_has_nobody_that_is_in_it_forgotten_by_who_knows_of_many_others()
 
 
 def test_without_a_bar_it_is_a_member() -> None:
-    """Else the test above could not fail."""
+    """Otherwise the test above could not fail."""
     world = swarm(0, tuple(MEMBERS))
     begin(world, tuple(MEMBERS), tuple(MEMBERS))
     world.run_until(lambda: members(world, "a") == tuple(MEMBERS))

@@ -1,4 +1,4 @@
-"""What one change would bring, by plans made anew."""
+"""What one change would bring, found by making plans anew."""
 
 from p2p_dtfm.core.planner.planner import compute_plan
 from p2p_dtfm.core.protocol.plan import Plan

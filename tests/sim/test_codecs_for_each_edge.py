@@ -56,7 +56,7 @@ bandwidth_mbps = {between_mbps}
 
 
 def run_of(codecs: object, global_batch: int = 32) -> RunSpec:
-    """Eight blocks of which each peer has memory for two."""
+    """A run of eight blocks, of which each peer has memory for two."""
     plain = small_spec(layers=8, global_batch=global_batch, width=64).model_dump()
     told = {"activations": codecs, "gradients": codecs}
     sections = {"codecs": told, "compute": {"recompute": "never"}}
@@ -78,7 +78,8 @@ def planned(snapshot: Snapshot) -> Plan:
 
 
 def step_ns_with(snapshot: Snapshot, *codecs: Codec) -> int:
-    """Of the best plan in these; coding is counted even where there is but one."""
+    """The step time of the best plan with these codecs; coding is counted even where there is only
+    one."""
     work = msgspec.structs.replace(
         snapshot.workload, boundary_bytes_per_kibi=AllowedCodecs(codecs, codecs)
     )
@@ -107,7 +108,8 @@ def test_few_bytes_on_slow_edges_alone_beat_either_codec_everywhere() -> None:
 def test_what_the_run_would_rather_have_unless_it_holds_up_the_pipeline(
     between_mbps: float, codec: Codec
 ) -> None:
-    """Where microbatches are many; of few, filling the pipeline may take most of the step."""
+    """This holds where microbatches are many. Of few, filling the pipeline may take most of the
+    step."""
     spec = run_of("auto", global_batch=256)
     assert spec.codecs.activations == AUTO_CODECS == spec.codecs.gradients
     snapshot = scenario_snapshot(houses(spec, between_mbps), spec, AS_RUN)
@@ -140,7 +142,7 @@ def test_everyone_follows_the_plan_and_is_told_of_it() -> None:
 
 
 def test_a_plan_in_force_goes_on_with_other_codecs_where_links_have_changed() -> None:
-    """Nobody moves for them, so nothing speaks against it."""
+    """Nobody moves for other codecs, so nothing speaks against them."""
     spec = run_of("auto")
     before = planned(scenario_snapshot(houses(spec, 10), spec, AS_RUN))
     now = scenario_snapshot(houses(spec, 0.26), spec, AS_RUN)
@@ -172,7 +174,7 @@ def test_uniform_choices_use_the_least_where_gradients_may_not() -> None:
 
 
 def test_below_int8_where_the_link_is_slower_yet_and_the_run_allows_it() -> None:
-    """An eighth of the bytes; also for who simulates a run that has other codecs."""
+    """Such a codec takes an eighth of the bytes, also where the simulated run has other codecs."""
     spec = run_of(["fp32", "int8", "subspace"], global_batch=256)
     scenario = houses(spec, 0.05)
     snapshot = scenario_snapshot(scenario, spec, AS_RUN)

@@ -1,5 +1,5 @@
-"""Members that say, together, that they do not hear others, and wait until the time is right: fewer
-than a third never have so many out that they are most, and not one after the other."""
+"""Colluders say together that they do not hear others, and wait until the time is right. Fewer than
+a third never have so many members out that they are most, and not one after the other."""
 
 import pytest
 
@@ -15,8 +15,8 @@ WATCHED_NS = 40 * SECOND_NS
 
 
 class Colluders:
-    """Each half second they look at the newest view, and accuse so many of its honest members, of
-    whom they have accused fewest so far."""
+    """Each half second the colluders look at the newest view, and accuse `at_once` of its honest
+    members. They choose those that they have accused fewest times."""
 
     def __init__(self, members: str, liars: str, at_once: int, wait_for_all: bool) -> None:
         self._members, self._liars, self._wait_for_all = members, liars, wait_for_all
@@ -67,7 +67,7 @@ class Colluders:
 def test_who_waits_for_all_to_be_back_has_no_second_one_out(
     members: str, liars: str, at_once: int
 ) -> None:
-    """Who is let in again knows what most of the others know of before."""
+    """A member that is let in again knows what most of the others know of before."""
     colluders = Colluders(members, liars, at_once, wait_for_all=True)
     colluders.world.run_to(2 * WATCHED_NS)
     assert len(colluders.out_ever) == 1
@@ -76,7 +76,7 @@ def test_who_waits_for_all_to_be_back_has_no_second_one_out(
 
 @pytest.mark.parametrize("liars", ["abcd", "jklm"])
 def test_four_of_thirteen_that_accuse_several_at_once_do_not_have_all_out(liars: str) -> None:
-    """They are in doubt with three each, and with those that they accuse next."""
+    """The four are in doubt with three each, and with those that they accuse next."""
     colluders = Colluders("abcdefghijklm", liars, 3, wait_for_all=False)
     colluders.world.run_to(WATCHED_NS)
     assert len(colluders.out_ever) <= 3

@@ -1,4 +1,5 @@
-"""A run whose steps are all committed: nobody is let in any more, and who is left shows the end."""
+"""In a complete run all steps are committed, nobody is let in any more, and the members left show
+the end."""
 
 from dataclasses import replace
 
@@ -25,7 +26,7 @@ LAST_STEP = 5
 
 
 class Ends(SimulatedPeer):
-    """Takes no steps after the last one."""
+    """A peer that takes no steps after the last one."""
 
     def in_training(self) -> tuple[View | None, Plan | None]:
         if self.agreement.step > LAST_STEP:
@@ -34,7 +35,8 @@ class Ends(SimulatedPeer):
 
 
 def by_the_first_alone(snapshot: Snapshot) -> Plan | NoPlan:
-    """The others guard its layers, and have each step's states with it."""
+    """A plan in which the others guard the first one's layers, and have each step's states with
+    it."""
     first, *others = sorted(member.peer_id for member in snapshot.members)
     layers, count = snapshot.workload.layer_count, snapshot.workload.microbatch_count
     stage = Stage(first, 0, layers, 1)
@@ -42,7 +44,8 @@ def by_the_first_alone(snapshot: Snapshot) -> Plan | NoPlan:
 
 
 def test_the_last_one_left_of_a_complete_run_shows_that_it_is() -> None:
-    """It computed nothing of it, so no word of its own says that the last step is committed."""
+    """The member that is left computed nothing, so no word of its own says that the last step is
+    committed."""
     workload = Workload(2, 8, 0, 1, COST, COST, COST, 1)
     world = AgreementWorld(1, workload, record("template"), by_the_first_alone, timing=TIMING)
     world.peer_type = Ends
@@ -51,7 +54,7 @@ def test_the_last_one_left_of_a_complete_run_shows_that_it_is() -> None:
     world.ask_to_join("p1", "p0")
     world.after(SECOND_NS, lambda: world.found("p0"))
     world.run_until(lambda: first.view is not None and len(first.view.members) == 2)
-    for peer in (first, other):  # the ledger has the terms before: all its steps are alike
+    for peer in (first, other):  # the ledger has its terms from before: all steps are alike
         peer.agreement._state.settings.terms = msgspec.structs.replace(TERMS, total_steps=LAST_STEP)
     for peer in (first, other):
         world.run_until(lambda peer=peer: peer.agreement.step > LAST_STEP)  # type: ignore[misc]
@@ -75,8 +78,8 @@ def test_the_last_one_left_of_a_complete_run_shows_that_it_is() -> None:
 
 
 def test_a_view_that_is_agreed_on_after_the_last_step_is_waited_for_by_nobody() -> None:
-    """Someone asks while the last step is under way, and has no states yet when it commits: no
-    step is left with which it could join."""
+    """A peer asks while the last step is under way, and has no states yet when that step commits.
+    No step is left with which it could join."""
     workload = Workload(2, 8, 0, 1, COST, COST, COST, 1)
     world = AgreementWorld(1, workload, record("template"), by_the_first_alone, timing=TIMING)
     world.peer_type, world.compute_ns = Ends, (SECOND_NS, 2 * SECOND_NS)
@@ -105,8 +108,8 @@ def test_a_view_that_is_agreed_on_after_the_last_step_is_waited_for_by_nobody() 
 
 @pytest.mark.parametrize("wide_above", [64, 1])
 def test_who_has_said_ready_as_the_last_step_commits_hears_that_it_did(wide_above: int) -> None:
-    """The members have given up the attempt, and tell whoever still is in it: its own deadline is
-    as long as any plan may take."""
+    """The members have given up the attempt, and tell the peer that still is in it. Its own
+    deadline is as long as any plan may take."""
     workload = Workload(2, 8, 0, 1, COST, COST, COST, 1)
     timing = replace(TIMING, ready_ns=120 * SECOND_NS, wide_above=wide_above)
     world = AgreementWorld(1, workload, record("template"), by_the_first_alone, timing=timing)
@@ -146,8 +149,9 @@ def test_who_has_said_ready_as_the_last_step_commits_hears_that_it_did(wide_abov
 
 
 def test_who_has_come_to_the_end_goes_back_for_nobody() -> None:
-    """A smaller part of a swarm that has split trains to the end. The larger part counts more, but
-    has nothing to give to who has it all: it was gone over to, and steps were trained anew."""
+    """A smaller part of a split swarm trains to the end. The larger part counts more, but has
+    nothing to give to a peer that has it all. The smaller part went over to it, and steps were
+    trained anew."""
     workload = Workload(2, 8, 0, 1, COST, COST, COST, 1)
     world = AgreementWorld(1, workload, record("template"), by_the_first_alone, timing=TIMING)
     world.peer_type, world.rejoins = Ends, True

@@ -1,4 +1,4 @@
-"""Who had the copy when the only stage-holder was lost shows how far both had come."""
+"""The only stage-holder is lost, and the member with its copy shows how far both had come."""
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.consensus.views.view_precedence import outranks, own_side, side_of
@@ -14,8 +14,8 @@ STEPS = 5
 
 
 def test_a_commit_of_one_who_is_gone_counts_for_its_heir() -> None:
-    """The length of a lineage was shown by members of the view alone: who was left with the states
-    of a lost peer counted as having come nowhere, and gave them up to a sleeper's older ones."""
+    """Only members of the view showed the length of a lineage. The member left with a lost peer's
+    states counted as having come nowhere. It gave them up to a sleeper's older ones."""
     workload = Workload(2, 8, 0, 1, COST, COST, COST, 1)
     world = AgreementWorld(1, workload, record("template"), by_the_first_alone, timing=TIMING)
     first, heir = world.add_peer("p0"), world.add_peer("p1")

@@ -1,4 +1,4 @@
-"""Who leaves and comes back at once, as after a short pause, is let in at its first try."""
+"""A peer that leaves and comes back at once, as after a short pause, is let in at its first try."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who wants to leave, and finds that the others are in another view: whether they want for what it
+"""A leaving member finds the others in another view; the question is whether they want for what it
 has."""
 
 import pytest
@@ -28,7 +28,8 @@ COST = LayerCost(1, 1, 1, 1)
 
 
 def by_who_stays(snapshot: Snapshot) -> Plan | NoPlan:
-    """In one pipeline; steps take long, so guardians have each step's states."""
+    """One pipeline of the members that stay. Steps take long, so guardians have each step's
+    states."""
     names = [it.peer_id for it in snapshot.records if it.intent is not Intent.LEAVING]
     layers = snapshot.workload.layer_count
     cuts = [layers * number // len(names) for number in range(len(names) + 1)]
@@ -58,8 +59,9 @@ def test_who_leaves_goes_at_once_only_where_the_others_take_steps(trains: bool) 
 
 
 def test_the_last_copy_comes_back_before_its_holder_leaves() -> None:
-    """One is cut off, and who guards its layers loses its memory: neither side has all layers of
-    the newest step. The one that was cut off wants to leave, and the others' view counts more."""
+    """One member is cut off, and the guardian of its layers loses its memory. Neither side then has
+    all layers of the newest step. The member that was cut off wants to leave, and the others' view
+    counts more."""
     workload = Workload(2, 8, 0, 1, COST, COST, COST, 1)
     world = AgreementWorld(1, workload, record("template"), by_who_stays, timing=TIMING)
     world.rejoins = True
@@ -67,7 +69,7 @@ def test_the_last_copy_comes_back_before_its_holder_leaves() -> None:
         world.add_peer(name).agreement.wants_view()
     world.after(3 * SECOND_NS, lambda: world.found("a"))
     world.run_until(lambda: are_together(world, ["a", "b", "c"]))
-    step = 2 * CHECKPOINT_STEPS - 1  # what is on disks is older by all but one
+    step = 2 * CHECKPOINT_STEPS - 1  # what is on disks is older by CHECKPOINT_STEPS - 1
     world.run_until(lambda: all(it.agreement.step == step for it in world.peers.values()))
     layers = view_of(world, "c").layers_of("c")
     (guardian,) = {view_of(world, "c").guards[layer] for layer in layers}
@@ -93,7 +95,7 @@ def is_without_plan(world: AgreementWorld, name: str) -> bool:
 
 
 def test_who_has_nothing_that_they_want_is_let_go_by_them() -> None:
-    """It asked to be let in as they took no steps, and meanwhile they do."""
+    """The leaving member asked to be let in while the others took no steps; meanwhile they do."""
     world = swarm(["a", "b", "c"])
     world.add_peer("d")
     late = world.peers["d"]
@@ -103,7 +105,7 @@ def test_who_has_nothing_that_they_want_is_let_go_by_them() -> None:
     world.run_until(lambda: late.left, limit_s=30)
     world.run_until(lambda: not world.peers["a"].agreement.next_view, limit_s=30)
     trains_on(world, ["a", "b", "c"])
-    world.run_to(world.now_ns + 10 * SECOND_NS)  # one may have been asked for as it left
+    world.run_to(world.now_ns + 10 * SECOND_NS)  # a view may have been asked for as it left
     views = len(world.invariants.views)
     world.run_to(world.now_ns + 30 * SECOND_NS)
     assert len(world.invariants.views) == views, "nobody asks for it again"

@@ -1,5 +1,5 @@
-"""Machines that do other things, too: event loops that stand still for a second and more, and
-messages that come late. Nobody is called dead who lives; who is dead is missed all the same."""
+"""Machines that also do other things: event loops stand still for a second and more, and messages
+come late. Nobody calls a living peer dead, and a dead peer is missed all the same."""
 
 import dataclasses
 
@@ -13,7 +13,8 @@ from tests.sim.test_lying_members import replicas
 
 NAMES = ("a", "b", "c", "d", "e")
 LONGEST_S = 1.3
-"""That a loop stands still: whoever is heard twice a second is then silent for less than two."""
+"""How long a loop stands still. A peer that is heard twice a second is then silent for less than
+two."""
 AS_BEFORE = dataclasses.replace(
     LAN_LIVENESS,
     least_silence_ns=LAN_LIVENESS.silence_ns,
@@ -23,12 +24,13 @@ HASTY = dataclasses.replace(
     LAN_LIVENESS, least_silence_ns=2 * SECOND_NS, calm_silence_ns=2 * SECOND_NS
 )
 WITHOUT_DOUBT = dataclasses.replace(HASTY, punctual_ns=HASTY.sleep_ns)
-"""In one's own loop."""
+"""A timing without doubt in a peer's own loop."""
 EASY_S, LOADED_S = 20, 120
 
 
 class Loaded:
-    """All are in one view, on quiet machines; from `EASY_S` on other programs run beside them."""
+    """A world in which all are in one view, on quiet machines. From `EASY_S` on other programs run
+    beside them."""
 
     def __init__(self, seed: int, timing: LivenessTiming, longest_s: float) -> None:
         self.world = world = AgreementWorld(
@@ -47,7 +49,8 @@ class Loaded:
             self._next(name)
 
     def _next(self, name: str) -> None:
-        """Half of the time something else runs for a tenth of a second, now and then for long."""
+        """Half of the time something else runs for about a tenth of a second, now and then for
+        long."""
         world = self.world
         load = world.now_ns - self.began_ns > EASY_S * SECOND_NS
         world.after(
@@ -65,13 +68,13 @@ class Loaded:
         world.after(still_ns, lambda: self._next(name))
 
     def called_dead(self) -> list[str]:
-        """Until the end."""
+        """Run to the end. Returns each line of the story in which a peer is called dead."""
         self.world.run_to(self.began_ns + (EASY_S + LOADED_S) * SECOND_NS)
         return [line for line in self.world.story if "nothing heard" in line]
 
 
 class OneOfThem(Loaded):
-    """Only the machine of `c` does other things, so that nobody else is late and doubts itself."""
+    """Only the machine of `c` does other things, so no other peer is late and doubts itself."""
 
     def _next(self, name: str) -> None:
         world = self.world
@@ -92,8 +95,8 @@ class OneOfThem(Loaded):
 
 
 def seeds(count: int, nightly: int) -> list[object]:
-    """Some each day, and the others each night, ten in a test: on two busy cores each takes up to
-    nine seconds, and of hundreds in one test nothing was heard for most of an hour."""
+    """Some seeds for each day; the others for each night, ten in a test. On two busy cores each
+    takes up to nine seconds, and hundreds in one test said nothing for most of an hour."""
     nights = (range(first, min(first + 10, nightly)) for first in range(count, nightly, 10))
     return [
         range(count),
@@ -103,7 +106,7 @@ def seeds(count: int, nightly: int) -> list[object]:
 
 @pytest.mark.parametrize("drawn", seeds(1, 300))
 def test_who_stands_still_now_and_then_is_not_called_dead(drawn: range) -> None:
-    """For half a second to a second and a half, on a machine of its own."""
+    """Each stands still for half a second to a second and a half, on a machine of its own."""
     for seed in drawn:
         assert OneOfThem(seed, LAN_LIVENESS, 1.5).called_dead() == [], seed
 
@@ -115,7 +118,7 @@ def test_nobody_is_called_dead_where_all_stand_still_now_and_then(drawn: range) 
 
 
 def test_who_stands_still_for_longer_is() -> None:
-    """So the schedule is a test at all."""
+    """Otherwise the schedule would test nothing."""
     assert any(OneOfThem(seed, LAN_LIVENESS, 4.0).called_dead() for seed in range(1, 4))
 
 
@@ -126,7 +129,7 @@ def test_nobody_is_called_dead_because_machines_are_loaded(seed: int) -> None:
 
 
 def test_without_doubt_in_their_own_loops_they_would_accuse() -> None:
-    """So the schedule is a test at all."""
+    """Otherwise the schedule would test nothing."""
     assert any(Loaded(seed, WITHOUT_DOUBT, LONGEST_S).called_dead() for seed in range(9, 12))
 
 
@@ -153,7 +156,7 @@ def test_who_stops_after_calm_times_is_missed_two_seconds_sooner() -> None:
 
 
 def test_who_stops_is_missed_within_three_seconds_of_load_that_all_bear() -> None:
-    """Loops that stand still for up to half a second make it later, not twice as late."""
+    """Loops that stand still for up to half a second make the finding later, not twice as late."""
     loaded = Loaded(3, LAN_LIVENESS, longest_s=0.5)
     world = loaded.world
     world.run_to(loaded.began_ns + (EASY_S + 40) * SECOND_NS)
@@ -166,7 +169,7 @@ def test_who_stops_is_missed_within_three_seconds_of_load_that_all_bear() -> Non
 
 
 def test_both_ends_of_a_cut_are_told_at_once_what_they_lack() -> None:
-    """They waited for half a second, until all that is known was sent again."""
+    """Both ends waited for half a second, until all that is known was sent again."""
     loaded = Loaded(2, LAN_LIVENESS, longest_s=0.2)
     loaded.longest_ns = 0
     world = loaded.world
@@ -181,7 +184,7 @@ def test_both_ends_of_a_cut_are_told_at_once_what_they_lack() -> None:
 
 
 def test_a_cut_between_two_is_told_from_a_machine_that_stands_still() -> None:
-    """All the others hear both, so that nobody waits as long as for a silent peer."""
+    """All the others hear both ends, so nobody waits as long as for a silent peer."""
     loaded = Loaded(2, LAN_LIVENESS, longest_s=0.2)
     world = loaded.world
     world.run_to(world.now_ns + 10 * SECOND_NS)

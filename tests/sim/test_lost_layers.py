@@ -1,4 +1,5 @@
-"""Layers that nobody has any more: who may still bring them is waited for, and nobody else."""
+"""Nobody has some layers any more. Members wait for those that may still bring them, and for nobody
+else."""
 
 import pytest
 
@@ -22,8 +23,8 @@ def one_after_another(snapshot: Snapshot) -> Plan | NoPlan:
 
 
 def trained_together(seed: int, names: list[str]) -> AgreementWorld:
-    """The first one alone for a while; then, for a few steps, all: it still holds layers of which
-    nobody has a copy."""
+    """The first member trains alone for a while, then all for a few steps. It still holds layers of
+    which nobody has a copy."""
     world = AgreementWorld(seed, WORKLOAD, record("template"), one_after_another, timing=TIMING)
     world.rejoins = True
     world.compute_ns = (SECOND_NS // 20, SECOND_NS // 10)  # copies take longer than some steps
@@ -64,7 +65,7 @@ def test_once_all_are_back_nobody_is_waited_for(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", (1, 3))
 def test_who_may_still_bring_them_is_waited_for(seed: int) -> None:
-    """Strangers to the time before do not hurry the others."""
+    """Peers that were not there at the time before do not hurry the others."""
     names = ["founder", "member", "other"]
     world = trained_together(seed, names)
     for gone in ("founder", "other"):
@@ -79,8 +80,9 @@ def test_who_may_still_bring_them_is_waited_for(seed: int) -> None:
 
 
 def test_another_swarm_that_trains_is_not_followed_while_they_are_waited_for() -> None:
-    """Else those that have these layers come back to a swarm that has nothing in common with them:
-    one of three that trains yields to nobody, so there would be two for ever (seed 841)."""
+    """Otherwise the members with these layers come back to a swarm that has nothing in common with
+    them. A swarm of three that trains yields to nobody, so there would be two for ever (seed
+    841)."""
     names = ["founder", "member"]
     world = trained_together(1, names)
     joins(world, "newcomer")

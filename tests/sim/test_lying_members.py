@@ -28,7 +28,7 @@ FROM_STEP = 4
 
 
 class SaysOtherwise(SimulatedTraining):
-    """`changes` are what its Prepared say instead, of each kind of lie."""
+    """`changes` are what the liar's Prepared says instead, for each kind of lie."""
 
     def make_prepared(self, view: View, plan: Plan, step: int, done: dict) -> Prepared:  # type: ignore[type-arg]
         said, peer = super().make_prepared(view, plan, step, done), self.peer
@@ -63,7 +63,7 @@ class Lying(SimulatedPeer):
 
 
 def replicas(snapshot: Snapshot) -> Plan | NoPlan:
-    """Everyone holds the whole model."""
+    """A plan in which each member holds the whole model."""
     names = [member.peer_id for member in snapshot.members]
     total, count = snapshot.workload.microbatch_count, len(names)
     cuts = [total * number // count for number in range(count + 1)]
@@ -96,7 +96,8 @@ def test_it_is_left_out(seed: int, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["norm", "base"])
 @pytest.mark.parametrize("seed", [4, 5])
 def test_who_sees_a_lie_first_is_not_one_that_stops_steps(seed: int, kind: str) -> None:
-    """Of colluders that come back and lie again it saw a dozen in a minute, and was out."""
+    """Colluders came back and lied again. The honest member saw a dozen such lies in a minute, and
+    was out."""
     world = started(seed, kind, frozenset({LIAR}))
     others = [world.peers[name] for name in MEMBERS if name != LIAR]
     world.run_until(lambda: all(peer.agreement.step >= FROM_STEP + 3 for peer in others))
@@ -108,7 +109,8 @@ def test_who_sees_a_lie_first_is_not_one_that_stops_steps(seed: int, kind: str) 
 def test_who_shows_nothing_of_what_led_to_its_false_base_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It kept all from being blamed, in each new view, and those that saw it first went."""
+    """The liar kept its evidence back, so nobody was blamed in any new view. The members that saw
+    the fork went first."""
 
     def hiding(**facts: object) -> Contribution:
         part = Contribution(**facts)  # type: ignore[arg-type]
@@ -153,8 +155,8 @@ CLAIMS = {
 def test_what_it_claims_to_have_come_to_moves_nobody(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A member is lost, and in the attempt that follows one of the others lies: nobody goes back,
-    waits, or takes its states."""
+    """A member is lost, and in the attempt that follows one of the others lies. Nobody goes back,
+    waits, or takes the liar's states."""
 
     def lying(**facts: object) -> Contribution:
         part = Contribution(**facts)  # type: ignore[arg-type]
@@ -175,7 +177,8 @@ def test_what_it_claims_to_have_come_to_moves_nobody(
 def test_a_view_that_all_have_left_proves_nothing_of_what_it_claims(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It says that it is still in the one before, which all know, and has gone on there alone."""
+    """The liar says that it is still in the view before, which all know, and has gone on there
+    alone."""
     before: list[PresentView] = []
 
     def lying(**facts: object) -> Contribution:

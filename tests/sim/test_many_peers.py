@@ -28,7 +28,8 @@ def test_the_same_of_many_seeds(seed: int) -> None:
 
 
 def test_a_newcomer_that_is_cut_off_while_they_gather_asks_anew() -> None:
-    """It has accused all members in vain, since their neighbours have not: it waits no longer."""
+    """The newcomer has accused all members in vain, since their neighbours have not. It waits no
+    longer."""
     world = AgreementWorld(1, WORKLOAD, record("template"), one_pipeline, timing=WIDE)
     world.rejoins = True
     names = ["a", "b", "c", "d"]
@@ -36,7 +37,7 @@ def test_a_newcomer_that_is_cut_off_while_they_gather_asks_anew() -> None:
         world.add_peer(name).agreement.wants_view()
     world.after(3 * SECOND_NS, lambda: world.found("a"))
     world.run_until(lambda: are_together(world, names))
-    world.run_to(world.now_ns + 2 * SECOND_NS)  # of many the first step goes before newcomers
+    world.run_to(world.now_ns + 2 * SECOND_NS)  # among many the first step goes before newcomers
     late = world.add_peer("e").agreement
     late.wants_view()
     world.run_until(

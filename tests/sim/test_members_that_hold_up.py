@@ -1,5 +1,5 @@
-"""One member of four that answers, and yet keeps an attempt at a view from its end: it is left out
-before long, by the daemons' own deadlines. In whose favour it does so makes no difference."""
+"""One member of four answers, and yet keeps an attempt at a view from its end. By the daemons' own
+deadlines it is left out before long. In whose favour it does so makes no difference."""
 
 from collections.abc import Callable
 
@@ -38,7 +38,7 @@ WATCHED_NS = 40 * SECOND_NS
 INVENTED = [Member(f"nobody{number:02}", 1) for number in range(30)]
 Lie = Callable[[AgreementMessage, str], AgreementMessage | None]
 MADE: dict[int, Contribution] = {}
-"""By the liar, by number of the attempt."""
+"""The liar's contributions, by number of the attempt."""
 
 
 def no_ready(said: AgreementMessage, to: str) -> AgreementMessage | None:
@@ -65,7 +65,7 @@ def another_face_to_each(said: AgreementMessage, to: str) -> AgreementMessage | 
 
 
 def other_knowledge_for_ready(said: AgreementMessage, to: str) -> AgreementMessage | None:
-    """It says that it knows the same, and then that it knows something else."""
+    """The liar says that it knows the same, and then that it knows something else."""
     if not isinstance(said, Ready):
         return said
     number = said.view.number
@@ -73,7 +73,8 @@ def other_knowledge_for_ready(said: AgreementMessage, to: str) -> AgreementMessa
 
 
 def another_face_to_one_late(said: AgreementMessage, to: str) -> AgreementMessage | None:
-    """Once the others have gone on one hears another contribution, and is the first to say so."""
+    """Once the others have gone on, one member hears another contribution of the liar. This member
+    is the first to say so."""
     if isinstance(said, Gather) and to == "a":
         for signed in said.contributions:
             if signed.peer_id == LIAR:
@@ -104,7 +105,8 @@ def _accusing(said: AgreementMessage, whom: Member) -> AgreementMessage:
 
 
 def brings_what_it_invents(said: AgreementMessage, to: str) -> AgreementMessage | None:
-    """So that it may be somebody else who has opened the attempt."""
+    """The liar brings an invented peer's contribution, so somebody else may have opened the
+    attempt."""
     if not isinstance(said, Gather) or not said.contributions:
         return said
     parts = (*said.contributions, contribution(said.number, None, INVENTED[0]))
@@ -112,7 +114,7 @@ def brings_what_it_invents(said: AgreementMessage, to: str) -> AgreementMessage 
 
 
 def inventions(said: AgreementMessage, to: str) -> AgreementMessage | None:
-    """It names newcomers that answer one after the other."""
+    """The liar names newcomers that answer one after the other."""
     named = _with(said, lambda mine: msgspec.structs.replace(mine, joiners=tuple(INVENTED)))
     if not isinstance(named, Gather) or not named.contributions:
         return named
@@ -122,7 +124,7 @@ def inventions(said: AgreementMessage, to: str) -> AgreementMessage | None:
 def _with(
     said: AgreementMessage, change: Callable[[Contribution], Contribution]
 ) -> AgreementMessage:
-    """A Gather with another contribution of the liar's own."""
+    """A Gather with a changed contribution of the liar's own."""
     if not isinstance(said, Gather):
         return said
     parts = [
@@ -135,7 +137,7 @@ def _with(
 
 
 class HoldingUp(SimulatedPeer):
-    """`lie` is what the liar says instead; `stops` how often it has all agree anew."""
+    """`lie` is what the liar says instead; `stops` is how often it has all agree anew."""
 
     lie: Lie
     stops = 1
@@ -148,7 +150,7 @@ class HoldingUp(SimulatedPeer):
             return
         try:
             super().receive(sender, message)
-        except Violation as violation:  # that the liar is found faulty is what should be
+        except Violation as violation:  # the liar should be found faulty
             if LIAR not in (sender, self.name) or "takes" not in str(violation):
                 raise
 
@@ -219,7 +221,8 @@ def test_it_holds_up_the_others_for_seconds_only(lie: Lie, stops: int) -> None:
 
 
 def test_who_finds_out_late_that_one_has_said_two_things_stays() -> None:
-    """It shows both: that it knows something else was held against it, and it was out."""
+    """The member shows both words. That it knows something else was held against it, and it was
+    out."""
     world = _world(another_face_to_one_late, 1)
     world.run_until(lambda: all(peer.agreement.step >= 4 for peer in world.peers.values()))
     world.peers[LIAR].begins = True  # type: ignore[attr-defined]
@@ -234,8 +237,8 @@ def _members(world: AgreementWorld) -> tuple[str, ...]:
 
 
 def a_next_life(said: AgreementMessage, to: str) -> AgreementMessage | None:
-    """It names another one's next life as a newcomer, which never answers, and knows nothing of
-    that itself."""
+    """The liar names another member's next life as a newcomer. That life never answers, and the
+    member knows nothing of it."""
     return _with(said, lambda mine: msgspec.structs.replace(mine, joiners=(Member("c", 99),)))
 
 
@@ -315,7 +318,7 @@ def no_synced(said: AgreementMessage, to: str) -> AgreementMessage | None:
 
 
 def test_who_never_says_that_it_has_its_states_keeps_nobody_out() -> None:
-    """It is a member that needs none: its place stays as it is."""
+    """The member needs no states, and its place stays as it is."""
     world = _world(no_synced, 0)
     world.run_until(lambda: all(peer.agreement.step >= 4 for peer in world.peers.values()))
     world.peers[LIAR].begins = True  # type: ignore[attr-defined]

@@ -1,5 +1,5 @@
-"""A member crashes when a newcomer has agreed to its view: the others go on without them both, and
-the newcomer, to which nobody speaks of that view any more, does not wait for it for long."""
+"""A member crashes when a newcomer has agreed to its view, and the others go on without them both.
+Nobody speaks to the newcomer of that view any more, and it does not wait for it for long."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def test_it_is_let_in_soon(seed: int, lost: str, back_s: int) -> None:
 
     world.run_until(has_agreed)
     world.crash(lost, lose_disk=False)
-    world.rejoins = True  # whoever has no view asks anybody
+    world.rejoins = True  # a peer without a view asks anybody
     world.after(back_s * SECOND_NS, lambda: world.restart(lost))
     stay = [name for name in MEMBERS if name != lost]
     there = [*MEMBERS, "f"] if back_s < LIMIT_S else [*stay, "f"]
@@ -44,14 +44,14 @@ def test_it_is_let_in_soon(seed: int, lost: str, back_s: int) -> None:
 
 
 def is_ready(peer: SimulatedPeer) -> bool:
-    """In an attempt, as a newcomer, with its own Ready said."""
+    """The peer is in an attempt, as a newcomer, with its own Ready said."""
     attempt = peer.agreement._state.attempt
     in_phase = peer.agreement.outlook(peer.now_ns).phase is Phase.NEWCOMER_READY
     return in_phase and attempt is not None and peer.agreement.me in attempt.ready
 
 
 def waits_among(members: list[str], wide_above: int) -> tuple[AgreementWorld, SimulatedPeer]:
-    """One has said Ready, and the members, that plan for long, have not."""
+    """A newcomer has said Ready, and the members, which plan for long, have not."""
     world = swarm(members, timing=replace(PATIENT, wide_above=wide_above))
     newcomer = joins(world, "f")
     world.ask_to_join("f", members[0])
@@ -64,8 +64,8 @@ def waits_among(members: list[str], wide_above: int) -> tuple[AgreementWorld, Si
 @pytest.mark.parametrize("count", [2, 3, 5])
 @pytest.mark.parametrize("wide_above", [64, 1])
 def test_who_waits_where_the_members_have_gone_from_asks_anew(wide_above: int, count: int) -> None:
-    """They deal with a failure, and name it no more: one may have refused it, another one may not
-    have had room for it."""
+    """The members deal with a failure, and name the newcomer no more. One may have refused it, and
+    another may have had no room for it."""
     members = [*MEMBERS, "e"][:count]
     world, newcomer = waits_among(members, wide_above)
     for name in members:
@@ -82,7 +82,7 @@ def test_who_waits_where_the_members_have_gone_from_asks_anew(wide_above: int, c
 
 
 def elsewhere(members: list[Member], number: int) -> Standing:
-    """What the first of these says of a view of them alone, which all have signed."""
+    """What the first of these members says of a view of them alone, which all have signed."""
     view = self_made_view(tuple(sorted(members)), number, tuple(sorted(members)))
     return standing(view, 3, members[0])
 
@@ -95,7 +95,7 @@ def test_a_liar_has_nobody_leave_an_attempt_again_and_again() -> None:
     a, b, c = (world.peers[name].agreement.me for name in "abc")
 
     def leaves(whom: list[Member], number: int = attempt.number + 7) -> bool:
-        newcomer.agreement._state.attempts.under_way = attempt  # as in the next one
+        newcomer.agreement._state.attempts.under_way = attempt  # as in the next attempt
         say(world, whom[0].peer_id, "f", elsewhere(whom, number))
         return not newcomer.agreement.attempting
 

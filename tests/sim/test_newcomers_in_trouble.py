@@ -28,14 +28,14 @@ class TakesNoStates(SimulatedTraining):
 
 
 class NeverSynced(SimulatedPeer):
-    """Lives and answers, but no state arrives here."""
+    """A peer that lives and answers, but gets no state."""
 
     training_type = TakesNoStates
     stuck: frozenset[str] = frozenset()
 
 
 def one_pipeline(snapshot: Snapshot) -> Plan | NoPlan:
-    """Everyone holds a part of the model, so every newcomer needs states."""
+    """A plan in which each member holds a part of the model, so every newcomer needs states."""
     names = [member.peer_id for member in snapshot.members]
     layers = snapshot.workload.layer_count
     cuts = [layers * number // len(names) for number in range(len(names) + 1)]
@@ -122,8 +122,9 @@ def test_a_newcomer_that_dies_in_its_download_is_given_up(seed: int) -> None:
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_two_newcomers_that_cannot_reach_each_other_keep_nobody_out(seed: int, count: int) -> None:
-    """Each said that the other is silent, and whoever heard it kept out both: a member with two
-    links in doubt was then out itself, and all began anew every nine seconds, for ever."""
+    """Each newcomer said that the other is silent, and members that heard it kept out both. A
+    member with two links in doubt was then out itself. All began anew every nine seconds, for
+    ever."""
     members = MEMBERS[:count]
     world = started(seed, members=members)
     views = len(world.invariants.views)
@@ -137,7 +138,7 @@ def test_two_newcomers_that_cannot_reach_each_other_keep_nobody_out(seed: int, c
 
 
 def stays(world: AgreementWorld, names: list[str]) -> set[str]:
-    """Who of `f` and `h` is in one view with all of these."""
+    """Which of `f` and `h` is in one view with all of these."""
     views = [world.peers[name].view for name in names]
     if any(view is None or view.id != views[0].id for view in views if views[0] is not None):
         return set()
@@ -147,8 +148,8 @@ def stays(world: AgreementWorld, names: list[str]) -> set[str]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_those_that_found_a_run_do_so_together_again(seed: int) -> None:
-    """Of the others only the founder had heard. When two did not answer each other, each of them
-    began a swarm of its own."""
+    """Only the founder had heard of the others. Two that did not answer each other each began a
+    swarm of their own."""
     world = AgreementWorld(seed, WORKLOAD, record("template"), one_pipeline, timing=TIMING)
     names = [*MEMBERS, "e", "f"]
     for name in names:

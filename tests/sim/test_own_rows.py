@@ -1,5 +1,5 @@
-"""Steps that somebody else has measured, beside what is simulated: `reproduce --rows FILE`. What
-comes of them is seen on the page of `test_reproduction.py`."""
+"""Steps that somebody else has measured, beside simulated ones: `reproduce --rows FILE`. What comes
+of them is seen on the page of `test_reproduction.py`."""
 
 from pathlib import Path
 

@@ -30,7 +30,7 @@ from p2p_dtfm.sim.scenario.scenario import load_scenario
 SCENARIOS = Path(__file__).parents[2] / "configs" / "scenarios"
 KNOWN = {
     "paper-1-data-center": 3.439799,
-    "paper-2-spot": 43.54734,  # the paper's solver reaches this; better exists
+    "paper-2-spot": 43.54734,  # the paper's solver reaches this cost; better ones exist
     "paper-3-two-sites": 16.08684,
     "paper-4-regional": 34.802041,
     "paper-5-world-wide": 49.21838,
@@ -56,11 +56,9 @@ def processor_s(work: Callable[[], object]) -> float:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_reaches_the_known_optimum_of_the_papers_cases(name: str) -> None:
-    """In half a second of one core with the kernel; in tens without.
-
-    A busy or slow machine takes several times as long for all that it does, so the limit is in
-    sums of ten million numbers: 0.12 s each where the kernel takes 0.5 s.
-    """
+    """This takes half a second of one core with the kernel, and tens of seconds without. A busy or
+    slow machine takes several times as long for everything. So the limit is in sums of ten million
+    numbers: 0.12 s each where the kernel takes 0.5 s."""
     problem = paper_problem_of(load_scenario(SCENARIOS / f"{name}.toml"), 8, 8)
     sums_s = processor_s(lambda: sum(range(10**7)))
     began = time.process_time()
@@ -136,7 +134,7 @@ def test_annealing_reports_the_true_cost_of_what_it_returns() -> None:
 
 
 def test_small_instances_are_solved_exactly() -> None:
-    """All placements of six peers in three stages of two."""
+    """All placements of six peers in three stages of two are tried."""
     for seed in range(5):
         problem = random_problem(seed, 3, 2)
         costs = []

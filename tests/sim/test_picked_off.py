@@ -1,5 +1,5 @@
-"""Who gives one of the others another sum than the rest is in doubt with that one, and nobody knows
-which of the two lies. That costs one honest member its place, and no second one."""
+"""A liar that gives one of the others another sum than the rest is in doubt with that one. Nobody
+knows which of the two lies. That costs one honest member its place, and no second one."""
 
 import msgspec
 import pytest
@@ -18,12 +18,13 @@ from tests.sim.test_lying_members import replicas
 
 MEMBERS = ["a", "b", "c", "d", "e"]
 LIAR = "a"
-"""The lowest id: of two in doubt of which nothing else is known the other one goes."""
+"""The liar has the lowest id: of two in doubt, of which nothing else is known, the other one
+goes."""
 FROM_STEP = 4
 
 
 class GotAnotherSum(SimulatedTraining):
-    """The first of the others says what it has got: nobody else has got that."""
+    """The first of the others says what it has got, and nobody else has got that sum."""
 
     def make_prepared(self, view: View, plan: Plan, step: int, done: dict) -> Prepared:  # type: ignore[type-arg]
         said = super().make_prepared(view, plan, step, done)
@@ -42,7 +43,7 @@ class PickedOff(SimulatedPeer):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_liar_does_not_have_the_others_go_one_after_the_other(seed: int) -> None:
     world = AgreementWorld(seed, WORKLOAD, record("template"), replicas, timing=TIMING)
-    # who says what it has got is honest, and the simulation would hold it for a liar
+    # the member that says what it got is honest, but the simulation would call it a liar
     world.peer_type, world.liars = PickedOff, frozenset(MEMBERS)
     found_together(world, MEMBERS)
     everybody = list(world.peers.values())

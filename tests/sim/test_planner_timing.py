@@ -32,8 +32,8 @@ from p2p_dtfm.sim.step_time.simulator import simulate_step
     ],
 )
 def test_a_step_takes_as_long_as_in_the_simulator(seed: int, stages: int, recompute: bool) -> None:
-    """With and without shared uplinks, where memory starves the pipelines, and where there are so
-    many pairs of holders that pieces must be divided as their segments are."""
+    """With and without shared uplinks, where memory starves the pipelines. Some swarms have so many
+    pairs of holders that pieces must be divided as their segments are."""
     scenario, spec = mixed_swarm(seed), read_run_spec("gpt3-xl", 12, 64)
     execution = replace(OURS, recompute=recompute)
     problem = problem_of(scenario_snapshot(scenario, spec, execution))

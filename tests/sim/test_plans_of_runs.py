@@ -30,8 +30,8 @@ def changed(spec: RunSpec, **sections: object) -> RunSpec:
 
 
 def of_daemons(scenario: Scenario, spec: RunSpec) -> Snapshot:
-    """What daemons on these machines freeze when they found the run: emulated devices as their
-    records state them, links as they are probed."""
+    """What daemons on these machines freeze when they found the run. Records state devices as
+    emulated, and links are as probed."""
     records = []
     for peer in scenario.peers:
         others = [other.name for other in scenario.peers if other is not peer]
@@ -59,7 +59,7 @@ def of_daemons(scenario: Scenario, spec: RunSpec) -> Snapshot:
     ordered = sorted_records(records)
     return Snapshot(
         run_digest=spec.digest(),
-        workload=workload_of(spec),  # as `Membership` has it
+        workload=workload_of(spec),  # as `Membership` states it
         number=1,
         previous=GENESIS,
         planned=False,
@@ -132,7 +132,8 @@ def state_bytes(spec: RunSpec) -> int:
 
 @pytest.mark.parametrize(("inner_steps", "kind"), [(1, "adamw"), (3, "muon"), (5, "adamw")])
 def test_the_simulator_takes_as_long_as_was_predicted(inner_steps: int, kind: str) -> None:
-    """Pipelines that drain behind each inner step, sparse differences, int8 between stages."""
+    """Pipelines drain behind each inner step, differences are sparse, and int8 goes between
+    stages."""
     spec = changed(
         small_spec(layers=6, global_batch=32),
         codecs=FEW_BYTES,
@@ -177,7 +178,7 @@ def test_where_memory_is_short_a_plan_that_recomputes_is_explained_and_simulated
 
 
 def test_what_comparisons_with_the_paper_plan_from_stays_as_it_was() -> None:
-    """fp16 and recomputation for all, whatever the run says of them."""
+    """Such comparisons plan with fp16 and recomputation for all, whatever the run says of them."""
     scenario, spec = read_scenario("three-homes"), small_spec()
     same = scenario_snapshot(scenario, changed(spec, compute={"recompute": "always"}), OURS)
     assert same.workload == scenario_snapshot(scenario, spec, OURS).workload

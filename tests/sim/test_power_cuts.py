@@ -1,5 +1,5 @@
 """All of a swarm ends at once, and its peers come back in any order, one after another, as daemons
-do: each looks for the others, waits a while for those it trained with last, and goes on from the
+do. Each looks for the others, and waits a while for those it trained with last. It goes on from the
 newest checkpoint that those present make up."""
 
 import itertools
@@ -22,18 +22,18 @@ from tests.core.builders import record
 
 COST = LayerCost(1, 1, 1, 1)
 SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(4, 16))]
-"""All four ways to be struck twice, together or one after another."""
+"""These cover all four ways to be struck twice, together or one after another."""
 LOOKS_S = 6
-"""For so long a daemon looks for members before it goes on alone."""
+"""Seconds for which a daemon looks for members before it goes on alone."""
 TOGETHER_WITHIN_S = 60
 SOON_S = 15
-"""Who is back so long after the first one counts as present."""
+"""A peer that is back this many seconds after the first one counts as present."""
 FOUNDER = "p0"
 
 
 class Saver(SimulatedPeer):
-    """As a daemon: it fetches the layers of others' checkpoints, if it makes some itself, and comes
-    back with nothing in memory but what it goes on from."""
+    """A peer that acts as a daemon. It fetches the layers of others' checkpoints if it makes some
+    itself. It comes back with nothing in memory but what it goes on from."""
 
     def checkpoint(self, step: int, lineage: str) -> None:
         super().checkpoint(step, lineage)
@@ -69,7 +69,7 @@ class Saver(SimulatedPeer):
 
 
 class CutWorld(AgreementWorld):
-    """Remembers how far back training has gone since it was struck."""
+    """A world that remembers how far back training has gone since the strike."""
 
     peer_type = Saver
     lowest_step = 0
@@ -80,7 +80,8 @@ class CutWorld(AgreementWorld):
 
 
 class PowerCut:
-    """`apart`: for a while after they come back two halves do not see each other."""
+    """A swarm that loses power. `apart`: two halves do not see each other for a while after the
+    peers come back."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -93,7 +94,7 @@ class PowerCut:
         self.world = CutWorld(seed, workload, record("template"), any_plan, network, timing)
         self.world.rejoins = True
         self.waiting: dict[str, int] = {}
-        """Until when those that are about to go on wait for others."""
+        """For each peer about to go on: until when it waits for others."""
         for name in self.names:
             self.world.add_peer(name).agreement.wants_view()
         self.world.after(3 * SECOND_NS, lambda: self.world.found(FOUNDER))
@@ -102,9 +103,9 @@ class PowerCut:
         self.world.run_to(self.world.now_ns + seconds * SECOND_NS)
 
     def strike(self, apart: bool, goes_early: bool = False) -> int:
-        """They are back one after another; returns when the last one is, and all see each other.
-        Returns the newest step of which those that are back soon have all layers. `goes_early`: one
-        died a while before, and is back first."""
+        """Peers come back one after another; the call ends when the last is back, and all see each
+        other. Returns the newest step of which those that are back soon have all layers.
+        `goes_early`: one died a while before, and is back first."""
         world, chance = self.world, self.chance
         struck = chance.sample(self.names, len(self.names))
         world.crash(struck[0], lose_disk=False)
@@ -138,7 +139,7 @@ class PowerCut:
         self.world.after(LOOKS_S * SECOND_NS, lambda: self._looked(name, process))
 
     def _looked(self, name: str, process: int) -> None:
-        """Again until it is in a view, or may make one."""
+        """The peer looks again until it is in a view, or may make one."""
         world, peer = self.world, self.world.peers[name]
         assert isinstance(peer, Saver)
         if peer.process != process or peer.view is not None:
@@ -189,7 +190,7 @@ class PowerCut:
 
 
 def newest_of(peers: list[SimulatedPeer], layer_count: int) -> int:
-    """The newest step of which these have all layers on their disks."""
+    """The newest step of which these peers have all layers on their disks."""
     saved: dict[tuple[int, str], set[int]] = {}
     for checkpoint in (it for peer in peers for it in peer.disk):
         saved.setdefault((checkpoint.step, checkpoint.lineage), set()).update(checkpoint.states)
@@ -198,7 +199,8 @@ def newest_of(peers: list[SimulatedPeer], layer_count: int) -> int:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_power_cut_leaves_one_swarm(seed: int) -> None:
-    """Twice in a row: the second time they remember views of the time before the first."""
+    """Power fails twice in a row: the second time the peers remember views of the time before the
+    first."""
     swarm = PowerCut(seed)
     swarm.world.run_until(swarm.are_together)
     for apart in (seed % 2 == 1, seed % 4 > 1):

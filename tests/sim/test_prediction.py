@@ -30,7 +30,8 @@ def test_predictions_and_bounds_of_mixed_swarms(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [21])
 def test_split_backwards_and_gradients_by_layer_are_predicted(seed: int) -> None:
-    """Without recomputation, where both tell; what they gain, the planner knew."""
+    """Without recomputation, split backwards and gradients by layer both tell; the planner knew
+    their gain."""
     whole = replace(OURS, recompute=False)
     scenario, spec = mixed_swarm(seed), read_run_spec("gpt3-xl", 12, 128)
     plan = compute_plan(scenario_snapshot(scenario, spec, whole))

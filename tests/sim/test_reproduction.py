@@ -1,4 +1,4 @@
-"""The page of the paper's claims: every bar has a kind and a source, and what it says is so."""
+"""The page of the paper's claims: every bar has a kind and a source, and what it says is true."""
 
 import itertools
 import json
@@ -30,8 +30,8 @@ SHAPES = set(itertools.product((24, 32, 40), (1024, 2048, 4096)))
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory):
-    """A quick run of the command, with rows of one's own: its directory, and what it printed as
-    JSON."""
+    """A quick run of the command, with rows of the user's own. Returns its directory, and what it
+    printed as JSON."""
     folder = tmp_path_factory.mktemp("paper")
     rows, out = written(folder, ROWS), folder / "page"
     words = ["reproduce", "--quick", "--out", str(out), "--rows", str(rows), "--json"]
@@ -149,7 +149,7 @@ def bar_of(made, chart: str, case: str, system: str) -> dict:
 def test_the_command_of_a_bar_gives_the_same_figure(
     made, chart: str, case: str, system: str
 ) -> None:
-    """Rows that come along cached, too."""
+    """This also holds for rows that come along cached."""
     bar = bar_of(made, chart, case, system)
     assert simulated_again(bar) == pytest.approx(bar["seconds"], rel=1e-6)
 
@@ -177,7 +177,7 @@ def test_prices_are_of_the_spot_market_and_on_demand(made) -> None:
 
 
 def test_the_two_levels_that_come_along_are_the_solvers(made) -> None:
-    """Groups are cached, since without a compiler they take minutes; what they cost is not."""
+    """Groups are cached, since without a compiler they take minutes; their costs are not cached."""
     for case, best_s in made[1]["facts"]["best_known_s"].items():
         groups = tuple(map(tuple, made[1]["levels"][case]))
         assert paper_plan(case_problem(case), groups).total_ns / 1e9 <= best_s * REACHED
@@ -211,7 +211,7 @@ def test_evolution_balances_groups_and_comes_down() -> None:
 
 
 def test_costs_are_those_that_the_solver_counts() -> None:
-    """Groups in any order and by kinds, against the plain way."""
+    """Groups in any order and by kinds cost what the plain way of counting gives."""
     for seed in range(4):
         problem = random_problem(seed, 5, 2)
         judge = Evaluator(problem)
@@ -228,7 +228,8 @@ def test_costs_are_those_that_the_solver_counts() -> None:
 
 
 def test_matching_and_path_agree_with_networkx() -> None:
-    """The bottleneck by maximum matchings under a limit; the path by trying all in its graph."""
+    """networkx finds the bottleneck by maximum matchings under a limit, and the path by trying all
+    paths in its graph."""
     for seed in range(6):
         problem = random_problem(seed, 4, 4)
         stages = tuple(tuple(range(at, at + 4)) for at in range(0, 16, 4))

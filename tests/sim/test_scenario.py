@@ -1,4 +1,4 @@
-"""Scenario files: what they mean, and how they are refused."""
+"""What scenario files mean, and how faulty ones are refused."""
 
 from pathlib import Path
 

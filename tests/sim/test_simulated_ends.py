@@ -23,8 +23,8 @@ def planned(scenario: Scenario, spec: RunSpec) -> Plan:
 
 @pytest.mark.parametrize("limits", ["", "uplink_mbps = 20", "downlink_mbps = 10"])
 def test_ends_that_share_a_matrix_give_each_other_its_sums(limits: str) -> None:
-    """The prediction counts it, and the simulator did not: steps over thin lines took it half as
-    long as they were predicted to take."""
+    """The prediction counts these sums, and the simulator did not. Steps over thin lines took half
+    as long in it as predicted."""
     plain = small_spec(layers=4, global_batch=4, width=64)
     spec = changed(plain, model=plain.model.model_dump() | {"tied_head": True})
     memory = f"memory_gb = {0.7 * state_bytes(spec) / 1e9}\n{limits}"

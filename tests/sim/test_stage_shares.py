@@ -26,7 +26,7 @@ def traced(scenario: Scenario, run: str, plan: Plan | None = None) -> StepTime:
 
 
 def one_pipeline(stages: int) -> tuple[Scenario, Plan]:
-    """Of three-homes' peers and links, with the layers of gpt2-small."""
+    """The peers and links of three-homes, with the layers of gpt2-small."""
     scenario = read_scenario("three-homes")
     scenario = scenario.with_peers(region_order(scenario)[:stages])
     workload = workload_in(scenario, read_run_spec("gpt2-small"), AS_RUN)
@@ -44,7 +44,7 @@ def test_the_parts_of_each_stage_are_the_whole_step(run: str) -> None:
 
 
 def with_lines(scenario: Scenario, bytes_per_s: int) -> Scenario:
-    """All lines alike, and no latency."""
+    """The scenario with all lines alike, and no latency."""
     peers = (
         replace(
             peer,
@@ -81,7 +81,8 @@ def test_a_slow_neighbour_is_waited_for_as_a_neighbour() -> None:
 
 
 def test_the_slower_replica_is_waited_for_before_the_sums_are() -> None:
-    """Of two replicas one has a tenth of the speed: the other waits for it, not for a line."""
+    """One of two replicas has a tenth of the speed; the other waits for this replica, not for a
+    line."""
     scenario = read_scenario("three-homes")
     names = region_order(scenario)[:2]
     scenario = with_lines(scenario.with_peers(names), 10**12)

@@ -1,4 +1,5 @@
-"""A member that computes nothing, whatever it says of it, holds up the others for seconds."""
+"""A member that computes nothing, whatever it says of its work, holds up the others only for
+seconds."""
 
 import pytest
 
@@ -18,7 +19,7 @@ MEMBERS = ["a", "b", "c", "d"]
 LIAR = "c"
 STEPS_TOGETHER = 3
 HOLD_UP_S = PATIENCE.stuck_ns // SECOND_NS + 5
-"""Of which seconds are for heartbeats, and for all to agree."""
+"""Some of these seconds are for heartbeats, and some for all members to agree."""
 MANNERS = {
     "nothing": (),
     "waits for those after it": (Lack("a", Kind.PREPARED), Lack("d", Kind.PREPARED)),
@@ -46,7 +47,7 @@ class BlamesOthers(SimulatedWaits):
 
 
 class Stalling(SimulatedPeer):
-    """It accuses nobody."""
+    """A member that stalls and accuses nobody."""
 
     microbatches_type = ComputesNothing
     waits_type = BlamesOthers
@@ -69,7 +70,7 @@ def pipeline(snapshot: Snapshot) -> Plan:
 
 
 def replicas(snapshot: Snapshot) -> Plan:
-    """Each member has all layers; the last ones may have no microbatch left."""
+    """A plan in which each member has all layers; the last ones may have no microbatch left."""
     names = [member.peer_id for member in snapshot.members]
     count = snapshot.workload.microbatch_count
     used = names[:count]
@@ -90,7 +91,7 @@ def test_the_others_go_on_without_it(planner: object, manner: str, seed: int) ->
     world, honest, held_up_s = stalled(planner, MANNERS[manner], seed, is_only_denied)
     for peer in honest:
         assert peer.view is None or LIAR not in peer.view.member_ids, world.story[-20:]
-    if is_only_denied:  # by the one that is named: it may go first
+    if is_only_denied:  # by the accused: it may have accused first
         assert held_up_s < 3 * HOLD_UP_S, world.story[-20:]
         return
     assert held_up_s < HOLD_UP_S, world.story[-20:]
@@ -102,7 +103,7 @@ def test_the_others_go_on_without_it(planner: object, manner: str, seed: int) ->
 def stalled(
     planner: object, says: tuple[Lack, ...], seed: int, is_only_denied: bool
 ) -> tuple[AgreementWorld, list[SimulatedPeer], float]:
-    """The world as it is when the others have gone on, and how long that took."""
+    """The world when the others have gone on, and how long that took."""
 
     class Liar(Stalling):
         pass
@@ -126,7 +127,8 @@ def stalled(
 
 
 def is_past(peer: SimulatedPeer, step: int) -> bool:
-    """It commits again: beyond the step that was held up, or in a view that goes back to a cut."""
+    """Whether the swarm commits again: beyond the step held up, or in a view that goes back to a
+    cut."""
     view = peer.view
     if view is None:
         return False

@@ -23,7 +23,7 @@ from p2p_dtfm.sim.step_time.trace import trace_json
 from tests.sim.sim_support import equal_peers, small_spec
 
 MESSAGE_NS = 100_000
-"""What a message costs besides its bytes."""
+"""The time that a message takes besides its bytes."""
 
 
 def run(
@@ -99,7 +99,7 @@ def test_a_pipeline_with_enough_in_flight_is_bound_by_computing() -> None:
 
 
 def test_stages_take_turns_so_that_none_starves_those_after_it() -> None:
-    """With backwards always first this took 1.6 times as long as computing alone."""
+    """With backwards always first the step took 1.6 times as long as computing alone."""
     spec = small_spec(layers=11, global_batch=128, width=1024)
     step, _ = run(equal_peers(6, latency_ms=20), 6, spec, in_flight=16)
     assert step.pipelines_done_ns < 1.15 * step.compute_ns

@@ -52,7 +52,7 @@ def typed(*arguments: str) -> dict:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
-    """The page of a scenario of somebody's own, and its bars."""
+    """The page of a user's own scenario, and its bars."""
     folder = tmp_path_factory.mktemp("swarm")
     own = folder / "own.toml"
     own.write_text(SCENARIO)
@@ -84,7 +84,7 @@ def test_where_it_goes_adds_up_to_the_step(made: tuple[Path, list[dict]]) -> Non
 
 
 def test_the_command_beside_a_bar_gives_its_figure(made: tuple[Path, list[dict]]) -> None:
-    """Each that `simulate` can play, typed as it stands there."""
+    """Each command that `simulate` can play is run, typed as it stands there."""
     played = 0
     for bar in bars_of(made, "step").values():
         words = bar["source"].split()
@@ -159,7 +159,8 @@ def test_it_fits_a_phone_and_a_desk(
 
 
 def test_a_single_peer_has_a_page_on_which_all_placements_are_alike(tmp_path: Path) -> None:
-    """It names no link, and no placement loses by recomputing what another need not."""
+    """The peer names no link, and no placement loses by recomputing what another placement need
+    not."""
     own = tmp_path / "own.toml"
     own.write_text('name = "one"\n[[group]]\nname = "a"\ncount = 1\nforward_tflops = 0.5\n')
     bars = typed(str(own), "--run", "gpt2-small", "--html", str(tmp_path / "page.html"))["bars"]

@@ -10,7 +10,7 @@ from tests.sim.sim_support import equal_peers
 
 MS = 1_000_000
 MESSAGE_BYTES = 1_000_000
-"""10 ms at the 100 MB/s of the links below."""
+"""Such a message takes 10 ms at the 100 MB/s of the links below."""
 
 
 def arrivals(
@@ -18,7 +18,7 @@ def arrivals(
     limits: str = "",
     urgent: frozenset[int] = frozenset(),
 ) -> list[int]:
-    """Send (time ms, origin, to, bytes) messages; when each arrives, in ns."""
+    """Send (time ms, origin, to, bytes) messages. Returns when each arrives, in ns."""
     time = VirtualTime()
     network = TransferNetwork(time, lines_of(equal_peers(6, limits=limits)), overhead_ns=0)
     arrived = [0] * len(messages)

@@ -1,4 +1,5 @@
-"""Who leaves hands its voice to those whom it leaves: a sleeper does not undo their night."""
+"""A leaver hands its voice to the members that it leaves, so a sleeper does not undo their
+night."""
 
 import pytest
 

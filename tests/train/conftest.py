@@ -32,10 +32,8 @@ def spec() -> RunSpec:
 
 @pytest.fixture(scope="session")
 def toy_batch(spec: RunSpec) -> Callable[[int, int], tuple[Tensor, Tensor]]:
-    """Sequences that count upwards with a stride, some tokens replaced: inputs and targets.
-
-    A pure function of step and microbatch, with something to learn in it.
-    """
+    """Sequences that count upwards with a stride, some tokens replaced: inputs and targets. They
+    are a pure function of step and microbatch, with something to learn in them."""
     sequences, context, vocabulary = (
         spec.batch.microbatch,
         spec.model.context,

@@ -1,4 +1,4 @@
-"""All holders of a segment in one process: what one sends, the others are handed."""
+"""All holders of a segment in one process: the test hands what one sends to the others."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from p2p_dtfm.train.stage.segment_reduction import SegmentCut, SegmentReduction
 
 
 def exchange(sides: Sequence[SegmentReduction], chunks: int) -> None:
-    """Chunk i belongs to holder i modulo their number."""
+    """Chunk i belongs to holder i modulo the number of holders."""
     for chunk in range(chunks):
         owner = chunk % len(sides)
         parts = [
@@ -29,8 +29,9 @@ def exchange(sides: Sequence[SegmentReduction], chunks: int) -> None:
 def reduce_gradients(
     spec: RunSpec, step: int, holders: Sequence[Sequence[LayerState]]
 ) -> list[SegmentReduction]:
-    """Each holder's layers of a segment, in pipeline order; without loss, one chunk a holder. All
-    end with the same bits: those of the first's gradients + the second's + the third's."""
+    """Reduce each holder's layers of a segment, in pipeline order; without loss, one chunk a
+    holder. All end with the same bits: those of the first's gradients + the second's + the
+    third's."""
     lengths = [state.parameter_count for state in holders[0]]
     bounds = even_ranges(sum(lengths), len(holders))
     sides = []
@@ -38,7 +39,7 @@ def reduce_gradients(
         codec, first = codec_of("fp32", spec.codecs), states[0].layer
         cut = SegmentCut(first, bounds, lengths)
         side = SegmentReduction(spec, codec, step, cut, None)
-        for state in reversed(states):  # as backwards end
+        for state in reversed(states):  # in the order in which backwards end
             side.fill(state.layer, state.gradient_vector())
         sides.append(side)
     exchange(sides, len(bounds))

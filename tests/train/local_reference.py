@@ -1,4 +1,4 @@
-"""The plain loop of `sync = "local"`: what replicas that step alone must come to."""
+"""The plain loop of `sync = "local"`, to which replicas that step alone must come."""
 
 import copy
 import math

@@ -1,5 +1,5 @@
-"""What a device does with recordings, done by the processor: the operations and their memory are
-kept, nothing of Python is run again."""
+"""The processor does what a device does with recordings: operations and their memory are kept, and
+nothing of Python runs again."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class CannotBeRecorded(Exception):
-    """What would need an answer of the device."""
+    """Raised for an operation that would need an answer of the device."""
 
 
 class _Watch(TorchDispatchMode):
@@ -59,7 +59,7 @@ class _Watch(TorchDispatchMode):
 
 
 class OperationsRecorded:
-    """Operations of one recording, with all that they touch."""
+    """The operations of one recording, with all that they touch."""
 
     def __init__(self, watch: _Watch) -> None:
         self._operations = watch.operations
@@ -74,8 +74,8 @@ class OperationsRecorded:
 
 
 class ProcessorRecorder:
-    """Where a recording was made is known by its room alone; that it is not used by another
-    meanwhile is not."""
+    """A recorder that knows only by its room where a recording was made. It does not check that
+    nothing else uses the room meanwhile."""
 
     def __init__(self, fails_at: int = 0) -> None:
         self.recordings = 0

@@ -16,7 +16,7 @@ def save_layers(
     states: Iterable[LayerState | LayerSnapshot],
     lineage: str = "",
 ) -> Path:
-    """Write the layers' files, then the manifest; the directory of this step. Raises
+    """Write the layers' files, then the manifest. Returns the directory of this step. Raises
     `CheckpointFailed`: see `OpenCheckpoint`."""
     opened = OpenCheckpoint(root, spec, step, committed_tokens, lineage)
     opened.begin()

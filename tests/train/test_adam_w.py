@@ -18,7 +18,7 @@ STEPS = 30
 
 
 def gradients(seed: int) -> Iterator[Tensor]:
-    """Of many magnitudes, denormal ones and zeros among them."""
+    """Gradients of many magnitudes, denormal ones and zeros among them."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(STEPS):
         exponents = torch.randint(-140, 2, (COUNT,), generator=generator)
@@ -54,7 +54,7 @@ def test_it_makes_the_steps_of_torch(spec: RunSpec) -> None:
 def test_every_operation_is_rounded_by_itself(
     spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So it equals, to the last bit, the same in numpy, and in parts of any size."""
+    """So the result is the same, to the last bit, in numpy, and in parts of any size."""
     start = torch.randn(COUNT, generator=torch.Generator().manual_seed(1))
     results = []
     for chunk in (1 << 16, 1000, 7):

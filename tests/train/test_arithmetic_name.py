@@ -1,4 +1,4 @@
-"""Machines whose bits may differ have unlike names: else an honest one is called a liar."""
+"""Machines whose bits may differ have unlike names; otherwise an honest peer is called a liar."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ processor\t: 1
 
 @pytest.fixture
 def name_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """`name_on(text)`: where the system says so of its processor."""
+    """`name_on(text)`: the name on a system that says this of its processor."""
 
     def named(text: str) -> str:
         said = tmp_path / "cpuinfo"
@@ -54,7 +54,7 @@ def name_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (RASPBERRY_PI_5, ("0xd0b", "0xd05")),  # four Cortex-A55 with the very same features
         (RASPBERRY_PI_5, ("0x41", "0x61")),
         (XEON, (": 143", ": 207")),  # of a virtual machine, which tells no other name
-        (XEON, ("32768 KB", "266240 KB")),  # by which libraries cut their products
+        (XEON, ("32768 KB", "266240 KB")),  # libraries cut their products by these
         (XEON, ("avx512f", "avx512f amx_tile")),
     ],
 )
@@ -88,7 +88,7 @@ def test_settings_by_which_libraries_compute_otherwise_count(
 
 
 def test_another_build_of_the_same_version_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One by another distributor has another library for its products."""
+    """A build by another distributor has another library for its products."""
     plain = arithmetic_name(PROCESSOR)
     built = torch.__config__.show().replace("BLAS_INFO=mkl", "BLAS_INFO=open")
     monkeypatch.setattr(torch.__config__, "show", lambda: built + " ")

@@ -1,4 +1,5 @@
-"""Blocks of every choice: sizes as planning counts them, causal, and the same one by one."""
+"""Blocks of every choice have the sizes that planning counts, are causal, and compute the same one
+by one."""
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ NARROW = {
     "narrow gpt2": {"written_width": 12},
     "narrow llama": {"preset": "llama", "written_width": 12},
 }
-"""Their blocks are told the tokens; `test_written_width` has more of them."""
+"""Blocks of these choices are told the tokens; `test_written_width` has more tests of them."""
 
 
 def spec_of(choice: str, precision: str = "fp32") -> RunSpec:

@@ -156,7 +156,7 @@ def test_pruning_keeps_the_newest_and_clears_older_wrecks(spec: RunSpec, tmp_pat
 def test_pruning_keeps_what_was_just_made_though_others_are_of_later_steps(
     spec: RunSpec, tmp_path: Path
 ) -> None:
-    """Those are of a side of a split swarm that this peer has given up."""
+    """The others are of a side of a split swarm that this peer has given up."""
     for step in (3, 8, 9):
         save(tmp_path, spec, step)
     assert prune(tmp_path, 2, made=3) == [] and steps(tmp_path) == [9, 8, 3]
@@ -227,7 +227,7 @@ def test_full_disk_leaves_the_older_checkpoint(spec: RunSpec, tmp_path: Path) ->
 
 
 class _FillsUp(disk.MachineDisk):
-    """It has room for so many files more."""
+    """A disk that has room for so many files more."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -242,7 +242,8 @@ class _FillsUp(disk.MachineDisk):
 def test_what_did_not_become_a_checkpoint_does_not_keep_the_disk_full(
     spec: RunSpec, tmp_path: Path
 ) -> None:
-    """Each that was tried left what there was room for, until nothing else could be written."""
+    """Each failed checkpoint filled the room that there was, until nothing else could be
+    written."""
     save(tmp_path, spec, 1, range(2))
 
     def on_a_disk_that_fills_up(step: int, layers: range, room: int) -> None:

@@ -40,7 +40,7 @@ def head(spec: RunSpec) -> Head:
 
 
 def gradients(head: Head, stream: Tensor, loss: Tensor) -> list[Tensor]:
-    """Of all that has any, after a backward that weighs the loss."""
+    """All gradients after a backward that weighs the loss."""
     stream.grad = None
     for values in head.parameters():
         assert values.grad is not None
@@ -54,7 +54,7 @@ def gradients(head: Head, stream: Tensor, loss: Tensor) -> list[Tensor]:
 def test_loss_and_gradients_are_the_plain_heads(head: Head, z_loss: float) -> None:
     stream = torch.randn(SEQUENCES, TOKENS, WIDTH, requires_grad=True)
     targets = torch.randint(VOCABULARY, (SEQUENCES, TOKENS))
-    targets[0, 2:7] = -100  # do not count
+    targets[0, 2:7] = -100  # targets that do not count
     plain = token_loss_sum(head(stream), targets, z_loss)
     wanted = gradients(head, stream, plain)
     loss = chunked_loss_sum(head, stream, targets, z_loss)

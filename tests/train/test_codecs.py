@@ -1,4 +1,5 @@
-"""Codecs: how far off, how many bytes, what malformed bytes do, and that nothing else matters."""
+"""How far off codecs are, how many bytes they take, what malformed bytes do, and that nothing else
+matters."""
 
 import hashlib
 import math
@@ -253,7 +254,7 @@ def test_what_no_correct_peer_writes_is_named() -> None:
 def test_rotations_lose_little_whatever_the_values(
     name: str, bits: float, lost: float, unbiased: bool
 ) -> None:
-    """Of as many bytes for each value as plans count, but for the head."""
+    """The encoding takes as many bytes for each value as plans count, except for the head."""
     codec, turn = codec_of(name, SPARSE), TURN._replace(unbiased=unbiased)
     generator = torch.Generator().manual_seed(1)
     normal = torch.randn(192, 128, generator=generator)
@@ -383,8 +384,8 @@ def test_a_subspace_of_extreme_values_and_the_bytes_that_nobody_writes() -> None
 
 
 def test_a_subspace_of_wide_rows_that_are_even_but_for_one_channel() -> None:
-    """Rounding leaves nothing of the even direction: of a basis with such a row no place could be
-    found, and the step of whoever sent it never ended."""
+    """Rounding leaves nothing of the even direction. No place could be found for a basis with such
+    a row, and the sender's step never ended."""
     rows, width = 64, 1 << 14
     values = torch.full((rows, width), 1e-3)
     values[:, 7] = numbers(rows) * 1e4

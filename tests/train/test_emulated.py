@@ -64,7 +64,7 @@ def test_recomputation_costs_the_forward_again(spec) -> None:  # type: ignore[no
     device = emulated_device(spec, workload_of(spec).block.forward_flops * 50, 1 << 30)
     runner = EmulatedStageRunner(device, spec, {1: LayerState.genesis(spec, 1)}, recompute=True)
     entry = torch.zeros((spec.batch.microbatch, spec.model.context, spec.model.width))
-    began_s = time.perf_counter()  # what a forward takes too long is taken off what follows
+    began_s = time.perf_counter()  # a forward's excess is taken off what follows
     result = runner.forward(0, entry)
     runner.backward(0, torch.zeros_like(result))
     assert time.perf_counter() - began_s >= 0.075

@@ -67,7 +67,8 @@ def test_what_is_within_bounds_is_a_number_and_no_larger() -> None:
 
 @pytest.mark.parametrize("blocks", [2, 24])
 def test_bounds_leave_room_at_each_boundary_for_what_codecs_and_two_layers_add(blocks: int) -> None:
-    """Or who is given the largest that is allowed would be the one that has to stand still."""
+    """Otherwise a peer that is given the largest allowed value would be the one that has to stand
+    still."""
     model = {"layers": blocks, "width": 32, "heads": 2, "context": 16, "vocabulary": 64}
     spec, layers = run_spec(model=model), blocks + 2
     for back in (False, True):

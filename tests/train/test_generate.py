@@ -57,7 +57,7 @@ def test_equal_arguments_give_equal_text(checkpoints: Path) -> None:
 
 
 def test_text_is_that_of_the_whole_window_before_each_token(checkpoints: Path) -> None:
-    """Also beyond the context of 12 tokens, where positions move."""
+    """This also holds beyond the context of 12 tokens, where positions move."""
     directory = whole_checkpoint(checkpoints)
     modules = [load_layer(directory, layer).module for layer in range(5)]
     for module in modules:
@@ -82,7 +82,7 @@ def test_prompts_may_be_empty_or_longer_than_the_context(checkpoints: Path) -> N
 def test_without_a_prompt_a_document_begins(
     checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It began behind token 0, which in byte pairs is an exclamation mark."""
+    """The text began behind token 0, which in byte pairs is an exclamation mark."""
 
     class Pairs(Bytes):
         end_of_document = 10

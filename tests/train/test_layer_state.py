@@ -91,7 +91,7 @@ def test_foreign_bytes_are_refused(spec: RunSpec) -> None:
 
 def test_a_state_that_moves_goes_on_alike(spec: RunSpec) -> None:
     stays, moves = (LayerState.genesis(spec, 1) for _ in range(2))
-    elsewhere = torch.device("cpu", 0)  # by another name: all is moved
+    elsewhere = torch.device("cpu", 0)  # the same device by another name
     for step in range(3):
         for state in (stays, moves):
             state.gradient.fill_(0.25 + step)

@@ -1,4 +1,4 @@
-"""Layers that a run lists one by one: their kinds, their sizes, and what a stage makes of them."""
+"""A run lists its layers one by one: their kinds, their sizes, and what a stage makes of them."""
 
 import itertools
 import tomllib
@@ -71,7 +71,7 @@ def losses_of_stages(
     steps: int,
     batch: Batches,
 ) -> Iterator[float]:
-    """What two or more stages make of it, tensors handed on by hand."""
+    """The losses of two or more stages, whose tensors the test hands on."""
     ends = (0, *cuts, layer_count(spec))
     states = {layer: LayerState.genesis(spec, layer) for layer in range(layer_count(spec))}
     stages = [
@@ -185,7 +185,7 @@ def test_a_layer_that_cannot_stand_there_is_refused(
 
 @pytest.mark.parametrize("last", ["classifier", "head"])
 def test_data_that_ask_for_an_answer_which_the_last_layer_has_not_are_named(last: str) -> None:
-    """Text in place of pictures, say, as `data.source` says by default."""
+    """The data are, say, text in place of pictures, as `data.source` says by default."""
     answer = torch.zeros((2, 5) if last == "classifier" else (2, 12, 5))
     kind, targets = registry.SHIPPED[last], torch.full((2, 12), 4)
     kind.loss_sum(answer, targets, 0.0)
@@ -216,7 +216,7 @@ def test_large_layers_are_refused_without_being_allocated() -> None:
 
 
 def test_sizes_are_worked_out_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of pictures: nothing that comes along leaves torch's meta device."""
+    """This holds for pictures, too: nothing that comes along leaves torch's meta device."""
     devices: set[str] = set()
     build = registry.SHIPPED["classifier"].build, registry.SHIPPED["convolution"].build
 
@@ -253,7 +253,7 @@ def test_a_checkpoint_is_read_again_but_neither_exported_nor_writes(tmp_path: Pa
 
 
 class Doubling(LayerKind):
-    """Somebody else's."""
+    """A layer kind of somebody else's."""
 
     options = frozenset({"times"})
 
@@ -289,7 +289,7 @@ class Broken(Doubling):
 
 
 class Wrong(Doubling):
-    """Gives on another shape than it says."""
+    """A layer kind that passes on another shape than it says."""
 
     def boundary(self, place: Place) -> Shape:
         tokens, width = place.entry
@@ -297,14 +297,14 @@ class Wrong(Doubling):
 
 
 class Many(Doubling):
-    """As of many experts."""
+    """A layer kind with many modules, as of many experts."""
 
     def build(self, place: Place) -> nn.Module:
         return nn.Sequential(*(_Times(1) for _ in range(place.number("times", 2))))
 
 
 class Named(Doubling):
-    """Its matrices are called as some of ours."""
+    """A layer kind some of whose matrices are called as some of ours."""
 
     def build(self, place: Place) -> nn.Module:
         made = nn.Module()

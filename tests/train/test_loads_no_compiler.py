@@ -1,4 +1,4 @@
-"""Torch's compiler stays where it is when layers are made, timed and trained: loading it, or the
+"""Torch's compiler is not loaded when layers are made, timed and trained. Loading it, or the
 computer algebra it reasons with, would cost each start a second, and 35 MB. (Values drawn without a
 device, as on `meta`, load it.)"""
 
@@ -42,7 +42,7 @@ print("NAME", *sorted({"torch._dynamo", "sympy"} & set(sys.modules)))
 
 
 def test_a_start_loads_neither_the_compiler_nor_its_algebra() -> None:
-    """One after the other: what is loaded stays."""
+    """The steps run one after the other, since what is loaded stays."""
     program = "from tests.core.builders import run_spec\nspec = run_spec()\n"
     program += "".join(does + LOADED.replace("NAME", name) for name, does in DOES.items())
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

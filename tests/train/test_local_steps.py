@@ -66,7 +66,7 @@ class Swarm:
         self.peers = {s.peer_id: Peer(spec, s) for p in plan.pipelines for s in p.stages}
 
     def attempt(self, step: int) -> float:
-        """Up to the point where Prepared could be said."""
+        """Run up to the point where Prepared could be said."""
         loss_sum = 0.0
         for pipeline in self.plan.pipelines:
             peers = [self.peers[s.peer_id] for s in pipeline.stages]
@@ -125,7 +125,7 @@ def test_losses_and_parameters_equal_the_plain_loop(
 
 
 def test_a_step_that_is_made_again_gives_the_same(local_spec: RunSpec, toy_batch: Batch) -> None:
-    """Whatever an attempt did, short of a commit, leaves no trace."""
+    """Whatever an attempt did leaves no trace, short of a commit."""
     undisturbed, disturbed = (Swarm(local_spec, UNEVEN, toy_batch) for _ in range(2))
     for step in range(3):
         undisturbed.attempt(step)
@@ -137,7 +137,7 @@ def test_a_step_that_is_made_again_gives_the_same(local_spec: RunSpec, toy_batch
         for _, peer in _items(disturbed):
             peer.memory.discard()
             peer.runner.zero_gradients()
-            peer.steps.begin(step)  # and an attempt that ends in the middle
+            peer.steps.begin(step)  # this attempt ends in the middle
             peer.steps.abandon()
         disturbed.attempt(step)
         disturbed.commit(step)

@@ -39,7 +39,7 @@ class Reference(nn.Module):
 
 
 def with_adapters(model: PreTrainedModel, states: list[LayerState]) -> PreTrainedModel:
-    """Frozen, with adapters of the same values as ours."""
+    """The model frozen, with adapters of the same values as ours."""
     lora = states[0].spec.lora
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -83,7 +83,7 @@ def batch_of(spec: RunSpec):
 
 
 class Wired(HandWired):
-    """With what is frozen from the files of the import."""
+    """Stages wired by hand; what is frozen comes from the files of the import."""
 
     def __init__(self, directory: Path, spec: RunSpec, recompute: bool) -> None:
         super().__init__(spec, TWO_BY_TWO, batch_of(spec), recompute)
@@ -97,7 +97,7 @@ class Wired(HandWired):
 
 
 def wired_losses(directory: Path, spec: RunSpec, steps: int) -> list[float]:
-    """Of four stages in one process."""
+    """The losses of four stages in one process."""
     wired = Wired(directory, spec, recompute=False)
     return [wired.step(step) for step in range(steps)]
 
@@ -146,7 +146,7 @@ def test_a_state_on_its_way_needs_no_model(tmp_path: Path) -> None:
 
 
 def test_what_is_reduced_of_a_wide_model_is_a_hundredth(tmp_path: Path) -> None:
-    """A Llama of width 512: what all gradients take, and what those of adapters do."""
+    """For a Llama of width 512: what all gradients take, and what those of adapters do."""
     model = {"preset": "llama", "layers": 8, "width": 512, "heads": 8, "context": 128}
     values = {
         "name": "wide",

@@ -61,7 +61,7 @@ def test_it_is_what_was_saved_and_goes_on_as_that_does(tmp_path: Path) -> None:
 
 
 def test_who_computes_works_again_has_it_where_all_have_theirs(tmp_path: Path) -> None:
-    """Kernels may add otherwise from another place in memory."""
+    """Kernels may add in another order from another place in memory."""
     state = load_layer(saved(tmp_path), 1)
     shared = SharedLayer(SPEC, state)
     assert not state._is_mapped
@@ -94,7 +94,7 @@ def test_a_damaged_or_a_shorter_one_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_founder_that_starts_again_has_no_model_in_memory(tmp_path: Path) -> None:
-    """Twelve bytes of each parameter were there, and four more for gradients, before the first
+    """Twelve bytes of each parameter, and four more for gradients, were in memory before the first
     other member had come."""
     states = [LayerState.genesis(LARGE, layer) for layer in range(layer_count(LARGE))]
     model_bytes = sum(12 * state.parameter_count for state in states)
@@ -118,7 +118,7 @@ def test_a_founder_that_starts_again_has_no_model_in_memory(tmp_path: Path) -> N
 
 
 def own_bytes() -> int:
-    """Of this process's memory, what is no file's."""
+    """The bytes of this process's memory that belong to no file."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024

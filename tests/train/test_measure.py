@@ -26,7 +26,7 @@ def test_measured_record_is_sane(spec: RunSpec) -> None:
 
 
 def test_a_large_model_is_measured_on_a_part(spec: RunSpec) -> None:
-    """Operations grow 64-fold between these two; neither takes long, and the ratio shows."""
+    """Operations grow 64-fold between these two. Neither takes long, and the ratio shows."""
 
     def block_ns(sequences: int) -> int:
         values = spec.model_dump()
@@ -58,7 +58,7 @@ def test_a_device_that_is_not_there_says_what_to_do(name: str) -> None:
 def test_a_device_that_has_failed_gives_nothing_back_and_ends_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who stayed away for that very reason ended then, as by a bug."""
+    """A peer that stayed away because its device had failed ended there, as by a bug."""
     asked: list[str] = []
 
     def empty_cache() -> None:
@@ -73,7 +73,7 @@ def test_a_device_that_has_failed_gives_nothing_back_and_ends_nothing(
 
 
 def test_an_accelerators_memory_is_capped_for_torch() -> None:
-    cap_device_memory(torch.device("cpu"), 1)  # nothing to cap
+    cap_device_memory(torch.device("cpu"), 1)  # there is nothing to cap
     if not torch.cuda.is_available():
         return
     limit_bytes = 256 << 20

@@ -27,7 +27,7 @@ def test_parameter_counts_are_those_that_planning_uses(spec: RunSpec) -> None:
 
 
 def test_genesis_bits_never_change(spec: RunSpec) -> None:
-    """A changed digest means that peers of two versions would found two different runs."""
+    """If the digest changes, peers of two versions would found two different runs."""
     digests = [LayerState.genesis(spec, layer).digest() for layer in range(layer_count(spec))]
     assert hashlib.blake2b("".join(digests).encode(), digest_size=16).hexdigest() == GENESIS_DIGEST
 

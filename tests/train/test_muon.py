@@ -48,8 +48,8 @@ def test_all_directions_become_about_as_long(shape: tuple[int, int]) -> None:
 
 
 def test_no_order_of_additions_shows() -> None:
-    """Rows and columns in another order are added in another order: here alone nothing comes of
-    it, and the same with one thread or two."""
+    """Rows and columns in another order are added in another order. In the exact form alone this
+    changes nothing, and one thread or two give the same."""
     matrix = drawn(130, 300)
     rows, columns = torch.randperm(130), torch.randperm(300)
     exact = exactly_orthogonal(matrix)
@@ -97,7 +97,8 @@ def test_fifty_steps_in_step_equal_the_plain_loop(spec: RunSpec, toy_batch: Batc
 
 
 def test_a_state_that_was_moved_goes_on_as_if_it_had_stayed(spec: RunSpec) -> None:
-    """As a checkpoint, a donor's bytes, a guardian's or a follower's copy: momentum is in it."""
+    """A checkpoint, a donor's bytes, and a guardian's or a follower's copy move it: momentum is in
+    it."""
     spec = muon(spec)
     stayed = LayerState.genesis(spec, 1)
     gradients = [torch.randn(stayed.parameter_count) for _ in range(6)]
@@ -113,7 +114,7 @@ def test_a_state_that_was_moved_goes_on_as_if_it_had_stayed(spec: RunSpec) -> No
 
 
 def test_inner_steps_keep_no_second_moments_of_matrices(spec: RunSpec, toy_batch: Batch) -> None:
-    """And the planner knows what that saves."""
+    """The planner knows what that saves."""
     sync = spec.sync.model_copy(update={"mode": "local", "inner_steps": 1})
     adam_w = spec.model_copy(update={"sync": sync})
     kept = {}

@@ -1,4 +1,4 @@
-"""The squared norm of a segment, holder by holder: each states that of what it has summed."""
+"""The squared norm of a segment, holder by holder: each states the norm of what it has summed."""
 
 import torch
 
@@ -8,7 +8,7 @@ from p2p_dtfm.train.stage.replay.work import norms_by_holder
 from p2p_dtfm.train.updates.exact_sums import squared_norm
 
 CHUNKS = Chunks(((0, 40), (40, 70), (70, 150)), ("a", "b", "a"))
-"""Nothing is c's to sum."""
+"""c has nothing to sum."""
 
 
 def test_each_holder_s_is_of_the_chunks_that_it_sums() -> None:

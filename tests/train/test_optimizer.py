@@ -35,7 +35,7 @@ def test_squared_norm_is_exact_and_independent_of_threads() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 1000, 1024, 1025, 40_000, 65_536, 65_537])
 def test_a_small_gradients_norm_is_that_of_the_same_among_zeros(count: int) -> None:
-    """Fewer lanes than a large one has add up in the same order."""
+    """A small gradient takes fewer lanes than a large one; they add up in the same order."""
     gradient = torch.randn(count, generator=torch.Generator().manual_seed(count))
     among_zeros = torch.cat([gradient, torch.zeros(200_000)])
     assert squared_norm(gradient) == squared_norm(among_zeros)

@@ -51,7 +51,7 @@ STAGE_PER_LAYER = Plan(
 
 
 class HandWired:
-    """All peers of a plan in one process; bytes are handed over instead of sent."""
+    """All peers of a plan in one process; the test hands bytes over instead of sending them."""
 
     def __init__(self, spec: RunSpec, plan: Plan, batch: Batch, recompute: bool) -> None:
         self.spec = spec
@@ -97,7 +97,7 @@ class HandWired:
         return loss_sum
 
     def _reduce(self, segment: Segment, step: int) -> list[SegmentReduction]:
-        """One side for each holder."""
+        """The reduction of a segment, one side for each holder."""
         runners = [self.runners[peer_id] for peer_id in segment.holders]
         held = [[runner.layer_states[layer] for layer in segment.layers] for runner in runners]
         return reduce_gradients(self.spec, step, held)
@@ -130,10 +130,8 @@ def test_losses_and_parameters_equal_the_plain_loop(
 
 
 def _require_close(module: torch.nn.Module, wanted: torch.nn.Module) -> None:
-    """Compare all parameters but the keys' bias.
-
-    Attention does not depend on it, so its gradient is rounding noise, which AdamW amplifies.
-    """
+    """Compare all parameters except the keys' bias. Attention does not depend on it, so its
+    gradient is rounding noise, which AdamW amplifies."""
     for (name, ours), theirs in zip(module.named_parameters(), wanted.parameters(), strict=True):
         difference = (ours - theirs).detach().abs()
         if name == "attention_input.bias":
@@ -168,8 +166,8 @@ def test_held_out_loss_through_stages_equals_the_plain_loop(
 def test_the_plain_loop_leaves_torch_the_threads_that_it_had(
     spec: RunSpec, toy_batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes its own for a step: two of a small model's, beside any other load, were a hundred
-    times slower than one."""
+    """The loop takes the threads for its own step. Two threads of a small model's loop, beside any
+    other load, were a hundred times slower than one."""
     run = ReferenceRun(spec, toy_batch)
     before, step = torch.get_num_threads(), run._step
     seen: list[int] = []

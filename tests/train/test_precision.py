@@ -1,4 +1,5 @@
-"""Products in bf16, everything else in fp32; copies that are none where there is no accelerator."""
+"""Products are in bf16, everything else is in fp32; where there is no accelerator, copies are
+none."""
 
 from collections.abc import Callable
 
@@ -29,7 +30,7 @@ def test_the_device_and_the_run_choose(spec: RunSpec) -> None:
 
 
 def gradients(spec: RunSpec, batch: Callable[..., tuple[Tensor, Tensor]], split: bool) -> Tensor:
-    """Of one microbatch through two stages."""
+    """The gradients of one microbatch through two stages."""
     first = StageRunner(spec, {n: LayerState.genesis(spec, n) for n in (0, 1)})
     last = StageRunner(spec, {n: LayerState.genesis(spec, n) for n in (2, 3, 4)})
     inputs, targets = batch(0, 0)
@@ -61,7 +62,7 @@ def test_bf16_gradients_are_close_and_split_backwards_the_same(
 def test_a_run_in_bf16_learns_as_in_fp32(
     spec: RunSpec, toy_batch: Callable[..., tuple[Tensor, Tensor]]
 ) -> None:
-    """A stage's own loss against the plain loop's, which computes in fp32."""
+    """A stage's own loss is compared with the plain loop's, which computes in fp32."""
     short = in_precision(spec, "bf16")
     expected = next(ReferenceRun(spec, toy_batch).losses(1))
     runner = StageRunner(short, {n: LayerState.genesis(short, n) for n in range(5)})

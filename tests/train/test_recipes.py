@@ -117,7 +117,7 @@ def test_a_tied_head_is_an_embedding(spec: RunSpec) -> None:
 
 
 def test_a_document_does_not_see_the_one_before(spec: RunSpec) -> None:
-    """Packed one after another, documents come out as each by itself does."""
+    """Documents packed one after another come out as each does by itself."""
     run = changed(
         spec,
         model={"position": "rope", "context": 16},

@@ -1,4 +1,4 @@
-"""Recorded microbatches come to the bits of those that are not."""
+"""Recorded microbatches come to the bits of microbatches that are not recorded."""
 
 import random
 import weakref
@@ -30,7 +30,7 @@ def gradients(runner: StageRunner) -> list[bytes]:
 
 
 class Pair:
-    """A plain runner and a recorded one of the same layers, given the same."""
+    """A plain runner and a recorded one of the same layers, which get the same input."""
 
     def __init__(
         self, spec: RunSpec, layers: range, recompute: bool = False, fails_at: int = 0
@@ -185,7 +185,7 @@ def test_the_first_ones_run_plainly(spec: RunSpec, toy_batch: Batch) -> None:
 
 
 def test_what_is_given_stays_until_the_streams_have_met(spec: RunSpec, toy_batch: Batch) -> None:
-    """Let go of while it is still read, it is where the next copy from the host goes to."""
+    """Memory that is let go of while it is still read is where the next copy from the host goes."""
     recorder = ProcessorRecorder()
     runner = RecordedStageRunner(spec, states_of(spec, range(5)), recorder=recorder)
     given = [each.clone() for each in toy_batch(0, 0)]
@@ -232,7 +232,7 @@ def test_states_that_move_are_recorded_anew(spec: RunSpec, toy_batch: Batch) -> 
 def test_rounded_parameters_have_the_bits_of_autocasts(
     spec: RunSpec, toy_batch: Batch, layers: range
 ) -> None:
-    """Of a stage that leaves its matrices' gradients for later wherever it is."""
+    """The stages are such that leave their matrices' gradients for later, wherever they are."""
     narrow = spec.model_copy(update={"compute": ComputeSpec(precision="bf16")})
     pair = Pair(narrow, layers)
     for step in range(STEPS):
@@ -242,7 +242,7 @@ def test_rounded_parameters_have_the_bits_of_autocasts(
             same(*(runner.backward(number, pair.slope(number)) for runner in pair.both))
         pair.update(step)
     rounded = pair.recorded._rounded.by_parameter
-    for parameter, values in rounded.items():  # of the step before the last update
+    for parameter, values in rounded.items():  # the values are of the step before the last update
         assert values.dtype == torch.bfloat16
         assert values.shape == parameter.shape
     assert len(rounded) == sum(len(s.shapes) for s in pair.recorded.layer_states.values())
@@ -267,7 +267,7 @@ def test_who_computes_again_records_nothing(spec: RunSpec, toy_batch: Batch) -> 
 def test_held_out_losses_are_of_the_newest_parameters(
     spec: RunSpec, toy_batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They come before a step's first forward, by the rounded matrix of a head in chunks."""
+    """They come before a step's first forward, from the rounded matrix of a head in chunks."""
     monkeypatch.setattr(registry, "head_in_chunks", lambda spec: True)
     narrow = spec.model_copy(update={"compute": ComputeSpec(precision="bf16")})
     pair = Pair(narrow, range(2, 5))

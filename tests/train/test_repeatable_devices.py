@@ -63,7 +63,7 @@ def test_a_card_without_such_kernels_says_so_and_trains_on(
 
 
 def test_its_passes_run_with_them(audited: RunSpec, toy_batch: Batch) -> None:
-    """On the processor, told to be a card."""
+    """The passes run on the processor, which is told to be a card."""
     seen: set[str] = set()
 
     class Watched(RecordedStageRunner):
@@ -118,7 +118,7 @@ def test_what_somebody_has_chosen_for_cublas_stays(monkeypatch: pytest.MonkeyPat
 
 
 def test_one_thread_does_not_end_what_another_has_asked_for() -> None:
-    """A stage trains in one, and computes another one's work again in the other."""
+    """A stage trains in one thread, and computes another stage's work again in the other."""
     first, second = repeatable.repeating_kernels(), repeatable.repeating_kernels()
     with first:
         with second:
@@ -155,7 +155,7 @@ def test_a_card_repeats_its_bits_while_another_thread_uses_it(
 
 
 def trained_on_card(run: RunSpec, batch: Batch, once: bool) -> list[bytes]:
-    """The sums of gradients of each layer, of a stage that has all of them."""
+    """The sums of gradients of each layer, for a stage that has all of them."""
     states = {layer: LayerState.genesis(run, layer, CARD) for layer in range(5)}
     runner = (runner_once if once else RecordedStageRunner)(run, states)
     assert runner.repeats_bits

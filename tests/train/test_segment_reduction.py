@@ -25,7 +25,8 @@ def reduce(
     owed: list[Tensor | None],
     cuts: list[tuple[int, int]] | None = None,
 ) -> list[SegmentReduction]:
-    """All holders of a segment in one process; chunk i belongs to holder i modulo their number."""
+    """All holders of a segment in one process; chunk i belongs to holder i modulo the number of
+    holders."""
     holders = len(values)
     bounds = cuts or even_ranges(values[0].numel(), 2 * holders)
     codec = codec_of(name, CODECS)
@@ -42,7 +43,7 @@ def side_of(
     values: Tensor,
     owed: Tensor | None,
 ) -> SegmentReduction:
-    """One holder, of a segment of one layer."""
+    """One holder of a segment of one layer."""
     side = SegmentReduction(spec, codec, step, SegmentCut(1, bounds, [values.numel()]), owed)
     side.fill(1, values)
     return side
@@ -99,7 +100,7 @@ def test_what_is_owed_arrives_later_whoever_owns(spec: RunSpec, name: str) -> No
 
 
 def test_an_attempt_is_repeatable(spec: RunSpec) -> None:
-    """What is owed is an input; an attempt does not change it."""
+    """What is owed is an input, and an attempt does not change it."""
     values = drawn(2, 500, 4)
     owed = [torch.randn(500), torch.randn(500)]
     kept = [each.clone() for each in owed]
@@ -121,7 +122,7 @@ def test_a_wrong_part_changes_nothing(spec: RunSpec) -> None:
 
 
 def test_a_chunk_can_travel_when_its_layers_are_filled(spec: RunSpec) -> None:
-    """Chunks of one layer or of several; what a layer's gradient was stays as it is."""
+    """A chunk may be of one layer or of several, and what a layer's gradient was stays as it is."""
     cut = SegmentCut(4, [(0, 5), (5, 12), (12, 20)], [10, 10])
     side = SegmentReduction(spec, codec_of("fp32", CODECS), 0, cut, None)
     assert [side.layers_of(chunk) for chunk in range(3)] == [[4], [4, 5], [5]]

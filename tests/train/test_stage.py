@@ -93,7 +93,7 @@ def test_a_split_backward_gives_the_same_bits_in_any_order(spec: RunSpec, toy_ba
         passed_on.append([back(number).clone() for number in microbatches])
     assert split.in_flight == 3, "what is owed is memory in use"
     assert gradient_bits(split) != gradient_bits(whole)
-    for layer in reversed(split.layer_states):  # layer by layer, each in order of microbatches
+    for layer in reversed(split.layer_states):  # layer by layer, each in the order of microbatches
         for number in microbatches:
             split.weight_backward_layer(number, layer)
     assert split.in_flight == whole.in_flight == 0

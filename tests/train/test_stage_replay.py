@@ -1,4 +1,4 @@
-"""A stage's work computed again from what came into it: the same gradients, loss and frames."""
+"""A stage's work is computed again from what came into it: the same gradients, loss and frames."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -53,7 +53,7 @@ def frame(codec: str, values: Tensor, turn: Turn) -> Frame:
 
 
 def turns(layers: tuple[int, ...], number: int) -> tuple[Turn, Turn, Turn, Turn]:
-    """Of what comes in front and leaves behind, and of their gradients."""
+    """The turns of what comes in at the front and leaves at the back, and of their gradients."""
     first, end = layers[0], layers[-1] + 1
     before, after = (
         [boundary_turn(SPEC, STEP, layer, number, back=back) for back in (False, True)]
@@ -77,7 +77,7 @@ def replay(states: Mapping[int, LayerState], numbers: Sequence[int], given: Give
 
 
 def work(layers: tuple[int, ...], codec: str, recompute: bool):
-    """As a stage-holder does it: forwards ahead of the backwards, split where it can."""
+    """The work as a stage-holder does it: forwards ahead of the backwards, split where it can."""
     states = {layer: LayerState.genesis(SPEC, layer) for layer in layers}
     runner = StageRunner(SPEC, states, recompute)
     runner.zero_gradients()
@@ -131,7 +131,8 @@ def test_a_stage_again(
 
 
 def test_a_loss_that_counts_more_is_weighed_again() -> None:
-    """Of conversations only the answers count, and each microbatch as many tokens as it has."""
+    """In conversations only the answers count, and each microbatch counts as many tokens as it
+    has."""
     states = {layer: LayerState.genesis(SPEC, layer) for layer in (3, 4, 5)}
     plain = replay(states, (1,), GivenWork(batch, 1, edge))
     double = replay(states, (1,), GivenWork(batch, 1, edge, weight=lambda number: 2.0))

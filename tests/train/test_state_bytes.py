@@ -11,11 +11,12 @@ from p2p_dtfm.train.model.layer_state import LayerSnapshot
 COUNT = 9_000_000
 TRIES = 25
 SHARE = 0.5
-"""Of the time it takes; where it holds up all other threads it is all of it."""
+"""The share of the time for which a thread has no turn. Where the file holds up all other threads
+it is 1."""
 
 
 def _longest_silence(ends: threading.Event, begins: threading.Event) -> list[float]:
-    """How long this thread had no turn, each time: it asks for one every half millisecond."""
+    """How long this thread had no turn, each time. It asks for one every half millisecond."""
     begins.set()
     seen = []
     while not ends.is_set():
@@ -40,9 +41,9 @@ def _share_of_silence(snapshot: LayerSnapshot) -> float:
 
 
 def test_other_threads_go_on_while_a_large_state_becomes_a_file() -> None:
-    """Where it was joined by the interpreter, a layer of 2 GB held up the event loop for a second
-    or two, and the others suspect who is silent for so long. A busy machine may give a thread no
-    turn either, but not each time."""
+    """Where the interpreter joined the file's parts, a layer of 2 GB held up the event loop for a
+    second or two. The others suspect a peer that is silent for so long. A busy machine may give a
+    thread no turn either, but not each time."""
     parts = tuple(torch.full((COUNT,), float(n)) for n in range(3))
     snapshot = LayerSnapshot("0" * 64, 1, 3, (("weight", (COUNT,)),), parts)  # type: ignore[arg-type]
     assert any(_share_of_silence(snapshot) < SHARE for _ in range(TRIES))

@@ -1,4 +1,4 @@
-"""A sum that a quarter of those who add to it cannot move far."""
+"""A quarter of those who add to a sum cannot move it far."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ ELEMENTS = 4000
 
 
 def parts_of(microbatches: tuple[int, ...]) -> list[torch.Tensor]:
-    """Sums over as many microbatches whose gradients scatter around one."""
+    """Sums over as many microbatches each, whose gradients scatter around one."""
     truth = torch.linspace(-1.0, 1.0, ELEMENTS)
     return [count * (truth + 0.1 * torch.randn(ELEMENTS)) for count in microbatches]
 

@@ -34,7 +34,7 @@ def stages_of(spec: RunSpec, cut: int, recompute: bool = False) -> list[StageRun
 
 
 def step(spec: RunSpec, stages: list[StageRunner], crossed: list[Tensor]) -> float:
-    """A step's forwards and backwards; what crosses the boundary goes into `crossed`."""
+    """A step's forwards and backwards. What crosses the boundary goes into `crossed`."""
     first, last = stages
     loss_sum = 0.0
     for number in range(spec.microbatches_per_step):
@@ -81,7 +81,7 @@ def test_recomputing_and_cutting_elsewhere_give_the_same_bits() -> None:
 
 
 def test_what_lies_before_a_boundary_depends_on_the_written_channels_alone() -> None:
-    """So their gradient is all that need travel back: a derivative by differences says so."""
+    """So only their gradient must travel back. A derivative by differences shows it."""
     spec = narrow()
     stages = stages_of(spec, 3)
     tokens, targets = synthetic_batch(spec)(0, 0)
@@ -126,7 +126,7 @@ def test_the_code_tells_tokens_and_places_apart_and_is_the_same_everywhere() -> 
 
 
 KNOWN = ["0010000111010000", "0001111101100001"]
-"""First signs of tokens 7 and 50000; a run's losses are another's where these differ."""
+"""The first signs of tokens 7 and 50000. Where these differ, a run has other losses."""
 
 
 def test_models_that_turn_positions_have_a_code_of_tokens_alone() -> None:

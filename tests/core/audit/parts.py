@@ -1,4 +1,4 @@
-"""Four replicas of all layers, and what each states of a step."""
+"""A view of four replicas of all layers, and what each states of a step."""
 
 import hashlib
 from collections import Counter
@@ -15,7 +15,7 @@ NAMES = "abcd"
 VIEW = ViewId(3, "ab" * 32)
 PLAN = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 2 * i, 2) for i, n in enumerate(NAMES)), (), 1)
 OPENINGS = bytes(16)
-"""Nothing is drawn by them here."""
+"""These openings draw nobody."""
 LOSS = 30.0
 LOSSES = losses_digest(LOSS, 0.0)
 SUMS = tuple(name.encode() * SUM_DIGEST_BYTES for name in NAMES)
@@ -26,7 +26,7 @@ def part(name: str, chunk: int, word: str = "") -> bytes:
 
 
 def share_of(name: str, arithmetic: str = "cpu-1", word: str = "") -> Share:
-    """One chunk for each; `word`: of another gradient."""
+    """A share of one chunk for each peer; a different `word` stands for another gradient."""
     mine = NAMES.index(name)
     parts: Parts = {0: tuple(part(name, chunk, word) for chunk in range(len(NAMES)))}
     got: Got = {
@@ -50,8 +50,9 @@ def step_of(
     heard: dict[str, dict[str, HeardClaim]] | None = None,
     told: str | None = None,
 ) -> dict[str, Prepared]:
-    """All Prepared; `heard`: where a peer has heard something else than is accounted for; `told`:
-    of whose work all know that an auditor doubts it, by default where two have computed it."""
+    """Everybody's Prepared of a step. `heard`: where a peer has heard something else than is
+    accounted for. `told`: the peers whose work an auditor has told everybody it doubts, by
+    default those whose work two peers have computed."""
     works = {name: work_of_share(share, name) for name, share in shares.items()}
     of = Counter(peer for each in found.values() for peer in each)
     doubted = [
@@ -73,13 +74,13 @@ def step_of(
 
 
 def few_others(plan: Plan) -> list[str]:
-    """Of whose layers fewer than two others have all."""
+    """The peers of whose layers fewer than two others have all."""
     held = {peer: set(plan.layers_of(peer)) for peer in plan.stage_holders()}
     return [peer for peer, mine in held.items() if sum(mine <= it for it in held.values()) < 3]
 
 
 def two_by_two() -> Plan:
-    """Two pipelines of two stages: a and c begin, b and d end."""
+    """Two pipelines of two stages: a and c hold the first stage, b and d the last."""
     pairs = enumerate(("ab", "cd"))
     return Plan(
         tuple(Pipeline((Stage(x, 0, 1, 1), Stage(y, 1, 3, 1)), 2 * i, 2) for i, (x, y) in pairs),

@@ -1,4 +1,5 @@
-"""Who is left out by what all account for: the liar where most know it, and never an honest one."""
+"""Whom the accounts of all peers leave out: the liar where most peers know it, and never an honest
+peer."""
 
 import itertools
 
@@ -45,7 +46,7 @@ def test_honest_members_have_nothing_against_each_other() -> None:
 
 def test_a_false_gradient_is_one_against_three() -> None:
     lied = {**HONEST, "c": share_of("c", word="flipped")}
-    # what came to the others is what it claims
+    # what came to the others is what this peer claims
     for name in "abd":
         got = [list(each) for each in lied[name].got[0]]
         at = NAMES.index(name)
@@ -68,8 +69,8 @@ def test_an_accusation_of_which_nobody_was_told_costs_its_maker() -> None:
 
 
 def test_of_two_against_two_one_of_either_goes() -> None:
-    """By links in doubt one side would go as a whole, and it may be the honest one: colluders that
-    are half of a layer's holders would be most of them."""
+    """By links in doubt one side would go as a whole, and that side may be honest. Colluders that
+    are half of a layer's holders would then be most of them."""
     wrong = b"0" * 32
     found = {"a": {"c": wrong}, "b": {"c": wrong}, "d": {"c": WORKS["c"]}}
     liars, both = judged(step_of(HONEST, found))
@@ -83,7 +84,7 @@ def test_of_two_against_two_one_of_either_goes() -> None:
 
 @pytest.mark.parametrize(("pair", "other"), [("ab", "d"), ("bd", "a"), ("ad", "b")])
 def test_two_that_have_told_nobody_go_though_as_many_say_otherwise(pair: str, other: str) -> None:
-    """Whoever of them has the lowest id."""
+    """It does not matter which of the four has the lowest id."""
     found = {it: {"c": b"0" * 32} for it in pair} | {other: {"c": WORKS["c"]}}
     assert judged(step_of(HONEST, found, told="")) == (set(pair), set())
 
@@ -102,7 +103,7 @@ def test_of_two_that_can_judge_nobody_knows_who_is_wrong() -> None:
 
 
 def test_who_was_sent_other_gradients_is_not_judged_by_its_sums() -> None:
-    """What c sends is not what it claims: the others cannot say what their sums should be."""
+    """What c sends is not what c claims, so the others cannot say what their sums should be."""
     shares = dict(HONEST)
     for name in "abd":
         got = [list(each) for each in HONEST[name].got[0]]
@@ -118,7 +119,8 @@ def test_who_was_sent_other_gradients_is_not_judged_by_its_sums() -> None:
 
 
 def test_whom_more_than_half_got_other_gradients_from_is_convicted_and_of_fewer_doubted() -> None:
-    """Or whoever sees that it is drawn would claim what it should have sent, and be back soon."""
+    """Otherwise a liar that sees that it is drawn would claim what it should have sent, and be back
+    soon."""
     for receivers, convicted in (("ab", set[str]()), ("abd", {"c"})):
         shares = dict(HONEST)
         for name in receivers:
@@ -139,7 +141,8 @@ def test_who_accounts_for_another_work_than_it_has_claimed() -> None:
 
 
 def test_who_claims_two_things_is_convicted_by_its_own_signatures() -> None:
-    """Though only one has heard the other claim, and whether or not its own Prepared comes."""
+    """The liar is convicted though only one peer has heard its other claim, and whether or not its
+    own Prepared comes."""
     said = step_of(HONEST, {}, {"a": {"c": OTHER_CLAIM}})
     for told in (said, {name: said[name] for name in "ab"}):
         found = findings(told, PLAN, SEGMENTS)
@@ -153,7 +156,7 @@ def test_who_claims_two_things_is_convicted_by_its_own_signatures() -> None:
 
 
 def test_nobody_is_convicted_by_a_claim_that_it_has_not_signed() -> None:
-    """Whoever says that it has heard one is told so."""
+    """A peer that says it has heard such a claim is told so."""
     true = HeardClaim(OTHER_CLAIM.claim, sign_for("c")(claim_text("c", VIEW, 7, OTHER_CLAIM.claim)))
     said = step_of(HONEST, {})["a"]
     assert said.audit is not None
@@ -186,10 +189,11 @@ def test_a_claim_is_of_its_view_and_step() -> None:
 
 
 def test_a_few_that_blame_one_behind_the_others_backs_go_themselves() -> None:
-    """They are most of those that have computed its work again: nobody else was asked to."""
+    """The accusers are most of those that have computed the work again, because nobody else was
+    asked to."""
     found = {"a": {"c": b"0" * 32}, "b": {"c": b"0" * 32}}
     assert judged(step_of(HONEST, found, told="")) == ({"a", "b"}, set())
-    found["d"] = {"c": WORKS["c"]}  # its auditor, who has told all that it is right
+    found["d"] = {"c": WORKS["c"]}  # the auditor, who has told everybody that the work is right
     assert judged(step_of(HONEST, found, told="")) == ({"a", "b"}, set())
 
 
@@ -202,7 +206,7 @@ def test_who_is_found_out_and_withholds_its_prepared_is_convicted() -> None:
 
 
 def test_nor_do_many_signatures_of_one_claim_help() -> None:
-    """A key can sign one text in many ways."""
+    """One key can sign the same text in many ways."""
     account = step_of(HONEST, {})["a"].audit
     assert account is not None
     claim = account.heard["c"].claim
@@ -251,7 +255,8 @@ def test_nothing_is_judged_while_one_is_missing() -> None:
 
 
 def test_no_minority_of_liars_has_an_honest_one_convicted() -> None:
-    """Whatever one of four says of the others, alone or after all were told."""
+    """Whatever one of four peers says of the others, alone or after everybody was told, convicts no
+    honest one."""
     words = [{}, *({peer: b"0" * 32} for peer in "bcd"), dict.fromkeys("bcd", b"0" * 32)]
     for lie, told in itertools.product(words, (False, True)):
         found: dict[str, dict[str, bytes]] = {n: {} for n in "bcd"} | {"a": lie}

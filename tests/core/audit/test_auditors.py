@@ -1,4 +1,5 @@
-"""In a run with audits nobody's work is left to a colluder alone, where members have the memory."""
+"""In a run with audits no member's work is left to a colluder alone, where members have the
+memory."""
 
 import msgspec
 import pytest
@@ -81,8 +82,8 @@ def test_a_plan_that_stands_stays_to_the_byte() -> None:
 def test_pipelines_are_cut_alike_where_nobody_has_the_whole_model(
     count: int, microbatches: int
 ) -> None:
-    """Of an odd number the fastest were two pipelines of two stages and one of three, of which the
-    middle one's work nobody could compute again."""
+    """The fastest plan for an odd number had two pipelines of two stages and one of three. Nobody
+    could compute the work of its middle stage again."""
     made = plan(audited([HALF_ROOM] * count, microbatches))
     assert not few_others(made)
     assert sum(pipeline.microbatch_count for pipeline in made.pipelines) == microbatches

@@ -1,6 +1,6 @@
-"""What an auditor tells of a work is signed and accounted for: who tells some one thing and others
-another goes for it, and not those that it told, though these alone have found that a work is
-false."""
+"""What an auditor says of a work is signed and accounted for. An auditor that tells one thing to
+some and another to others goes for it. Those that it told keep their place, though they alone have
+found that a work is false."""
 
 import msgspec
 import pytest
@@ -39,7 +39,7 @@ SHARES = {name: share_of(name) for name in NAMES}
 WORKS = {name: work_of_share(share, name) for name, share in SHARES.items()}
 WRONG, CLAIMED = b"0" * WORK_BYTES, b"w" * WORK_BYTES
 Words = dict[str, list[tuple[str, str, bytes]]]
-"""By who has heard them: auditor, whose work, and what it comes to."""
+"""By the peers that have heard the words: auditor, whose work, and what the work comes to."""
 
 
 def audit(by: str, of: str, work: bytes) -> HeardAudit:
@@ -50,7 +50,8 @@ def audit(by: str, of: str, work: bytes) -> HeardAudit:
 def told(
     found: dict[str, dict[str, bytes]], words: Words, doubted: dict[str, str]
 ) -> dict[str, Prepared]:
-    """All Prepared; `doubted`: by who was told so, of whose work an auditor told it a doubt."""
+    """Everybody's Prepared. `doubted`: by the peer that an auditor told of a doubt, whose work that
+    doubt is about."""
     said = step_of(SHARES, found, told="")
     for name, prepared in said.items():
         mine = found.get(name, {})
@@ -66,7 +67,7 @@ def told(
 
 
 def as_claimed(by: str, of: str) -> Words:
-    """To all."""
+    """The auditor says to everybody that the work is what its maker claimed."""
     return {name: [(by, of, WORKS[of])] for name in NAMES}
 
 
@@ -85,8 +86,8 @@ def test_who_found_that_it_is_so_keeps_its_place_and_who_whispered_it_goes(them:
 
 
 def test_before_an_auditor_s_words_were_accounted_for_an_honest_one_went() -> None:
-    """Nor is anybody spared by words that nobody signed otherwise: who accuses behind the others'
-    backs goes as before, whatever of a colluder's it shows."""
+    """Words that nobody signed otherwise spare nobody. A peer that accuses behind the others' backs
+    goes as before, whatever it shows of a colluder's words."""
     said = told({"a": {"c": WRONG}}, {}, {"a": "c"})
     assert set(findings(said, PLAN, SEGMENTS).liars) == {"a"}
     shown = told({"a": {"c": WRONG}, "b": {"c": WRONG}}, {"a": [("b", "c", WRONG)]}, {"a": "c"})
@@ -94,7 +95,8 @@ def test_before_an_auditor_s_words_were_accounted_for_an_honest_one_went() -> No
 
 
 def test_who_tells_one_alone_that_it_could_not_judge_goes_as_well() -> None:
-    """That one audits in its place, and finds the lie, and nobody waits for its word."""
+    """The peer that was told audits in the auditor's place and finds the lie, and nobody waits for
+    that peer's word."""
     words = as_claimed("b", "c")
     words["a"] = [("b", "c", COULD_NOT), ("a", "c", WRONG)]
     found = findings(told({"a": {"c": WRONG}}, words, {"a": "c"}), PLAN, SEGMENTS)
@@ -110,8 +112,8 @@ def test_a_colluder_s_whispers_save_nobody_whom_all_were_told_of() -> None:
 
 
 def test_who_was_not_waited_for_as_another_one_whispered_has_accused_nobody_in_secret() -> None:
-    """Once an auditor is known to have said two things nobody is waited for: all others may have
-    said their Prepared when a is through with its audit of d, whose work is false."""
+    """Once an auditor is known to have said two things, nobody is waited for. All others may have
+    said their Prepared before a is through with its audit of d, whose work is false."""
     words: Words = {name: [("c", "b", WORKS["b"]), ("c", "b", WRONG)] for name in "bcd"}
     words["a"] = [("a", "d", WRONG), *words["b"]]
     said = told({"a": {"d": WRONG}}, words, {"a": "d"})
@@ -120,7 +122,7 @@ def test_who_was_not_waited_for_as_another_one_whispered_has_accused_nobody_in_s
 
 
 def test_a_doubt_that_was_told_to_all_cannot_be_taken_back() -> None:
-    """It costs each an audit; and the liar its place."""
+    """The doubt costs each member an audit, and it costs the liar its place."""
     words: Words = {name: [("b", "c", WRONG)] for name in NAMES}
     for taken_back in ({}, {"c": WORKS["c"]}):
         found = {name: {"c": WORKS["c"]} for name in "ad"} | {"b": taken_back}
@@ -133,8 +135,8 @@ def test_a_doubt_that_was_told_to_all_cannot_be_taken_back() -> None:
 def test_what_marks_a_work_in_an_account_is_a_word_like_any_where_an_auditor_says_it(
     mark: bytes,
 ) -> None:
-    """It was taken for what an account says in place of a work: all computed it again, and nobody
-    was ever held to it."""
+    """The mark was taken for what an account says in place of a work. All members computed the work
+    again, and nobody was ever held to it."""
     words: Words = {name: [("b", "c", mark)] for name in NAMES}
     for own in ({"c": mark}, {"c": WORKS["c"]}, {}):
         found = {name: {"c": WORKS["c"]} for name in "ad"} | {"b": own}
@@ -157,7 +159,7 @@ def test_nobody_has_heard_what_an_auditor_has_not_signed() -> None:
     assert said.audit is not None
     heard = {
         name: heard_claim(claim(name)) for name in NAMES
-    }  # of this step, as who looks at them must find
+    }  # of this step, as whoever looks at the words must find
     true = audit("b", "c", WRONG)
     for audits, why in (
         ((true,), ""),
@@ -226,7 +228,7 @@ def shown(book: ClaimBook) -> ShownClaims:
 
 
 def test_what_was_told_unlike_is_known_once_it_is_shown_and_nobody_is_waited_for() -> None:
-    """And both words are accounted for."""
+    """Both of the auditor's words are then accounted for."""
     first, second = book_of(), book_of()
     by = first.drawn()["c"]
     says(first, by, "c", WRONG)
@@ -294,7 +296,8 @@ def test_nobody_hears_an_audit_that_its_maker_has_not_signed() -> None:
 
 
 def test_what_nobody_drew_is_not_passed_on() -> None:
-    """Else whoever audits all unasked would leave no room for what was drawn."""
+    """Otherwise a peer that audits everybody unasked would leave no room for the audits that were
+    drawn."""
     book = book_of()
     drawn = {(by, peer) for peer, by in book.drawn().items()}
     for by in NAMES:

@@ -1,4 +1,5 @@
-"""Who is convicted by more than half has no place until long after; who is in doubt keeps it."""
+"""A member that more than half convict has no place until long after; one in doubt keeps its
+place."""
 
 import msgspec
 import pytest
@@ -73,7 +74,7 @@ def all_find(liar: str, but: str = "") -> dict[str, dict[str, bytes]]:
 
 
 def test_one_of_four_that_works_otherwise_is_barred_by_the_word_of_three() -> None:
-    # three come to something else than c has claimed
+    # three peers come to something else than c has claimed
     parts = with_step(step_of(HONEST, all_find("c")))
     found = chosen(parts)
     assert places(parts) == "abd"
@@ -86,7 +87,7 @@ def test_one_of_four_that_works_otherwise_is_barred_by_the_word_of_three() -> No
 def test_who_is_convicted_is_no_better_off_for_saying_another_state(
     found: dict[str, dict[str, bytes]],
 ) -> None:
-    """From other states come other sums: so what it was found by was forgotten."""
+    """From other states come other sums, so the evidence against the liar was forgotten."""
     two_claims = {"a": {"c": HeardClaim(b"x" * 16, b"")}} if not found else None
     said = step_of(HONEST, found, two_claims)
     said["c"] = msgspec.structs.replace(said["c"], base="elsewhere")
@@ -111,7 +112,7 @@ def test_two_against_two_bars_nobody() -> None:
 
 
 def test_who_is_silent_or_has_come_back_pays_for_no_even_vote_of_then() -> None:
-    """Evidence can be passed on for as long as anybody stays in the view."""
+    """Evidence can be passed on for as long as any member of then stays in the view."""
     found = {"a": {"c": WRONG}, "b": {"c": WRONG}, "d": {"c": WORKS["c"]}}
     parts = with_step(step_of(HONEST, found))
     ((one, other),) = chosen(parts).conflict.even
@@ -126,7 +127,7 @@ def test_who_is_silent_or_has_come_back_pays_for_no_even_vote_of_then() -> None:
 
 
 def test_half_of_all_stage_holders_bar_nobody_though_most_of_those_that_can_judge_do() -> None:
-    """Two of three that can compute it again may be colluders of one liar."""
+    """Two of the three that can compute a work again may be colluders of one liar."""
     shares = {n: share_of(n, "cpu-2" if n == "d" else "cpu-1") for n in NAMES}
     works = {n: work_of_share(shares[n], n) for n in NAMES}
     said = step_of(shares, {"a": {"c": WRONG}, "b": {"c": WRONG}})
@@ -160,14 +161,14 @@ NOWHERE = [(VIEW, 0), (VIEW, 5), (VIEW, 1 << 50), (VIEW, 1 << 60), (ViewId(1 << 
 
 
 def two_of(peer: str, view: ViewId, step: int) -> tuple[Signed, ...]:
-    """By its own hand."""
+    """Two unlike Prepared of one step, both signed by the peer itself."""
     made = msgspec.structs.replace(step_of(HONEST, {})["c"], view=view, step=step, peer_id=peer)
     other = msgspec.structs.replace(made, loss_sum=29.0)
     return stated(made).signed, stated(other).signed
 
 
 def brought_by(name: str, parts: list[Contribution], more: tuple[Signed, ...]) -> None:
-    """Beside what it passes on in any case."""
+    """Have a contribution bring these beside what it passes on in any case."""
     (index,) = [n for n, it in enumerate(parts) if it.member.peer_id == name]
     pending = parts[index].pending or PendingStep(7, "", (), ())
     pending = msgspec.structs.replace(pending, prepared=(*pending.prepared, *more))
@@ -176,7 +177,7 @@ def brought_by(name: str, parts: list[Contribution], more: tuple[Signed, ...]) -
 
 @pytest.mark.parametrize(("view", "step"), [(VIEW, 7), *NOWHERE])
 def test_keys_without_a_stage_are_nobody_whatever_they_have_signed(view: ViewId, step: int) -> None:
-    """Or whoever makes two keys fills the list with them."""
+    """Otherwise whoever makes two keys fills the list with them."""
     parts = with_step(step_of(HONEST, {}))
     brought_by("d", parts, two_of("stranger", view, step))
     found = chosen(parts)
@@ -187,8 +188,8 @@ def test_keys_without_a_stage_are_nobody_whatever_they_have_signed(view: ViewId,
 def test_nobody_is_barred_from_a_step_that_none_is_in_and_a_verdict_stays_what_it_is(
     view: ViewId, step: int
 ) -> None:
-    """Steps of which nothing is left could be signed anew at any time, and a bar from one that
-    cannot be was in all that its members said from then on, which everybody refused."""
+    """Steps of which nothing is left could be signed anew at any time. A bar from a step that
+    cannot be was in all that the members said from then on, and everybody refused their words."""
     parts = with_step(step_of(HONEST, {}))
     brought_by("d", parts, two_of("c", view, step))
     assert places(parts) == "abd" and not chosen(parts).bars
@@ -222,7 +223,8 @@ def test_who_says_that_it_is_elsewhere_is_barred_all_the_same() -> None:
 
 
 def test_who_was_barred_by_a_view_that_only_part_has_taken_over_is_barred_again() -> None:
-    """Those in it are no more in the step, and alone too few to name the bar."""
+    """Those that took the view over are no longer in the step, and alone they are too few to name
+    the bar."""
     in_step = with_step(step_of(HONEST, all_find("c")), "b")
     later = part("a", (BAR,), present=NEXT, pending=PendingStep(7, "", (), ()))
     away = part("d", present=NEXT, pending=PendingStep(3, "", (), ()))
@@ -247,7 +249,7 @@ def test_who_is_gone_is_barred_by_more_than_half_though_it_has_no_stage_any_more
 
 
 def test_two_versions_of_the_last_step_of_the_view_before_are_found_out_in_the_next_one() -> None:
-    """Those that committed by one of them are in other states than the rest."""
+    """Members that committed by one of the two versions are in other states than the rest."""
     for stays in (NEXT, msgspec.structs.replace(NEXT, plan=None)):
         one, other = two_of("c", VIEW, 6)
         parts = [
@@ -298,7 +300,7 @@ def test_newcomers_have_no_word_where_there_are_members() -> None:
 
 
 def test_who_was_left_out_has_no_word_though_a_colluder_brings_the_old_view_along() -> None:
-    """d is a member still, and says that it is in the view in which c and e were."""
+    """d is still a member, and says that it is in the view in which c and e were."""
     old = PresentView(VIEW, tuple(Member(name, 1) for name in "abcde"), PLAN)
     new = PresentView(ViewId(4, "cd" * 32), tuple(Member(name, 1) for name in "abd"), PLAN)
     bars = tuple(msgspec.structs.replace(BAR, peer_id=name) for name in "ce")
@@ -342,7 +344,7 @@ def test_bars_are_bounded_and_the_newest_are_kept() -> None:
 
 
 def test_bars_that_are_over_are_forgotten_before_those_in_force() -> None:
-    """Else whoever makes many keys has a colluder's long bar forgotten."""
+    """Otherwise whoever makes many keys has a colluder's long bar forgotten."""
     colluder = Bar(ViewId(1, ""), 1, "colluder", 5, 1 + 16 * FIRST_STEPS, "")
     many = [Bar(ViewId(n, ""), n, f"p{n:04}", 1, n + 400, "") for n in range(2, 2 * BARS_LIMIT)]
     assert colluder in united([colluder, *many]) and len(united([colluder, *many])) == BARS_LIMIT

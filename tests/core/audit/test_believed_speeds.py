@@ -1,4 +1,4 @@
-"""A peer is as slow as most others have seen it, or as its own word says if that is slower."""
+"""A peer counts as slow as most others have seen it, or as its own word says if that is slower."""
 
 from itertools import product
 
@@ -28,7 +28,7 @@ LIAR = 3
 
 
 def told_by(paces: dict[int, dict[int, int]], stages: tuple[int, ...] = (1, 1, 1, 1)) -> Snapshot:
-    """Four peers with the whole model each, of which the last says that it is 20 times as fast."""
+    """Four peers that each hold the whole model; the last one says that it is 20 times as fast."""
     made = snapshot([Peer(HONEST_NS)] * 3 + [Peer(SAID_NS)])
     named = {by: {name_of(of): ns for of, ns in each.items()} for by, each in paces.items()}
     records = tuple(
@@ -126,7 +126,8 @@ def test_records_tell_of_few_and_of_nothing_that_cannot_be() -> None:
 
 
 def test_layers_that_the_run_does_not_list_hide_nothing() -> None:
-    """A liar that timed some besides was slower by its own word than anybody had seen it."""
+    """A liar that also timed unlisted layers was slower by its own word than anybody had seen
+    it."""
     said = told_by({}).records[LIAR].device
     long = (LayerTiming(1 << 40, 1 << 40),)
     found = stated(told_by({by: {LIAR: TRUE_NS} for by in range(3)}), said, listed=long)
@@ -134,7 +135,7 @@ def test_layers_that_the_run_does_not_list_hide_nothing() -> None:
 
 
 def test_who_says_that_it_takes_no_time_is_as_slow_as_it_was_seen() -> None:
-    """So many times as slow as nothing was nothing."""
+    """A multiple of no time was still no time."""
     seen, none = {by: {LIAR: TRUE_NS} for by in range(3)}, LayerTiming(0, 0)
     said = told_by({}).records[LIAR].device
     found = stated(told_by(seen), said, embedding=none, block=none, head=none)
@@ -144,7 +145,7 @@ def test_who_says_that_it_takes_no_time_is_as_slow_as_it_was_seen() -> None:
 
 
 def stated(found: Snapshot, said: Device, **changes: object) -> Snapshot:
-    """The liar says something else of its device."""
+    """A snapshot in which the liar says something else of its device."""
     said = msgspec.structs.replace(said, **changes)
     liar = msgspec.structs.replace(found.records[LIAR], device=said)
     return msgspec.structs.replace(found, records=(*found.records[:LIAR], liar))

@@ -1,4 +1,4 @@
-"""What is claimed of the tensors between stages, and what comes of claims that do not fit."""
+"""What is claimed of the tensors between stages, and what becomes of claims that do not fit."""
 
 import hashlib
 
@@ -63,7 +63,7 @@ def digest(*words: object) -> bytes:
 
 
 def edges_of(peer: str, plan: Plan = PLAN) -> Edges:
-    """As all that is honest computes."""
+    """The tensors between stages, as honest peers compute them."""
     found = {}
     for number, (before, after) in beside(plan, peer).items():
         forward = digest("forward", number)
@@ -116,7 +116,7 @@ def step_of(
     plan: Plan = PLAN,
     told: bool = True,
 ) -> dict[str, Prepared]:
-    """`told`: all know whose work somebody doubts."""
+    """Everybody's Prepared of a step. `told`: all know whose work somebody doubts."""
     segments = plan.segments()
     heard = {
         peer: HeardClaim(claim_digest(share, work_of(share, peer, plan), OPENINGS), b"")
@@ -144,7 +144,7 @@ def judged(
 
 
 def changed(peer: str, **fields: bytes) -> dict[str, Share]:
-    """Of the first microbatch, what one peer claims."""
+    """One peer's claim of the first microbatch, changed."""
     edges = dict(HONEST[peer].edges)
     number = min(edges)
     edges[number] = edges[number]._replace(**fields)
@@ -173,7 +173,7 @@ def test_a_claim_is_of_the_microbatches_and_edges_of_its_stage(edge: Edges) -> N
 
 
 def test_wrong_tensors_that_are_claimed_are_found_by_the_replicas() -> None:
-    """Sent, and claimed by both ends: the sender's work is another than what is computed again."""
+    """Both ends claim what was sent, so the sender's work differs from what is computed again."""
     wrong = digest("wrong")
     shares = changed("a", activation_out=wrong)
     shares["b"] = changed("b", activation_in=wrong)["b"]
@@ -192,7 +192,7 @@ def test_unlike_claims_of_an_edge_leave_two_in_doubt() -> None:
 
 
 def test_of_two_the_sender_whose_claim_is_not_what_it_should_have_computed_is_known() -> None:
-    """It has sent what is right and claims something else, so as to have its neighbour blamed."""
+    """The sender has sent the right tensor and claims another, to have its neighbour blamed."""
     shares = changed("a", activation_out=digest("wrong"))
     found = {judge: {"a": WORKS["a"]} for judge in "ce"}
     liars, doubts = judged(shares, found)
@@ -229,11 +229,11 @@ def test_what_is_kept_is_bounded() -> None:
 
 
 EVALUATES, AFTER = Due(held_out=4), Due(trains=False, held_out=4)
-"""Held-out microbatches 6 to 9, of which the first pair has 6 and 9, the others one each."""
+"""Held-out microbatches 6 to 9: the first pair has 6 and 9, the other pairs one each."""
 
 
 def evaluated(peer: str, due: Due) -> Edges:
-    """There and not back."""
+    """What travels forward only: an evaluated microbatch has no backward."""
     edges = edges_of(peer) if due.trains else {}
     for number, (before, after) in beside(PLAN, peer, due).items():
         if number >= 6:
@@ -279,7 +279,8 @@ def test_a_held_out_loss_is_part_of_a_work_where_it_can_be_computed_again() -> N
 
 
 def test_what_is_evaluated_is_kept_beside_the_rest_or_not_claimed() -> None:
-    """Each of the first pair has two microbatches there and back, and two there alone."""
+    """Each peer of the first pair has two microbatches forward and backward, and two forward
+    only."""
     assert held_out_is_kept(PLAN, EVALUATES, 3) and not held_out_is_kept(PLAN, EVALUATES, 2)
     assert held_out_is_kept(PLAN, AFTER, 1) and not held_out_is_kept(PLAN, AFTER, 0)
     many = Due(held_out=3 * MICROBATCHES_LIMIT)

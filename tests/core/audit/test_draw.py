@@ -1,4 +1,5 @@
-"""Who is audited: known to nobody before all have claimed, and as often as the run spec says."""
+"""Who is audited: nobody knows it before all have claimed, and audits come as often as the run spec
+says."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -63,7 +64,7 @@ def test_so_many_are_drawn_as_the_rate_says_and_each_auditor_as_often() -> None:
 
 
 def test_once_somebody_is_convicted_a_fifth_is_drawn_for_a_while() -> None:
-    """So its colluders are found soon, also in steps that are done again."""
+    """The colluders of a convicted peer are found soon, also in steps that are done again."""
     verdict = Bar(VIEW, 40, "x", 1, 440, "lies")
     known = Bar(GENESIS, 40, "y", 0, 90, NEW)
     for step in (0, 40, 40 + ALARM_STEPS - 1):
@@ -77,7 +78,7 @@ def test_once_somebody_is_convicted_a_fifth_is_drawn_for_a_while() -> None:
         count = 0
         for step in range(7, 207):
             claimed(book, step)
-            count += bool(book.drawn()) and step > 7  # in a view's first step all are
+            count += bool(book.drawn()) and step > 7  # in a view's first step all members are drawn
         drawn_steps.append(count)
     assert drawn_steps[0] == 0 and 25 < drawn_steps[1] < 55
 
@@ -104,7 +105,7 @@ def test_another_arithmetic_audits_nobody_and_who_has_the_same_layers_does() -> 
 
 
 def test_where_parameters_are_stated_each_member_is_drawn_for_each() -> None:
-    """So a liar's only colluder is drawn for it once in three times, not each time."""
+    """A liar's only colluder is then drawn for the liar once in three times, not each time."""
     plan = two_by_two()
     shares = {
         name: msgspec.structs.replace(share, parameters=dict.fromkeys(plan.layers_of(name), b"p"))
@@ -115,7 +116,7 @@ def test_where_parameters_are_stated_each_member_is_drawn_for_each() -> None:
 
 
 def stage_share(plan: Plan, name: str) -> Share:
-    """Of a stage of one of several pairs."""
+    """A share of a stage that several pairs hold."""
     parts, got, chunk = {}, {}, b"c" * 32
     for number, segment in enumerate(plan.segments()):
         if name in segment.holders:
@@ -163,7 +164,7 @@ def test_in_the_first_step_of_a_view_all_are_audited() -> None:
 
 
 def test_for_who_has_other_layers_and_no_room_a_holder_is_drawn_instead() -> None:
-    """Else what it draws is audited by nobody."""
+    """Otherwise nobody audits what an auditor without room has drawn."""
     plan = two_by_two()
     book = ClaimBook(VIEW, plan, ALL)
     book.step_begins(7)
@@ -191,8 +192,8 @@ def test_for_who_has_other_layers_and_no_room_a_holder_is_drawn_instead() -> Non
 
 
 def in_pairs(count: int, opening: bytes = b"o" * 32, is_reversed: bool = False) -> ClaimBook:
-    """In the first step of a view, of so many members; all have claimed, the last one first where
-    it `is_reversed`."""
+    """The draw in a view's first step among so many members. All have claimed, the last member
+    first where the order `is_reversed`."""
     names = [f"{number:02}" for number in range(count)]
     both = zip(names[::2], names[1::2], strict=True)
     stages = [(Stage(x, 0, 1, 1), Stage(y, 1, 3, 1)) for x, y in both]
@@ -207,8 +208,8 @@ def in_pairs(count: int, opening: bytes = b"o" * 32, is_reversed: bool = False) 
 
 
 def test_who_is_drawn_instead_nobody_knows_before_all_have_claimed() -> None:
-    """It followed from the view and the step: of colluders the one that would audit in the place of
-    who has no room, whoever that is, was known when the step began."""
+    """The draw followed from the view and the step. It was known when the step began which of the
+    colluders would audit in place of a member without room."""
     instead: dict[tuple[str, ...], set[str]] = {}
     for number in range(64):
         book = in_pairs(8, number.to_bytes(32))
@@ -233,7 +234,8 @@ def test_who_is_drawn_instead_nobody_knows_before_all_have_claimed() -> None:
 def test_for_each_further_auditor_that_had_no_room_a_holder_is_drawn_instead(
     count: int, failing: int
 ) -> None:
-    """Else who chooses the draw has its colluder drawn, and beside it those that have no room."""
+    """Otherwise a liar that chooses the draw has its colluder drawn, and beside it members without
+    room."""
     book, tried = in_pairs(count), 0
     for peer in book.drawn():
         auditors = [drawn[peer] for drawn in book.rounds()]
@@ -258,7 +260,8 @@ def test_for_each_further_auditor_that_had_no_room_a_holder_is_drawn_instead(
 
 
 def test_in_the_first_step_of_a_view_nobody_is_audited_by_its_colluders_alone() -> None:
-    """Whoever speaks last there chooses the draw. Of sixteen three colluders of a liar may be."""
+    """Whoever speaks last in that step chooses the draw. A liar may have three colluders among
+    sixteen."""
     for holders, besides in ((7, 0), (8, 1), (12, 2), (16, 3), (40, 3)):
         names = [f"{number:02}" for number in range(holders)]
         judges = {it: [name for name in names if name != it] for it in names}

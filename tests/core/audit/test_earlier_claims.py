@@ -1,5 +1,5 @@
-"""Who stops the step in which it is drawn is held to what it claimed, or sent, in it: by most, and
-never by a few."""
+"""A member that stops the step in which it is drawn is held to what it claimed, or sent, in that
+step. Most members together may hold it to that, and never a few."""
 
 import dataclasses
 import hashlib
@@ -53,7 +53,7 @@ def claims(**others: Share) -> dict[str, Claimed]:
 
 
 def that_got(name: str, word: str) -> Share:
-    """From the liar."""
+    """What this peer got from the liar."""
     at, got = NAMES.index(name), list(HONEST[name].got[0])
     got[NAMES.index(LIAR)] = tuple(
         part(LIAR, n, word) if n == at else b"" for n in range(len(NAMES))
@@ -64,8 +64,8 @@ def that_got(name: str, word: str) -> Share:
 def stopped(
     said: dict[str, Claimed], audited: tuple[str, ...] = (), work: bytes = b""
 ) -> StoppedStep:
-    """As `a` has heard it; of these it is known what their auditors come to: `work`, or what was
-    claimed."""
+    """A stopped step, as `a` has heard it. What the auditors of these peers come to is known:
+    `work`, or what was claimed."""
     book = ClaimBook(VIEW, PLAN, ALL)
     book.step_begins(STEP)
     for name, each in said.items():
@@ -102,7 +102,7 @@ def test_what_is_computed_in_another_way_is_another_work(change: dict[str, objec
 def test_who_names_another_arithmetic_where_it_is_drawn_is_held_to_that_of_before(
     name: str,
 ) -> None:
-    """Nobody is drawn for it then."""
+    """Nobody is drawn for the new arithmetic."""
     alien = msgspec.structs.replace(FLIPPED, arithmetic=name)
     before = stopped(claims(d=alien))
     ways = {peer: way_of(share) for peer, share in HONEST.items()}
@@ -113,7 +113,7 @@ def test_who_names_another_arithmetic_where_it_is_drawn_is_held_to_that_of_befor
 
 
 def begun_before(said: dict[str, Claimed]) -> ClaimBook:
-    """In which all have committed themselves in the step before; nothing is drawn."""
+    """A step in which all have committed themselves in the step before; nothing is drawn."""
     book = ClaimBook(VIEW, PLAN, 0)
     book.step_begins(STEP - 1)
     for name, each in claims().items():
@@ -128,7 +128,8 @@ WITHOUT_LIAR = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 2, 2) for n in "abc"), 
 
 
 def test_where_an_opening_is_false_all_are_to_be_computed_again() -> None:
-    """It may have been chosen so that nobody is drawn, for its maker or for a colluder."""
+    """A false opening may have been chosen so that nobody is drawn, for its maker or for a
+    colluder."""
     said = claims()
     assert begun_before(said).stopped("a", BASE).not_audited == frozenset()
     said[LIAR] = msgspec.structs.replace(said[LIAR], opening=bytes(32))
@@ -139,7 +140,7 @@ def test_where_an_opening_is_false_all_are_to_be_computed_again() -> None:
 
 @pytest.mark.parametrize("name", ["gpu-1", ""])
 def test_who_names_another_arithmetic_and_is_gone_is_judged_by_that_of_before(name: str) -> None:
-    """Nobody was drawn for it, and it was out for that alone."""
+    """Nobody was drawn for this peer, and it was out for its change of arithmetic alone."""
     said = claims(d=msgspec.structs.replace(FLIPPED, arithmetic=name))
     before = begun_before(said).stopped("a", BASE)
     assert before.not_audited == {LIAR} and before.unjudged(WITHOUT_LIAR, ()) == [LIAR]
@@ -152,14 +153,15 @@ def that_kept_its_claim() -> dict[str, Claimed]:
 
 
 def in_known_ways(before: StoppedStep) -> StoppedStep:
-    """Each has computed a step before."""
+    """A book in which each peer has computed a step before, in a known way."""
     ways = {name: way_of(share) for name, share in HONEST.items()}
     return dataclasses.replace(before, ways=ways)
 
 
 @pytest.mark.parametrize("change", [{"threads": 2}, {"arithmetic": "gpu-1"}, {"arithmetic": ""}])
 def test_nor_is_it_held_against_who_has_kept_its_claim(change: dict[str, object]) -> None:
-    """It may have come back in another way; and of devices that do not repeat bits nothing is."""
+    """A peer may have come back that computes in another way. Devices that do not repeat bits are
+    held to nothing."""
     before = in_known_ways(stopped(that_kept_its_claim()))
     other = msgspec.structs.replace(HONEST[LIAR], **change)
     assert before.changed(claims(d=other)) == []
@@ -211,7 +213,7 @@ def test_of_who_is_gone_the_work_is_to_be_computed_again_unless_it_was() -> None
 
 
 def test_of_who_is_still_there_it_is_computed_again_as_well_where_the_step_was_drawn() -> None:
-    """A colluder went whenever somebody was drawn, so that all others had other microbatches and
+    """A colluder went whenever somebody was drawn. All others then had other microbatches, and
     nobody could hold them to what they had claimed."""
     without = Plan(tuple(Pipeline((Stage(n, 0, 3, 1),), 2, 2) for n in "acd"), (), 1)
     before = dataclasses.replace(stopped(claims(d=FLIPPED)), was_drawn=True)
@@ -229,7 +231,7 @@ def test_of_who_is_still_there_it_is_computed_again_as_well_where_the_step_was_d
 
 
 def in_a_stage(word: str, loss: bytes = LOSSES) -> Share:
-    """Of `b`, the last of the first pair: what it makes of the same is `word`."""
+    """A share of `b`, the last of the first pair: from the same input it makes `word`."""
     edge = Boundary(b"a" * 32, b"", b"", hashlib.sha256(word.encode()).digest())
     losses = {name: loss for name in "bd"}
     return Share("cpu-1", 1, {1: (part("b", 0, word),)}, {}, {0: edge, 1: edge}, losses=losses)
@@ -247,7 +249,7 @@ def in_a_stage(word: str, loss: bytes = LOSSES) -> Share:
 def test_where_chunks_are_others_what_a_stage_has_sent_and_its_losses_are_held_against_it(
     now: Share, is_found: bool, is_found_with_other_codecs: bool
 ) -> None:
-    """Whose record tells of another link has its gradients cut into other chunks."""
+    """The gradients of a peer whose record tells of another link are cut into other chunks."""
     before = stopped(claims())
     plan = two_by_two()
     then = {"b": claim("b", in_a_stage("honest"))}
@@ -258,8 +260,9 @@ def test_where_chunks_are_others_what_a_stage_has_sent_and_its_losses_are_held_a
 
 
 def test_who_states_other_parameters_of_the_same_states_has_claimed_another_work() -> None:
-    """Where it was drawn, of one layer: then nothing that it made of them was compared. Who has
-    come in its view's first step may have been given false states by others."""
+    """A peer stated other parameters of one layer where it was drawn, and nothing that it made of
+    them was compared. A peer that came in its view's first step may have been given false states by
+    others."""
     held = [
         msgspec.structs.replace(in_a_stage("honest"), parameters={1: word * 32, 2: b"p" * 32})
         for word in (b"p", b"q")
@@ -294,7 +297,7 @@ def test_what_came_into_a_stage_is_gone_with_its_view() -> None:
 
 
 def test_who_has_claimed_what_it_had_not_sent_is_seen_though_its_work_is_right() -> None:
-    """It knew from the others' claims that it is drawn."""
+    """The liar knew from the others' claims that it is drawn."""
     said = claims(a=that_got("a", "flipped"))
     before = stopped(said, audited=NAMES)
     assert before.not_audited == frozenset() and before.changed(claims()) == []
@@ -312,12 +315,13 @@ def test_who_has_claimed_what_it_had_not_sent_is_seen_though_its_work_is_right()
 
 
 def that_is_split() -> Claimed:
-    """What it has sent, and beside it the right work."""
+    """What the peer has sent, and beside it the right work."""
     return msgspec.structs.replace(claim(LIAR, FLIPPED), work=work_of_share(HONEST[LIAR], LIAR))
 
 
 def test_who_claims_what_it_has_sent_and_the_right_work_has_claimed_another_one() -> None:
-    """Its audit found the work right, and who had got its parts that they were claimed."""
+    """The audit found the liar's work right, and the receivers found its parts to be what it
+    claimed."""
     said = {name: claim(name, that_got(name, "flipped")) for name in "abc"}
     before = stopped(said | {LIAR: that_is_split()}, audited=NAMES)
     assert before.sent_other() == [], "it claims what came"
@@ -370,7 +374,7 @@ def test_the_sums_of_who_adds_up_elsewhere_as_well_are_not_known_whole() -> None
 def test_whose_sums_most_have_got_otherwise_than_it_states_is_convicted(
     receivers: str, convicted: set[str]
 ) -> None:
-    """It was in doubt with each of them, and back in ten seconds."""
+    """The liar was in doubt with each of the others, and back in ten seconds."""
     said = step_of(HONEST, {})
     for name in receivers:
         said[name] = msgspec.structs.replace(said[name], sums={0: (*SUMS[:3], OTHER_SUMS)})
@@ -381,7 +385,7 @@ def test_whose_sums_most_have_got_otherwise_than_it_states_is_convicted(
 
 
 def said_by(names: str, peer: str, work: bytes) -> dict[str, Prepared]:
-    """Each of these denies that work, and says it comes to `work`."""
+    """Each of these peers denies that work, and says that it comes to `work`."""
     said = step_of(HONEST, {name: {peer: work} for name in names}, told="")
     for name in names:
         account = said[name].audit
@@ -416,7 +420,7 @@ def test_more_than_half_of_all_convict_it_and_of_fewer_nothing_follows(
 
 
 def test_who_has_got_something_else_counts_beside_those_that_have_computed_it_again() -> None:
-    """Else whoever lies to some in what it sends, and to all in its work, would have too few
+    """Otherwise a liar that lies to some in what it sends, and to all in its work, has too few
     against it in either."""
     computed, sent = said_by("ab", LIAR, bytes(32)), said_by("c", LIAR, SENT_OTHER)
     said = {name: (sent if name == "c" else computed)[name] for name in "abc"}

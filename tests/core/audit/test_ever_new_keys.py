@@ -1,5 +1,5 @@
-"""Keys cost nothing: neither new ones nor the convicted that come back hold a run where it is, or
-keep honest newcomers out for good."""
+"""Keys cost nothing. Neither new keys nor convicted peers that come back keep a run from getting
+on, or keep honest newcomers out for good."""
 
 import msgspec
 import pytest
@@ -35,8 +35,8 @@ def test_waits_for_verdicts_follow_each_other_and_end() -> None:
 
 
 def test_the_verdicts_of_others_bar_nobody_for_longer() -> None:
-    """They moved the end of the bar itself: of five that were convicted one after the other the
-    fifth was out for 9,000 steps, and who had served its bar was out again."""
+    """Verdicts on others moved the end of the bar itself. Of five that were convicted one after the
+    other the fifth was out for 9,000 steps. A peer that had served its bar was out again."""
     bars: tuple[Bar, ...] = (Bar(VIEW, 1, "y", 1, 401, "erred once"),)
     for number in range(5):
         step = 1000 + 60 * number
@@ -51,7 +51,7 @@ def test_the_verdicts_of_others_bar_nobody_for_longer() -> None:
 
 
 class Swarm:
-    """Six honest members with audits as advised, and keys with a stage as soon as they may."""
+    """Six honest members with audits as advised, and keys that get a stage as soon as they may."""
 
     def __init__(self) -> None:
         self.bars: tuple[Bar, ...] = tuple(Bar(GENESIS, 0, it, 0, 0, KNOWN) for it in "abcdef")
@@ -65,7 +65,7 @@ class Swarm:
         self.bars = united(bars, {*"abcdef", *self.stages, *keys})
 
     def go_on(self, waiting: list[str], places: int = 2) -> None:
-        """One step, and a view where some get a stage."""
+        """One step, and a view in which some keys get a stage."""
         barred = barred_at(self.bars, self.step).keys() | on_probation(self.bars, self.step).keys()
         may = [it for it in waiting if it not in barred | self.stages.keys()]
         may = may[: max(0, places - len(self.stages))]
@@ -77,7 +77,7 @@ class Swarm:
         return with_convicted(self.bars, lies, {})
 
     def goes_back_to(self, key: str) -> int:
-        """Where it is convicted now."""
+        """The step to which all go back where a key is convicted now."""
         undo = undo_due(self.bars, self._after(key), RARE, self.epochs)
         assert undo is not None
         return undo.newest // RARE.undo_every * RARE.undo_every
@@ -93,7 +93,8 @@ class Swarm:
 
 @pytest.mark.parametrize("held_steps", [1, 10, 100, 400])
 def test_ever_new_keys_do_not_hold_a_run_in_place(held_steps: int) -> None:
-    """Ten waited, and more came: each 51 steps one of them had all go back by more than that."""
+    """Ten keys waited, and more came. Each 51 steps one of them had all go back by more than
+    that."""
     swarm, number = Swarm(), 0
     while max(2 * swarm.step, swarm.computed) < 40_000:
         waiting = [it.peer_id for it in swarm.bars if it.count == 0 and it.peer_id not in "abcdef"]
@@ -111,8 +112,8 @@ def test_ever_new_keys_do_not_hold_a_run_in_place(held_steps: int) -> None:
 def test_a_few_keys_that_convict_themselves_do_not_keep_others_out_for_good(
     count: int, most_steps: int
 ) -> None:
-    """Nine were back after 450 steps each, and with each verdict all others waited anew: for 51,000
-    steps. Nor does it help them to wait with it."""
+    """Nine keys were back after 450 steps each. With each verdict all others waited anew, for
+    51,000 steps. Waiting with the verdict does not help the keys either."""
     for pause_steps in (0, 1000, 2700):
         swarm, keys = Swarm(), [f"liar-{n}" for n in range(count)]
         swarm.step = swarm.computed = 1000

@@ -1,5 +1,5 @@
-"""Who says that something else came to it when a step was done before is in doubt with whom it came
-from; and who says that nothing came, or blames itself, is excused by nothing."""
+"""A peer that says it got something else when a step was done before is in doubt with the sender.
+Nothing excuses a peer that says that nothing came, or that blames itself."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ from tests.core.audit.test_earlier_claims import (
 
 
 def that_has_got(sender: str, word: str = "", part_of: bytes | None = None) -> Share:
-    """The liar, of its chunk: from this peer something else."""
+    """The liar claims that this peer sent it something else of its chunk."""
     at, got = NAMES.index(LIAR), list(HONEST[LIAR].got[0])
     other = part(sender, at, word) if part_of is None else part_of
     got[NAMES.index(sender)] = (b"",) * at + (other,)
@@ -40,8 +40,8 @@ def that_has_got(sender: str, word: str = "", part_of: bytes | None = None) -> S
     ],
 )
 def test_who_says_that_nothing_came_to_it_is_held_to_its_sums_all_the_same(misled: Share) -> None:
-    """It claimed so where it was drawn, and what had come when the step was done again; so that
-    nobody compared its sums, and nobody was in doubt for it."""
+    """The liar claimed that nothing came where it was drawn, and claimed what had come when the
+    step was done again. Nobody compared its sums, and nobody was in doubt for it."""
     then, now = claims() | {LIAR: that_adds_up_otherwise(misled)}, claims()
     for before, again in ((then, now), (now, then)):
         there = stopped(before)
@@ -63,7 +63,7 @@ def test_who_says_that_something_else_came_to_it_before_is_in_doubt_with_its_sen
 
 
 def between_stages(sent: bytes, came: bytes) -> dict[str, Claimed]:
-    """Of the first pair: what `a` claims to have sent, and `b` that it came."""
+    """In the first pair: what `a` claims to have sent, and what `b` claims to have got."""
     b = in_a_stage("honest")
     edge = b.edges[0]
     gradient = Boundary(b"", sent * 32, edge.gradient_out, b"")
@@ -73,7 +73,7 @@ def between_stages(sent: bytes, came: bytes) -> dict[str, Claimed]:
 
 
 def test_who_says_that_another_frame_came_to_it_before_is_in_doubt_with_its_sender() -> None:
-    """What it made of that is held against nobody."""
+    """What the receiver made of the other frame is held against nobody."""
     there = dataclasses.replace(stopped(claims()), me="c", plan=two_by_two())
     now = between_stages(b"s", b"s")
     before = dataclasses.replace(there, claims=between_stages(b"s", b"t"))

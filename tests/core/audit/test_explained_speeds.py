@@ -1,4 +1,5 @@
-"""In pipelines of several stages nobody alone sees how fast a stage is; steps are seen by all."""
+"""In pipelines of several stages nobody alone sees how fast a stage is, but everybody sees how long
+steps take."""
 
 from itertools import product
 
@@ -18,7 +19,7 @@ from tests.core.planning import MEBIBYTE, Peer, name_of, snapshot
 
 TRUE_NS, SAID_NS = 30_000_000, 1_500_000
 HALF = 174 * MEBIBYTE
-"""Room for a part of the twelve blocks, and for what they keep of some microbatches."""
+"""Memory for a part of the twelve blocks, and for what these keep of some microbatches."""
 LIAR = 5
 
 
@@ -33,7 +34,7 @@ def planned(made: Snapshot) -> Plan:
 
 
 def timed(made: Snapshot, *plans: tuple[Plan, int], but: frozenset[int] = frozenset()) -> Snapshot:
-    """With the last plan in force, and what steps took as all tell but some."""
+    """A snapshot with the last plan in force, and step times that all but some members tell."""
     told = tuple(MeasuredPlan(shape_of(plan), step_ns) for plan, step_ns in plans)
     records = tuple(
         record if number in but else msgspec.structs.replace(record, measured=told)
@@ -43,7 +44,7 @@ def timed(made: Snapshot, *plans: tuple[Plan, int], but: frozenset[int] = frozen
 
 
 def takes_ns(plan: Plan, *block_ns: int) -> int:
-    """A step of it, where machines are that fast: as the same cuts and shares are predicted."""
+    """The time of a step where machines are that fast, predicted with the same cuts and shares."""
     return predicted_ns(swarm(*block_ns), plan)
 
 
@@ -60,7 +61,7 @@ def predicted_ns(made: Snapshot, plan: Plan) -> int:
 
 
 def slowed(found: Snapshot | None, made: Snapshot) -> set[str]:
-    """Whom it takes to be slower than they say."""
+    """The peers that the planner takes to be slower than they say."""
     if found is None:
         return set()
     pairs = zip(found.records, made.records, strict=True)
@@ -86,7 +87,8 @@ def test_whose_word_explains_late_steps_has_as_much_to_do_as_the_others() -> Non
 
 
 def test_a_kind_of_layer_that_it_says_is_slow_on_it_hides_nobody() -> None:
-    """A liar in the middle never gets the head, and with that it was no faster than the others."""
+    """A liar in the middle never gets the head, and with that claim it was no faster than the
+    others."""
     made = swarm(*SAID)
     liar = made.records[LIAR]
     device = msgspec.structs.replace(liar.device, head=LayerTiming(1 << 40, 1 << 40))
@@ -130,7 +132,8 @@ def test_steps_as_planned_ask_for_no_explanation() -> None:
 
 
 def test_who_is_as_fast_as_it_says_keeps_its_work_where_something_else_is_slow() -> None:
-    """All but the fastest are half as fast as they say, as beside a load."""
+    """All but the fastest are half as fast as they say, as when other programs run on their
+    machines."""
     made = swarm(*SAID)
     plan = planned(made)
     true = (2 * TRUE_NS,) * 5 + (SAID_NS,)
@@ -143,7 +146,7 @@ def test_who_is_as_fast_as_it_says_keeps_its_work_where_something_else_is_slow()
 def test_a_liar_that_does_not_tell_is_heard_of_by_the_others(
     is_audited: bool, heard: set[str]
 ) -> None:
-    """Elsewhere who is silent has forgotten, since its speed is another one by now."""
+    """Elsewhere a silent peer has forgotten its times, since it has another speed by now."""
     made = swarm(*SAID)
     if is_audited:
         bars = tuple(Bar(GENESIS, 0, it.peer_id, 0, 0, "known") for it in made.records)
@@ -207,7 +210,7 @@ def test_nobody_trains_any_more() -> None:
 
 
 def test_steps_that_only_one_has_seen_change_nothing() -> None:
-    """Whoever lies could say so of a plan in which it is alone."""
+    """A liar could otherwise claim such steps of a plan in which it is alone."""
     made = swarm(*SAID)
     plan = planned(made)
     late = timed(made, (plan, takes_ns(plan, *TRUE)))

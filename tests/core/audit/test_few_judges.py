@@ -1,4 +1,4 @@
-"""Where audits prove nothing by themselves: works that one other member can compute again, or none;
+"""Where audits prove nothing by themselves: works that one other member or none can compute again,
 and layers that nobody else has."""
 
 import time
@@ -32,8 +32,8 @@ def test_who_computes_otherwise_judges_nobody() -> None:
 
 
 def test_of_four_hundred_it_is_found_at_once() -> None:
-    """A page and a terminal ask each second, on the loop by which a member lives: it took
-    eight seconds."""
+    """A page and a terminal ask this each second, on the member's own event loop. It took eight
+    seconds."""
     pipelines = tuple(
         Pipeline((Stage(f"{n:03}-a", 0, 1, 1), Stage(f"{n:03}-b", 1, 2, 1)), 2 * n, 2)
         for n in range(200)

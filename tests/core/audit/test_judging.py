@@ -1,5 +1,5 @@
-"""Who judges a work without having its layers, and what comes of it: colluders that are half of a
-stage's holders, or most, are few among all who judge."""
+"""Members judge a work without having its layers. Colluders that are half of a stage's holders, or
+most of them, are few among all who judge."""
 
 import msgspec
 import pytest
@@ -30,7 +30,7 @@ def findings_of(shares: dict[str, Share], found: dict[str, dict[str, bytes]]) ->
 
 
 def began_otherwise(*peers: str) -> dict[str, Share]:
-    """These, all alike."""
+    """These peers have begun the step from another state, all from the same one."""
     wrong = {peer: dict.fromkeys(PLAN.layers_of(peer), digest("another state")) for peer in peers}
     shares = {
         peer: msgspec.structs.replace(HONEST[peer], parameters=it) for peer, it in wrong.items()
@@ -39,13 +39,13 @@ def began_otherwise(*peers: str) -> dict[str, Share]:
 
 
 def lied(peer: str) -> dict[str, Share]:
-    """Its own gradients are others than it should have computed."""
+    """The share of a liar whose own gradients are others than it should have computed."""
     share = msgspec.structs.replace(HONEST[peer], parts=dict(HONEST[peer].parts))
     number, chunks = next(iter(share.parts.items()))
     share.parts[number] = (digest("lie"), *chunks[1:])
     shares = {**HONEST, peer: share}
     place = SEGMENTS[number].holders.index(peer)
-    owner = SEGMENTS[number].holders[0]  # who sums that chunk has got what was claimed
+    owner = SEGMENTS[number].holders[0]  # the peer that sums this chunk has got what was claimed
     got = [list(it) for it in HONEST[owner].got[number]]
     if owner != peer:
         got[place][0] = digest("lie")
@@ -55,7 +55,7 @@ def lied(peer: str) -> dict[str, Share]:
 
 
 def judging(shares: dict[str, Share], kept_microbatches: int = 100) -> tuple[str, str]:
-    """Of a's work: holders, and those to whom its parameters are lent."""
+    """The judges of a's work: its holders, and those to whom its parameters are lent."""
     found = judges_of("a", PLAN, shares, kept_microbatches)
     return "".join(found.holders), "".join(found.lent)
 
@@ -83,7 +83,7 @@ def test_where_all_have_the_same_layers_no_parameters_are_stated() -> None:
 
 @pytest.mark.parametrize("liar", NAMES)
 def test_a_liar_is_out_and_barred_by_members_of_other_stages(liar: str) -> None:
-    """More than half of all, of whom most have not got its layers."""
+    """More than half of all members convict the liar, and most of these have not got its layers."""
     shares = lied(liar)
     found = {judge: {liar: WORKS[liar]} for judge in NAMES if judge != liar}
     result = findings_of(shares, found)
@@ -91,14 +91,14 @@ def test_a_liar_is_out_and_barred_by_members_of_other_stages(liar: str) -> None:
 
 
 def test_colluders_that_are_most_of_a_stage_are_out_and_the_honest_one_is_not() -> None:
-    """They say of its work that it is not what it is. Before, two of three were most."""
+    """The colluders say that the honest holder's work is false. Before, two of three were most."""
     found = {judge: {"a": WORKS["a"]} for judge in LASTS} | {it: {"a": JUNK} for it in "ce"}
     result = findings_of(HONEST, found)
     assert set(result.liars) == {"c", "e"} and not result.doubts and not result.even
 
 
 def test_where_honest_ones_cannot_judge_holders_alone_decide() -> None:
-    """Who needs room for a stage and has none says nothing, and liars need none."""
+    """A member that lacks the room for a stage says nothing, and liars need no room."""
     found = {"b": {"a": JUNK}, "d": {"a": JUNK}, "c": {"a": WORKS["a"]}}
     result = findings_of(HONEST, found)
     assert not result.liars and not result.doubts and not result.even
@@ -109,8 +109,9 @@ def test_where_honest_ones_cannot_judge_holders_alone_decide() -> None:
 
 
 def test_who_accuses_the_other_holder_of_a_stage_in_secret_goes_where_others_could_judge() -> None:
-    """It was a doubt between the two, which may cost the honest one its place: only the stage's own
-    holders were counted, though whoever finds a work false tells all who can compute it again."""
+    """It was a doubt between the two holders, which may cost the honest one its place. Only the
+    stage's own holders were counted, though whoever finds a work false tells everybody who can
+    compute it again."""
     plan = parts.two_by_two()
     shares = {peer: share_of(peer, plan) for peer in "abcd"}
     said = step_of(shares, {"c": {"a": JUNK}}, plan, told=False)
@@ -124,7 +125,8 @@ def test_who_accuses_the_other_holder_of_a_stage_in_secret_goes_where_others_cou
 
 
 def test_what_is_said_by_who_cannot_have_computed_it_is_no_word() -> None:
-    """No dispute, and no parameters that all agree on: three of another stage accuse."""
+    """Three members of another stage accuse: there is no dispute, and there are no parameters that
+    all agree on."""
     shares = began_otherwise("c")
     found = {judge: {"a": JUNK} for judge in LASTS}
     assert not {"a"} & set(findings_of(shares, found).liars)
@@ -137,6 +139,6 @@ def test_who_began_with_another_state_than_the_other_holders_is_out() -> None:
 
 
 def test_the_claim_covers_the_parameters() -> None:
-    """So who states others to some has signed two claims."""
+    """A member that states other parameters to some has signed two claims."""
     other = began_otherwise("a")["a"]
     assert claim_digest(HONEST["a"], WORKS["a"]) != claim_digest(other, WORKS["a"])

@@ -1,5 +1,5 @@
-"""Who opens one thing to some and another to others has them draw unlike auditors: each would wait
-for one who was drawn nowhere else, and accuse it."""
+"""A peer that opens one thing to some and another to others has them draw unlike auditors. Each
+group would wait for an auditor that was drawn nowhere else, and accuse it."""
 
 import msgspec
 import pytest
@@ -49,7 +49,7 @@ def test_what_is_opened_and_committed_to_is_signed() -> None:
 
 
 def test_who_claims_two_things_to_one_is_convicted_by_what_that_one_has_heard() -> None:
-    """The second one was refused, and forgotten."""
+    """The second claim was refused, and forgotten."""
     book, second = book_with(claim(LIAR)), claim(LIAR, b"x" * 32)
     with pytest.raises(PeerFault, match="two different claims"):
         book.record(LIAR, second)
@@ -93,7 +93,8 @@ def test_a_claim_that_comes_late_is_held_against_what_was_shown_before() -> None
 
 
 def test_a_second_claim_that_was_only_shown_convicts_its_maker() -> None:
-    """Else it would free all from waiting for who audits it, and have that one blamed alone."""
+    """Otherwise the second claim would free everybody from waiting for the liar's auditor, and that
+    auditor alone would be blamed."""
     shares = {name: share_of(name) for name in NAMES}
     said = step_of(shares, {"a": {LIAR: b"0" * 32}}, told="")
     second = HeardClaim(claim_digest(shares[LIAR], b"w" * 32, b"x" * 16), b"")
@@ -148,7 +149,7 @@ def test_nobody_is_freed_from_an_audit_by_claims_that_nobody_made() -> None:
 
 
 def test_it_is_convicted_by_its_own_signatures_whether_its_prepared_comes_or_not() -> None:
-    """Its work is the same to all."""
+    """The work of the liar is the same to all."""
     shares = {name: share_of(name) for name in NAMES}
     other = claim_digest(shares[LIAR], work_of_share(shares[LIAR], LIAR), b"x" * 16)
     said = step_of(shares, {}, {"a": {LIAR: HeardClaim(other, b"")}})

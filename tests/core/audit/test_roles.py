@@ -1,4 +1,4 @@
-"""A key that is new to a run with audits waits, then works beside others, then is one of them."""
+"""In a run with audits a new key waits, then works beside others, and then is established."""
 
 import msgspec
 import pytest
@@ -69,7 +69,7 @@ def test_without_audits_or_by_the_founders_wish_newcomers_are_like_all_others() 
 
 
 def test_nobody_is_established_by_its_own_word() -> None:
-    """Nor by that of half of the members."""
+    """The word of half of the members establishes nobody either."""
     parts = [part(name, (known("e"),) if name in "ab" else ()) for name in NAMES]
     early = msgspec.structs.replace(joins("e"), bars=(known("e"),))
     assert on_probation(chosen([*parts, early]).bars, 7) == {"e": 7 + FOLLOW}
@@ -95,13 +95,13 @@ def test_many_new_keys_have_no_verdict_forgotten() -> None:
 
 
 def later_keys(count: int) -> list[Bar]:
-    """That came after "x" did, and are gone."""
+    """Keys that came after "x" did, and are gone."""
     return [known(f"key-{number:03}", 58 + number) for number in range(count)]
 
 
 def test_who_is_new_is_not_forgotten_for_keys_that_came_later_and_are_gone() -> None:
-    """Whoever has no entry among the members is established: a liar would have colluders follow it
-    until it had none, and hold layers by itself at once."""
+    """A peer without an entry among the members counts as established. A liar would have colluders
+    follow it until it had no entry, and would at once hold layers by itself."""
     bars = (known("x", 57), *later_keys(BARS_LIMIT - 1))
     names = (*NAMES, "x")
     for number in range(2):
@@ -112,7 +112,7 @@ def test_who_is_new_is_not_forgotten_for_keys_that_came_later_and_are_gone() -> 
 
 
 def test_a_view_has_nobody_that_is_in_it_forgotten() -> None:
-    """What a member knows besides is of those that are elsewhere."""
+    """What a member knows besides is of peers that are elsewhere."""
     x = known("x", 57)
     assert x in united((*later_keys(BARS_LIMIT), x), {"x"}) != united((*later_keys(BARS_LIMIT), x))
     verdicts = [Bar(VIEW, 7, f"p{n:03}", 1, 407, "") for n in range(BARS_LIMIT)]
@@ -150,7 +150,7 @@ def test_who_is_watched_is_audited_in_a_fifth_of_the_steps_beside_the_draw() -> 
 
 
 def swarm(*bars: Bar, present: Plan | None = None, step: int = 100) -> Snapshot:
-    """Of three, two of which have memory for the model together; all are linked."""
+    """A swarm of three, two of which have memory for the model together; all are linked."""
     peers = [Peer(memory_bytes=200 << 20)] * 3
     found = snapshot(peers, present=present)
     return msgspec.structs.replace(found, bars=bars, step=step)
@@ -175,7 +175,7 @@ def test_who_follows_has_no_stage_and_explain_says_until_when() -> None:
 
 
 def test_who_follows_for_longer_for_verdicts_is_told_so_and_whether_the_run_ends_before() -> None:
-    """It was told that it is new, and of a step that may never come."""
+    """The follower was told that it is new, and told of a step that may never come."""
     me = name_of(2)
     found = swarm(msgspec.structs.replace(known(me, 1240), step=90))
     short = "new in a run that audits work, it follows until step 1,240"
@@ -196,7 +196,7 @@ def test_who_is_watched_gets_no_layers_that_it_alone_would_hold() -> None:
 
 
 def test_who_has_a_stage_keeps_it_though_its_fellow_is_gone() -> None:
-    """Its states are the only ones then."""
+    """The states of this holder are then the only ones."""
     stages = (Stage(name_of(0), 0, 7, 1), Stage(name_of(2), 7, 14, 1))
     present = Plan((Pipeline(stages, 0, 64),), (name_of(1),), 1)
     found = swarm(known(name_of(2), 60), present=present)
@@ -213,8 +213,8 @@ def test_a_plan_is_asked_for_when_somebody_comes_of_age() -> None:
 
 @pytest.mark.parametrize(("founders", "newcomers"), [(2, 1), (2, 2), (2, 3), (3, 3)])
 def test_newcomers_in_pipelines_get_a_stage_in_time(founders: int, newcomers: int) -> None:
-    """The best plan gives them layers that no founder holds: where only time with a stage made
-    them established they had none, for good."""
+    """The best plan gives newcomers layers that no founder holds. Where only time with a stage
+    established them, they never got one."""
     memory_bytes = (200 if founders == 2 else 150) << 20
     peers = [Peer(memory_bytes=memory_bytes)] * (founders + newcomers)
     early = {name_of(n) for n in range(founders)}

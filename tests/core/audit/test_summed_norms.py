@@ -1,5 +1,6 @@
-"""Norms of what several hold: all updates are clipped by them, and each is part of the work of who
-has summed it. So audits say who is right, however many of a stage's holders lie together."""
+"""All updates are clipped by the norms of what several peers hold. Each norm is part of the work of
+the peer that summed it. So audits say who is right, however many of a stage's holders lie
+together."""
 
 import math
 
@@ -32,7 +33,7 @@ ROWS = tuple(
     for n, row in enumerate(("abcd", "efgh"))
 )
 EIGHT = Plan(ROWS, (), 1)
-"""Of which two hold each stage."""
+"""A plan in which two peers hold each stage."""
 
 
 def rows_of(*rows: str) -> Plan:
@@ -46,7 +47,7 @@ def stating(share: Share, norms: dict[int, tuple[float, ...]]) -> Share:
 
 
 def lied(liars: str, *about: str) -> dict[str, Share]:
-    """Of PLAN's first stage: these state other norms of what those have summed."""
+    """These peers of PLAN's first stage state other norms of what they have summed."""
     wrong = tuple(
         norm * (100.0 if holder in about else 1.0)
         for holder, norm in zip(SEGMENTS[0].holders, HONEST["a"].norms[0], strict=True)
@@ -63,8 +64,9 @@ def judged(
     one_arithmetic: bool = False,
     kept_microbatches: int = NO_MICROBATCH_LIMIT,
 ) -> Conflict:
-    """All of these that are honest have computed again what each has summed of whom others state
-    another norm; `others`: whose sums have come otherwise to all others of the stage."""
+    """What the honest peers judge. Each of them computes again what a peer has summed where others
+    state another norm of it. `others`: the peers whose sums have come otherwise to all others of
+    the stage."""
     true = {peer: work_of_share(HONEST[peer], peer) for peer in shares}
     makers = book_of(shares).unlike_norms()
     found = {it: {peer: true[peer] for peer in makers if peer != it} for it in judges}
@@ -81,7 +83,7 @@ def judged(
 
 
 def book_of(shares: dict[str, Share], plan: Plan = PLAN, rate: int = 0) -> ClaimBook:
-    """Of a view's second step, in which nobody is drawn."""
+    """The claims of a view's second step, in which nobody is drawn."""
     book = ClaimBook(VIEW, plan, rate)
     for step in (7, 8):
         book.step_begins(step)
@@ -112,7 +114,7 @@ def test_a_claim_has_a_norm_of_what_each_holder_has_summed(
 
 
 def test_where_all_hold_the_same_nothing_of_it_is_said() -> None:
-    """Most of them are right."""
+    """Most of the holders are right."""
     said = parts.share_of("a")
     assert said.norms == {} and not fault_of_share(said, parts.PLAN, parts.PLAN.segments(), "a")
     more = stating(said, {0: (1.0,) * 4})
@@ -138,7 +140,7 @@ def test_a_prepared_states_the_norm_to_which_its_sums_come() -> None:
 
 
 def test_two_that_hold_a_stage_alone_cannot_state_a_norm_that_audits_do_not_judge() -> None:
-    """It was nobody's to check, at any rate of audits."""
+    """Nobody could check such a norm, however often audits came."""
     honest = {peer: share_of(peer, EIGHT) for peer in "abcdefgh"}
     wrong = {peer: stating(honest[peer], {2: (1e30, 1e30)}) for peer in "cg"}
     shares = {**honest, **wrong}
@@ -152,7 +154,8 @@ def test_two_that_hold_a_stage_alone_cannot_state_a_norm_that_audits_do_not_judg
 
 @pytest.mark.parametrize("about", ["ac", "ace", "a", "e", "c"])
 def test_of_three_holders_two_that_state_another_norm_go_and_the_third_does_not(about: str) -> None:
-    """It was the odd one of three. Whatever they say of what each of the three has summed."""
+    """The honest holder was the odd one of three. It does not matter what the liars say of what
+    each of the three has summed."""
     shares = lied("ac", *about)
     found = judged(shares, liars="ac")
     expected = set("ac") if "e" in about or about == "ac" else {about}
@@ -167,8 +170,9 @@ def test_who_states_another_norm_of_an_honest_one_s_sums_goes_and_that_one_does_
 
 
 def test_another_reason_to_go_spares_nobody_the_bar() -> None:
-    """Who named an arithmetic of its own beside a false norm went for that, and was soon back. Nor
-    do two spare one another it that state other norms of one another's sums."""
+    """A liar that named an arithmetic of its own beside a false norm went for the arithmetic, and
+    was soon back. Nor do two liars spare each other the bar by stating other norms of each other's
+    sums."""
     shares = lied("a", "c")
     alone = msgspec.structs.replace(shares["a"], arithmetic="gpu-x")
     found = judged({**shares, "a": alone}, liars="a", one_arithmetic=True)
@@ -193,7 +197,8 @@ def test_where_others_could_judge_and_have_not_it_is_one_word_against_another() 
 
 @pytest.mark.parametrize("kept", [1, NO_MICROBATCH_LIMIT])
 def test_where_nobody_can_judge_most_of_those_who_hold_the_same_decide(kept: int) -> None:
-    """As without audits: an honest one was in doubt with the liar. Nobody is barred for it."""
+    """Without audits, too, most decide: an honest holder was in doubt with the liar. Nobody is
+    barred for it."""
 
     def found_of(shares: dict[str, Share], others: str = "") -> Conflict:
         if kept > 1:
@@ -215,7 +220,8 @@ def test_where_nobody_can_judge_most_of_those_who_hold_the_same_decide(kept: int
 
 
 def test_of_whose_sums_unlike_norms_are_claimed_all_compute_the_work_again() -> None:
-    """At any rate: whoever is drawn alone may lie with them."""
+    """This holds however rarely the run audits, since an auditor that is drawn alone may lie with
+    the makers."""
     assert book_of(HONEST).disputed() == [] and not book_of(HONEST).drawn()
     book = book_of(lied("ac", "a"))
     assert book.unlike_norms() == {"a"} and book.disputed() == ["a"] and not book.drawn()
@@ -227,7 +233,8 @@ def test_of_whose_sums_unlike_norms_are_claimed_all_compute_the_work_again() -> 
 
 
 def test_of_many_whose_norms_one_disputes_two_are_computed_again_and_it_goes() -> None:
-    """All were, by everybody, one after the other: slow honest members were left out meanwhile."""
+    """Everybody computed all works again, one after the other. Slow honest members were left out
+    meanwhile."""
     plan = rows_of("ab", "cd", "ef", "gh", "ij", "kl")
     honest = {peer: share_of(peer, plan) for peer in "abcdefghijkl"}
     wrong = stating(honest["a"], {0: (1.0, 20.0, 30.0, 40.0, 50.0, 60.0)})
@@ -246,8 +253,8 @@ def test_of_many_whose_norms_one_disputes_two_are_computed_again_and_it_goes() -
 
 
 def test_whose_norms_most_dispute_are_computed_again_if_that_can_be() -> None:
-    """Whatever the seed: a liar that claims last would have another one chosen that lies with it,
-    and says that other sums came to it from that one. Nor is one chosen whom nobody can judge."""
+    """The choice must not follow the seed. A liar that claims last would have a colluder chosen,
+    and say that other sums came from that colluder. Nor is a work chosen that nobody can judge."""
     plan = rows_of("ab", "cd", "ef", "gh", "ij", "kl")
     honest = {peer: share_of(peer, plan) for peer in "abcdefghijkl"}
     wrong = {0: (1.0, 20.0, 30.0, 40.0, 5.0, 6.0)}
@@ -261,7 +268,7 @@ def test_whose_norms_most_dispute_are_computed_again_if_that_can_be() -> None:
 
 
 def test_more_than_half_of_all_are_believed_of_a_norm_as_of_sums() -> None:
-    """Where these hold the segment."""
+    """This holds where these peers hold the segment."""
     stages = [(Stage(name, 0, 3, 1),) for name in "abc"] + [
         (Stage("d", 0, 1, 1), Stage("e", 1, 3, 1))
     ]
@@ -283,8 +290,8 @@ def test_a_claim_is_held_against_the_norms_of_the_sums_that_came_from_its_maker(
 
 
 def test_who_has_claimed_another_norm_and_not_spoken_yet_is_not_convicted() -> None:
-    """An honest one to which other sums were sent has claimed the same, and all have found the work
-    of their maker as it was claimed: only its Prepared says that other sums came."""
+    """An honest peer that got other sums has claimed the same norm, and everybody has found their
+    maker's work as claimed. Only that peer's Prepared says that other sums came."""
     shares, true = lied("a", "c"), work_of_share(HONEST["c"], "c")
     said = step_of(shares, {judge: {"c": true} for judge in "bdef"})
     sums = said["a"].sums[0]
@@ -299,7 +306,7 @@ def test_who_has_claimed_another_norm_and_not_spoken_yet_is_not_convicted() -> N
 
 
 def test_prepared_of_some_say_nothing_of_norms() -> None:
-    """All speak when the step is done again."""
+    """All members speak when the step is done again."""
     said: dict[str, Prepared] = step_of(lied("ac", *"ace"), {})
     del said["f"]
     found = conflict_of(said, PLAN)

@@ -1,4 +1,4 @@
-"""A loss that was told before the draw is what its maker is held to: by all whom it told."""
+"""The maker of a loss is held to what it told before the draw, by all members that it told."""
 
 import msgspec
 import pytest
@@ -28,7 +28,7 @@ AFTER = Due(trains=False)
 
 
 def in_a_row(*pipelines: str, stands_in: str = "") -> Plan:
-    """Each with two microbatches and a layer for each stage."""
+    """Pipelines in which each peer has two microbatches and each stage one layer."""
     return Plan(
         tuple(
             Pipeline(
@@ -47,7 +47,7 @@ def in_a_row(*pipelines: str, stands_in: str = "") -> Plan:
 
 
 MIXED = Plan((Pipeline((Stage("a", 0, 2, 1),), 0, 2), *in_a_row("--", "bc").pipelines[1:]), (), 1)
-"""One computes the whole model, beside a pipeline."""
+"""A plan in which one peer computes the whole model, beside a pipeline."""
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_who_is_told_by_whom(plan: Plan, told: dict[str, str]) -> None:
 
 
 def test_who_has_a_stage_before_it_tells_that_with_the_last_that_it_computes() -> None:
-    """Of two pipelines it takes turns."""
+    """A peer that computes in two pipelines takes turns between them."""
     assert tellers(in_a_row("abc")).last == {"c": (1, "b")}
     assert tellers(in_a_row("ab", "cb", stands_in="b")).last == {"b": (3, "c")}
     assert tellers(two_by_two()).last == {"b": (1, "a"), "d": (3, "c")}
@@ -131,14 +131,15 @@ def test_who_told_more_than_half_of_another_loss_is_convicted_and_of_fewer_doubt
 
 
 def test_who_was_told_of_another_loss_is_judged_by_its_whole_work() -> None:
-    """Nothing in it comes of that loss: or it would go free for a false word of its own."""
+    """Its work does not depend on that loss. Otherwise it would go free for a false word of its
+    own."""
     wrong = work_of_share(HONEST["a"], "a")[:16] + bytes(16)
     found = judged(told_falsely("a"), {it: {"a": wrong} for it in "bcd"})
     assert set(found.liars) == found.convicted == {"a"}
 
 
 def test_who_states_another_loss_than_it_claims_to_have_told_is_convicted_by_its_word() -> None:
-    """It claims what it has told, and in its work another loss."""
+    """The maker claims what it has told, and its work states another loss."""
     shares = HONEST | {"d": with_losses("d", d=FALSE)}
     told = dict.fromkeys("abc", FALSE)
     shares |= {it: with_losses(it, d=told[it]) for it in "abc"}
@@ -156,7 +157,7 @@ def claims_of(book: ClaimBook, step: int, shares: dict[str, Share]) -> None:
 
 
 def second_step(shares: dict[str, Share]) -> ClaimBook:
-    """Of a view, at no rate."""
+    """The second step of a view in which nobody is drawn."""
     book = ClaimBook(VIEW, PLAN, 0)
     claims_of(book, 7, HONEST)
     claims_of(book, 8, shares)
@@ -174,7 +175,8 @@ def test_who_claims_another_loss_than_it_told_is_audited_in_any_case() -> None:
 def test_after_the_last_step_each_is_audited_by_more_than_colluders_can_be(
     names: str, auditors: int
 ) -> None:
-    """Nothing is told then: who claims last would lie where its colluder alone is drawn for it."""
+    """After the last step no losses are told. A liar that claims last would otherwise lie where
+    only its colluder is drawn for it."""
     book = ClaimBook(VIEW, in_a_row(*names), 0, due=lambda step: AFTER)
     shares = {name: Share("cpu-1", 1, {}, {}) for name in names}
     for step in (7, 8):

@@ -1,4 +1,4 @@
-"""What a barred peer did is taken back, once, and comes back by nobody's word or disk."""
+"""What a barred peer did is taken back once, and nobody's word or disk brings it back."""
 
 import msgspec
 import pytest
@@ -58,7 +58,7 @@ PLACES = tuple(range(LAYERS))
 
 
 def lineage(step: int) -> str:
-    """Of the run as the liar has made it."""
+    """The lineage of the run as the liar has made it."""
     return extend("", step, VIEW) if step else ""
 
 
@@ -144,7 +144,7 @@ def test_nothing_is_taken_back_from_before_it_had_a_stage() -> None:
 
 
 def test_who_is_found_in_steps_that_are_done_again_costs_no_more_of_those_before() -> None:
-    """Colluders are found one after the other; each was drawn for nothing in them the first
+    """Colluders are found one after the other. In those steps each was drawn for nothing the first
     time."""
     first, again = msgspec.structs.replace(bar(), peer_id="c"), bar(step=26)
     assert undo_due((first,), (first, again), TERMS, Epochs(1, (24,))) == Undo(("d",), 24, 6)
@@ -156,11 +156,12 @@ def test_who_is_found_in_steps_that_are_done_again_costs_no_more_of_those_before
 RARE = msgspec.structs.replace(
     TERMS, follow_steps=50, undo_steps=228, undo_every=114, rate_millionths=20_000
 )
-"""As is advised."""
+"""The rate of audits that is advised."""
 
 
 def test_of_who_is_new_fewer_steps_are_taken_back_as_more_of_its_works_are_audited() -> None:
-    """It went to before the key was known, though it had no stage for the first 50 steps."""
+    """The way back led to before the key was known, though the key had no stage for its first 50
+    steps."""
     new = bar(0, 500, 550, NEW)
     assert due((new,), bar(step=600), terms=RARE) == Undo(("d",), 600 - 23, 114)
     assert due((new,), bar(step=560), terms=RARE) == Undo(("d",), 560 - 23, 114)
@@ -173,9 +174,9 @@ def test_of_who_is_new_fewer_steps_are_taken_back_as_more_of_its_works_are_audit
 
 
 def test_after_a_verdict_fewer_are_taken_back_as_more_is_audited() -> None:
-    """A colluder that is found in the steps that are done again, or a little later."""
+    """A colluder is found in the steps that are done again, or a little later."""
     first = msgspec.structs.replace(bar(step=600), peer_id="c")
-    begun = Epochs(1, (450,))  # of a new one: little was taken back
+    begun = Epochs(1, (450,))  # of a new key: little was taken back
 
     def taken_back(step: int, epochs: Epochs = begun) -> int:
         undo = undo_due((first,), (first, bar(step=step)), RARE, epochs)
@@ -193,7 +194,8 @@ def test_after_a_verdict_fewer_are_taken_back_as_more_is_audited() -> None:
 
 
 def test_what_the_convicted_did_before_they_had_to_wait_again_was_audited_as_anybodys() -> None:
-    """It was established again, had no stage when another one was convicted, and waited."""
+    """The peer was established again, and had no stage when another peer was convicted, so it
+    waited."""
     held = Bar(VIEW, 1000, "d", 1, 5200, "lies")
     again = Bar(NEXT, 5260, "d", 2, 6060, "lies")
     for step, taken in ((5260, 23), (5210, 10 + 128), (5202, 2 + 208)):
@@ -202,14 +204,14 @@ def test_what_the_convicted_did_before_they_had_to_wait_again_was_audited_as_any
 
 
 def verdict_of(peer_id: str, number: int, step: int) -> Bar:
-    """The `number`-th one."""
+    """The verdict with this `number`."""
     return Bar(ViewId(number, "ef" * 32), step, peer_id, 1, step + 400, "lies")
 
 
 @pytest.mark.parametrize(
     ("verdicts", "starts", "step", "taken"),
     [
-        ((1200, 1100), (912, 1026), 1030, 23),  # all since 912 was audited as often
+        ((1200, 1100), (912, 1026), 1030, 23),  # all works since 912 were audited as often
         ((1200, 1000), (1026, 912), 1030, 23),
         ((1200, 1500), (912, 1368), 1370, 23),
         ((1000, 1500), (912, 1368), 1370, 2 + 208),  # the first alarm was over at 1300
@@ -218,7 +220,8 @@ def verdict_of(peer_id: str, number: int, step: int) -> Bar:
 def test_after_several_verdicts_as_little_is_taken_back_as_after_one(
     verdicts: tuple[int, ...], starts: tuple[int, ...], step: int, taken: int
 ) -> None:
-    """The last one's epoch alone counted as audited more often; those before it were, too."""
+    """Only the last verdict's epoch counted as audited more often, though the epochs before it
+    were, too."""
     known = tuple(verdict_of(f"p{n}", n, at) for n, at in enumerate(verdicts, 1))
     epochs = Epochs(len(starts), starts)
     undo = undo_due(known, (*known, bar(step=step)), RARE, epochs)
@@ -227,7 +230,7 @@ def test_after_several_verdicts_as_little_is_taken_back_as_after_one(
 
 
 def test_a_rate_that_is_nearly_none_takes_back_as_much() -> None:
-    """A rate below one in two millions is none in millionths: nothing was taken back."""
+    """A rate below one in two millions is zero in millionths, and nothing was taken back."""
     spec = AuditSpec(rate=1e-7, undo_steps=228)
     terms = msgspec.structs.replace(RARE, rate_millionths=spec.rate_millionths)
     assert due((), bar(step=600), terms=terms) == Undo(("d",), 600 - 228, 114)
@@ -244,8 +247,8 @@ def chosen(parts: list[Contribution]) -> Chosen:
 
 
 def test_after_each_verdict_whoever_is_new_and_has_no_stage_waits_for_longer() -> None:
-    """Who has a stage keeps it, and when it was first known; so does who is one of them by now. Who
-    was convicted and has none waits as well."""
+    """A peer with a stage keeps it, and keeps the step at which it was first known. So does an
+    established peer. A convicted peer without a stage waits as well."""
     new = [Bar(GENESIS, 2, it, 0, 7, NEW) for it in "ax"]
     asleep, early = Bar(GENESIS, 0, "z", 0, 1, NEW), Bar(GENESIS, 0, "w", 0, 0, KNOWN)
     others = (*new, asleep, early, Bar(GENESIS, 0, "b", 0, 0, KNOWN))
@@ -274,7 +277,8 @@ def test_only_who_is_barred_has_work_taken_back() -> None:
 
 @pytest.mark.parametrize(("view", "step"), NOWHERE)
 def test_how_far_it_goes_back_is_not_for_who_is_barred_to_say(view: ViewId, step: int) -> None:
-    """By two Prepared of step 0 it went to the beginning, by two of one to come nowhere at all."""
+    """Two Prepared of step 0 sent the swarm back to the beginning, and two of a step to come sent
+    it back not at all."""
     parts = with_verdict({})
     brought_by("c", parts, two_of("c", view, step))
     assert chosen(parts).undo is None
@@ -320,7 +324,7 @@ def test_the_beginning_can_always_be_made_again_where_it_is_due() -> None:
 
 
 def test_where_nothing_old_enough_is_kept_it_is_the_oldest_that_there_is() -> None:
-    """Confessing late must not cost more than was said, either: 6 is too far back."""
+    """A late confession must not cost more than was said, either: 6 is too far back."""
     found = undone([at(name, saved(6, 30, 36)) for name in "abc"], 28)
     assert found.target is not None and found.target.step == 30
     assert undone([at(name, ()) for name in "abc"], 28).target == Target(NOW, lineage(NOW))
@@ -369,7 +373,7 @@ def back(name: str, **changes: object) -> Contribution:
 
 @pytest.mark.parametrize("is_member", [True, False])
 def test_a_home_that_was_away_does_not_bring_it_back(is_member: bool) -> None:
-    """Without the epoch it would: it is longer, and whole."""
+    """Without the epoch the home would bring it back, since its history is longer, and whole."""
     away = at("d", saved(24, 36, NOW))
     outcome = StepOutcome(NOW - 1, 1.0, 0.0, 4, None, None)
     retained = RetainedStep(VIEW, NOW - 1, lineage(NOW - 1), outcome, PLACES)

@@ -9,12 +9,12 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.updates.adam_w import AdamW
 
 RUN = 4096
-"""Neighbours of one kind: some blocks have no NaN."""
+"""How many neighbours are of one kind, so that some blocks have no NaN."""
 
 
 def numbers(count: int, seed: int = 0) -> Tensor:
-    """Runs of normal values at all scales, of any bits (NaN and infinities among them), of finite
-    ones, of those next to zero, of zeros of both signs, and of few different ones."""
+    """Runs of values: normal at all scales, of any bits (NaN and infinities among them), finite,
+    next to zero, zeros of both signs, and few different ones."""
     generator = torch.Generator().manual_seed(seed)
 
     def any_bits() -> Tensor:
@@ -43,7 +43,8 @@ def numbers(count: int, seed: int = 0) -> Tensor:
 
 
 def assert_same(found: Tensor, wanted: Tensor) -> None:
-    """The same bits; of NaN there are many, and processors write different ones."""
+    """Require the same bits, except that any NaN counts as another: processors write different
+    ones."""
     assert found.dtype == wanted.dtype and found.shape == wanted.shape
     is_nan = wanted.isnan()
     assert torch.equal(found.isnan(), is_nan)

@@ -1,4 +1,4 @@
-"""The kernels' own source, compiled by the C compiler: what it gives, a device must give."""
+"""The kernels' own source, compiled by the C compiler. A device must give what it gives."""
 
 import ctypes
 import os
@@ -18,7 +18,8 @@ _SOURCE_OF = {name: source for source, names in KERNELS.items() for name in name
 
 
 class ProcessorLauncher:
-    """Blocks go one after the other: with `backwards`, they and their threads from the last on."""
+    """Blocks run one after the other; with `backwards`, they and their threads run from the last
+    on."""
 
     def __init__(self, folder: Path, backwards: bool = False) -> None:
         self._backwards = backwards
@@ -29,7 +30,7 @@ class ProcessorLauncher:
         self.launch_raw(kernel, blocks, threads, [_as_argument(each) for each in arguments])
 
     def launch_raw(self, kernel: str, blocks: int, threads: int, given: list[object]) -> None:
-        """With arguments as C takes them."""
+        """Launch with arguments as C takes them."""
         library = self._libraries[_SOURCE_OF[kernel]]
         function = library[kernel]
         order = range(blocks)

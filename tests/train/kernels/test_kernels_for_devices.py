@@ -40,7 +40,7 @@ def compiler() -> ctypes.CDLL:
 
 
 def compiled(compiler: ctypes.CDLL, source: str, architecture: int) -> str:
-    """PTX; the machine code is made, too."""
+    """PTX; the machine code is made as well."""
     program = ctypes.c_void_p()
     text = source_text(source).encode()
     assert not compiler.nvrtcCreateProgram(
@@ -71,7 +71,7 @@ def test_all_architectures_are_compiled_for_and_nothing_is_fused(
     source: str, architecture: int, compiler: ctypes.CDLL
 ) -> None:
     before = locale.getencoding()
-    with ThreadPoolExecutor(max_workers=1) as beside:  # as `DeviceLauncher` does, and why
+    with ThreadPoolExecutor(max_workers=1) as beside:  # `DeviceLauncher` does so, and says why
         ptx = beside.submit(compiled, compiler, source, architecture).result()
     assert locale.getencoding() == before
     for name in KERNELS[source]:
@@ -83,7 +83,7 @@ def test_all_architectures_are_compiled_for_and_nothing_is_fused(
 
 
 class FakeCuPy:
-    """Takes what CuPy takes, and lets the processor do it."""
+    """Takes what CuPy takes, and lets the processor run it."""
 
     def __init__(self, processor: ProcessorLauncher) -> None:
         self._processor = processor
@@ -159,7 +159,8 @@ def test_cupy_is_asked_for_the_kernels_in_torchs_stream(cupy: FakeCuPy) -> None:
 
 
 def test_numbers_next_to_zero_must_stay(processor: ProcessorLauncher) -> None:
-    """An H200 gave this answer while CuPy added an option of its own, which makes zeros of them."""
+    """An H200 gave this answer while CuPy added an option of its own, which makes zeros of such
+    numbers."""
 
     class Flushing:
         def launch(self, *given: Any) -> None:
@@ -189,6 +190,6 @@ def test_without_cupy_or_with_other_bits_the_twins_serve(
     assert choose(CUDA) is None
     assert "no kernels on cuda:0" in caplog.text
     monkeypatch.setitem(sys.modules, "cupy", None)
-    del sys.modules["p2p_dtfm.train.kernels.device_launcher"]  # for good: it has what was put here
+    del sys.modules["p2p_dtfm.train.kernels.device_launcher"]  # for good: it holds the fake
     caplog.clear()
     assert choose(CUDA) is None and not caplog.records

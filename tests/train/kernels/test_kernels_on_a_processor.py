@@ -28,7 +28,8 @@ UseKernels = Callable[[], None]
 
 @pytest.fixture(autouse=True)
 def _by_twins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until a test uses kernels: not by those that are compiled for processors either."""
+    """Until a test uses kernels the twins compute, and not the kernels compiled for processors
+    either."""
     monkeypatch.setattr(processor, "serves", lambda device: False)
 
 

@@ -27,7 +27,7 @@ counts = pytest.mark.parametrize("count", [100_003, MANY])
 
 
 def built(folder: Path, *options: str) -> ModuleType:
-    """The module by the machine's own compiler, with these options at the end."""
+    """The module, built by the machine's own compiler with these options at the end."""
     from hatch_build import OPTIONS
 
     target = folder / f"_processor{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -55,7 +55,7 @@ def module(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def use(module: ModuleType | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None: the twins."""
+    """Compute with this module; None stands for the twins."""
     monkeypatch.setattr(processor, "_processor", module)
     processor._is_trusted.cache_clear()
 
@@ -136,7 +136,7 @@ def test_what_is_finite(count: int, module: ModuleType, monkeypatch: pytest.Monk
 def test_one_that_rounds_otherwise_does_not_serve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not tried with `-ffast-math`: to load it would make zeros of denormals for all tests."""
+    """`-ffast-math` itself is not tried: loading it would make zeros of denormals for all tests."""
     if " fma" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("a processor without fused products")
     use(built(tmp_path, "-mfma", "-mavx2", "-DNO_CLONES", "-ffp-contract=fast"), monkeypatch)

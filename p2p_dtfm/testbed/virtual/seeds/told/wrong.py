@@ -1,7 +1,8 @@
 """Problems that a daemon tells: each is real, and is no longer told once it is over."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 from p2p_dtfm.daemon.node.acquaintances import NOBODY_ANSWERS
 from p2p_dtfm.daemon.telemetry.problems import (
@@ -48,7 +49,7 @@ def wrong(word: Word, world: Truth) -> Iterator[Falsehood]:
 
 
 def _no_steps(word: Word, world: Truth, what: str) -> Iterator[Falsehood]:
-    steps = [it["at_s"] for it in word.peer.events() if it["event"] == "step"]
+    steps = _times_s(word.peer.events(), "step")
     if "no step was committed" in what and steps and word.now_s - steps[-1] < UNHEARD_S - 1:
         told = f"says {what}, and committed one {word.now_s - steps[-1]:.1f} s ago"
         yield Falsehood("no steps", told, 0.0)
@@ -68,11 +69,16 @@ def _missing(word: Word, world: Truth, what: str) -> Iterator[Falsehood]:
             yield Falsehood(f"silent {peer_id}", told, BOUND_S)
 
 
+def _times_s(events: Sequence[dict[str, Any]], kind: str) -> list[float]:
+    """When a daemon's history has events of that kind, in their order."""
+    return [it["at_s"] for it in events if it["event"] == kind]
+
+
 def _goes_on(word: Word, other: Peer) -> bool:
     """The other has just committed a step of the view that this daemon is in."""
     events, view = other.events(), word.view
     views = [it for it in events if it["event"] == "view"]
-    steps = [it["at_s"] for it in events if it["event"] == "step"]
+    steps = _times_s(events, "step")
     is_with_it = bool(views) and view is not None and views[-1]["snapshot"] == view.id.snapshot
     return is_with_it and bool(steps) and word.now_s - steps[-1] < GOES_ON_S
 
@@ -104,8 +110,8 @@ def _untold(word: Word) -> Iterator[Falsehood]:
     if not is_in_steps or any(it.name == NO_STEPS for it in word.live.problems):
         return
     events = [it for it in word.peer.events() if it["at_s"] >= word.peer.started_s]
-    steps = [it["at_s"] for it in events if it["event"] == "step"]
-    views = [it["at_s"] for it in events if it["event"] == "view"]
+    steps = _times_s(events, "step")
+    views = _times_s(events, "view")
     if not views or not steps:
         return
     usual_s = max((b - a for a, b in pairwise(steps[-6:])), default=0.0)

@@ -15,8 +15,8 @@ from p2p_dtfm.testbed.virtual.swarm import Swarm
 
 SETTLED_S = 10.0
 """Who began, woke or came back later may be meant as it was before. Nor is anybody meant before the
-run's first step: who is given none of the data, as their founder has died, cannot begin it. Nor can
-a peer go on that lacks data and has a full disk."""
+run's first step: a peer that is given none of the data, as its founder has died, cannot begin it.
+Nor can a peer go on that lacks data and has a full disk."""
 
 
 class Suspicions:
@@ -47,9 +47,9 @@ class Suspicions:
     def _hear(self, peer_id: str, reason: str) -> None:
         now_s, process = self._swarm.now_s, PROCESS.get()
         peer = next((it for it in self._swarm.peers if it.peer_id == peer_id), None)
-        works = peer is not None and now_s - peer.awake_since_s >= SETTLED_S
-        works &= peer is not None and not peer.disk.is_full
-        works &= any(it.told_step() for it in self._swarm.peers if it.is_running)
-        if works and not self.problem and peer is not None and process is not None:
+        if peer is None or process is None or self.problem:
+            return
+        works = now_s - peer.awake_since_s >= SETTLED_S and not peer.disk.is_full
+        if works and any(it.told_step() for it in self._swarm.peers if it.is_running):
             said = f"{now_s:.2f} s: {process.name} says of {peer.name} that it {reason}"
             self.problem = f"nothing is wrong with who is held to be stuck: {said}"

@@ -285,6 +285,19 @@ class TestSpare:
     def test_it_sees_who_is_stuck(self) -> None:
         assert set(self.judged_by_spare(step=3)) == {A}
 
+    def test_a_step_is_over_for_it_once_anybody_with_a_stage_is_beyond(self) -> None:
+        """The seed 505295: B had fetched data for five seconds, and what it said then came a second
+        late over a slow line. By then A was in the next step, which needs all of B's work."""
+        view = view_of((2, 1))
+        mine = Work(view.id, 3, lacks=(Lack(B, Kind.PREPARED), Lack(C, Kind.PREPARED)))
+        stuck = always(Work(view.id, 3))
+        ahead, abreast = always(Work(view.id, 4)), always(Work(view.id, 3, computes=True))
+        assert B in Judge(D, view, mine).run({A: abreast, B: stuck, C: abreast})
+        assert Judge(D, view, mine).run({A: ahead, B: stuck, C: stuck}) == {}
+        by_c = Work(self.view.id, 3, lacks=(Lack(A, Kind.PREPARED),))
+        said = {A: always(Work(self.view.id, 3)), B: always(Work(self.view.id, 4))}
+        assert A in Judge(C, self.view, by_c).run(said), "another spare says nothing of it"
+
 
 class TestReplicas:
     """Four pipelines of one stage: A, B, C and D sum their gradients."""

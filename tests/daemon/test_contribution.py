@@ -31,7 +31,7 @@ from tests.core.planning import Peer, name_of, snapshot
 
 SHOT = snapshot([Peer()])
 PLAN = compute_plan(SHOT)
-SPEC = run_spec()
+SPEC = run_spec(total_steps=300)
 LAYERS = SHOT.workload.layer_count
 
 
@@ -103,6 +103,18 @@ def test_what_a_proof_takes_away_was_done_again_and_what_it_adds_was_given(tmp_p
     assert shown.board_steps == 8, "from the eighth on it sees for itself"
     assert shown.useful_tokens == 6 * SPEC.tokens_per_step
     assert shown.ever.tokens == pytest.approx(shown.useful_tokens + shown.repeated_tokens)
+
+
+def test_the_look_at_the_model_after_the_last_step_is_no_step(tmp_path: Path) -> None:
+    """A peer that came after the run's last step counted 17 steps of 16, by the transcript of
+    another (the seed 505735). Where nobody had told of that look, it asked for ever."""
+    given, total = made(tmp_path), SPEC.total_steps
+    given.view_took_over(View(SHOT, PLAN), total + 1)
+    assert given.missing_steps == total
+    shares = {"another": SPEC.tokens_per_step * LAYERS}
+    assert given.settle(dict.fromkeys(range(total + 1), shares)) == total
+    assert given.missing_steps == 0
+    assert given.shown(Names()).board_steps == total
 
 
 def view(number: int, *records: PeerRecord, absent: tuple[str, ...] = (), life: int = 1) -> View:

@@ -82,6 +82,8 @@ class Chains:
 
     def follow(self, owed: Lack, step: int) -> None:
         """Follows the chains that explain why `owed`, which is lacked in `step`, has not come."""
+        if self._is_over_elsewhere():
+            return
         self.owing.add(owed.peer_id)
         waiting = [(owed, step, self._me)]
         while waiting:
@@ -92,6 +94,18 @@ class Chains:
                     found = self._visit(owed, step)
                     waiting += [(lack, at, owed.peer_id) for lack, at in found]
                 self._note_untold(owed, step)
+
+    def _is_over_elsewhere(self) -> bool:
+        """Whether this peer is a spare, and somebody with a stage is beyond its step.
+
+        A step ends without a spare, which learns of it later. It needed the work and the word of
+        all that have a stage. So whatever the spare has not heard yet is on its way, or was lost.
+        """
+        if self._possible.has_stage(self._me):
+            return False
+        holders = (each for each in self._said if self._possible.has_stage(each))
+        works = map(self._work_of, holders)
+        return any(work is not None and work.step > self._mine.step for work in works)
 
     def _denies(self, owed: Lack, by: str) -> bool:
         """Whether the peer that owes this denies that `by` needs it to compute a work again.

@@ -91,7 +91,8 @@ class Contributions:
         planned_s = view.plan.predicted_step_ns / 1e9 if isinstance(view.plan, Plan) else 0.0
         self._longest_step_s = max(LONGEST_STEP_S, STEPS_AT_MOST * planned_s)
         self._lose(view)
-        self._seen_from = step if self._seen_from is None else min(step, self._seen_from)
+        seen_from = min(step, self._spec.total_steps)  # what comes after them is no step
+        self._seen_from = seen_from if self._seen_from is None else min(seen_from, self._seen_from)
         self._came_at = step if self._came_at is None else min(step, self._came_at)
         self._committed_s = now.monotonic_s()
 

@@ -28,6 +28,7 @@ from p2p_dtfm.testbed.virtual.seeds.player import (
     leave_alone_what_is_loaded,
     memory_disk,
 )
+from p2p_dtfm.train.stage.replay.any_processor import compute_alike
 
 BUGS = (*WAITING, *STATES, *DISKS, *LIVES, *VERDICTS, *TOLD, *WAYS, *SLEEPERS)
 
@@ -96,4 +97,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    compute_alike()
     sys.exit(main())

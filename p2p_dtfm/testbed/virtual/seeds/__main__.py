@@ -67,6 +67,7 @@ from p2p_dtfm.testbed.virtual.seeds.reached import LinesReached, told
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 from p2p_dtfm.testbed.virtual.seeds.shrink import shrunk
 from p2p_dtfm.testbed.virtual.seeds.watching.words import Story
+from p2p_dtfm.train.stage.replay.any_processor import compute_alike
 
 MANY_FAULTS = 10
 WORLD_BEGAN_S = 1000.0
@@ -235,4 +236,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    compute_alike()
     sys.exit(main())

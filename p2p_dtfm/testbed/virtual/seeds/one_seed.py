@@ -17,6 +17,7 @@ from p2p_dtfm.testbed.virtual.seeds.run import (
     RECIPES,
 )
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
+from p2p_dtfm.testbed.virtual.seeds.surroundings.one_processor import one_name
 from p2p_dtfm.testbed.virtual.seeds.surroundings.rarer import OF_DISKS_THAT_LOSE, RarerWays
 from p2p_dtfm.testbed.virtual.seeds.surroundings.tight_rooms import small_probes, tight_rooms
 from p2p_dtfm.testbed.virtual.seeds.watching.words import Blames
@@ -95,6 +96,7 @@ def play_seed(
         one = Play(swarm, run, schedule)
         one.told.world.reference = reference
         with contextlib.ExitStack() as stack:
+            stack.enter_context(one_name())
             if schedule.liars:
                 stack.enter_context(put_in(one.lying, schedule.lies))
             if schedule.rooms_are_tight:

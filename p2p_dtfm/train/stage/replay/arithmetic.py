@@ -36,7 +36,7 @@ def arithmetic_name(device: torch.device) -> str:
     libraries. Settings by which these compute otherwise are part of it. Whether the device is made
     to repeat its bits at all, its runner says (`StageRunner.repeats_bits`). On a processor the
     number of threads counts as well; it is said with each work."""
-    facts = _card(device) if device.type == "cuda" else _processor()
+    facts = _card(device) if device.type == "cuda" else processor_facts()
     text = "\0".join([str(torch.__version__), *facts])
     return f"{device.type}-" + hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -60,7 +60,7 @@ def threads_believed(threads: int) -> int:
     return min(threads, max_threads())
 
 
-def _processor() -> list[str]:
+def processor_facts() -> list[str]:
     about = [
         torch.backends.cpu.get_cpu_capability(),
         platform.machine(),

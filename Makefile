@@ -50,7 +50,8 @@ NIGHTLY_PARTS := \
   "$(SEEDS) 950000-950099" \
   "$(SEEDS) 960000-960019" \
   "$(SEEDS) 970000-970199" \
-  "$(SEEDS) 980000-980049"
+  "$(SEEDS) 980000-980049" \
+  "$(SEEDS) 990000-990049"
 
 nightly: lint
 	@red=; for part in $(NIGHTLY_PARTS); do \

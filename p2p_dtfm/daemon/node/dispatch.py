@@ -210,6 +210,8 @@ class Dispatch:
             actions = self._agreement.receive(sender, message, now.monotonic_ns())
             if isinstance(message, JoinRequest):
                 self._keeper.admissions.admit(sender, now.monotonic_ns())
+                if self._network.guest_book is not None:
+                    self._network.guest_book.asked(sender)
             if any(isinstance(action, Rejoin) for action in actions):
                 # the sender may be of a swarm of which this peer knows nobody yet
                 self._membership.asked_first = sender

@@ -261,6 +261,11 @@ class GuestList:
         way = self._ways.get(peer_id)
         return None if way is None else way.chain
 
+    def shown_by(self, peer_id: str) -> tuple[Signed, ...]:
+        """What a peer has shown last, or what others have told of it first; empty if nothing."""
+        way = self._ways.get(peer_id)
+        return () if way is None else way.shown
+
     def chains_of(self, peer_id: str) -> tuple[Chain, ...]:
         return tuple(way.chain for way in self._ways_of(peer_id))
 

@@ -145,7 +145,7 @@ class Dispatch:
             if isinstance(message, Introduction):
                 book.introduced(sender, message.chain, self._keeper.came_before(sender))
             else:
-                book.told_of(message.chains)
+                book.told_of(message.chains, self._keeper.came_before)
                 book.revoked(message.signed)
         except PeerFault:
             self._keeper.blame(sender, type(message).__name__)

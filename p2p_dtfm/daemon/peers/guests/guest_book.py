@@ -1,7 +1,7 @@
 """What a home knows of the guests of a run by invitation."""
 
 import secrets
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
@@ -11,6 +11,7 @@ from p2p_dtfm.core.protocol.invited.chains import (
     SKEW_S,
     ChainLink,
     Revocation,
+    holder_of,
     links_of,
     open_chain,
     run_mark,
@@ -75,13 +76,15 @@ class GuestBook:
         shown = map(self.known.shown_by, asked)
         return [it for it in shown if it]
 
-    def told_of(self, chains: Sequence[tuple[Signed, ...]]) -> None:
-        """Take what a member says of others' invitations. Raises `PeerFault` at the first that is
-        none."""
+    def told_of(
+        self, chains: Sequence[tuple[Signed, ...]], came_before: Callable[[str], bool]
+    ) -> None:
+        """Take what a member says of others' invitations. `came_before`: whether a peer is or was
+        in a view. Raises `PeerFault` at the first that is none."""
         known, is_news = self.known, False
         try:
             for chain in chains[:HANDED_ON_LIMIT]:
-                is_news |= known.told_of(chain)
+                is_news |= known.told_of(chain, came_before(holder_of(chain)))
         finally:
             if is_news:
                 self._heard()

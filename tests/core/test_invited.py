@@ -18,6 +18,7 @@ from p2p_dtfm.core.protocol.invited.guest_list import (
     GUESTS_LIMIT,
     OTHERS_LIMIT,
     REVOCATIONS_LIMIT,
+    TOLD_OF_LIMIT,
     UNKNOWN_LIMIT,
     GuestList,
     SavedGuests,
@@ -353,6 +354,17 @@ def test_a_guest_with_thousands_of_keys_does_not_make_members_forget_by_what_the
     assert len(found.saved().guests) == GUESTS_LIMIT
     revoke(found, FOUNDER, LINE)
     assert found.refusal(ALICE.peer_id) is not None
+
+
+def test_nor_does_it_keep_them_from_hearing_by_what_a_member_has_come() -> None:
+    found, line = guests(), line_of(FOUNDER, LINE)
+    for number in range(TOLD_OF_LIMIT):
+        guest = key(10_000 + number)
+        assert found.told_of(shown(guest, line, LINE))
+    bobs = shown(BOB, line_of(FOUNDER, SECOND), SECOND)
+    assert not found.told_of(bobs) and found.told_of(bobs, came_before=True)
+    revoke(found, FOUNDER, SECOND)
+    assert found.refusal(BOB.peer_id) is not None
 
 
 def test_where_all_that_came_are_members_the_first_is_forgotten() -> None:

@@ -723,6 +723,58 @@ def test_what_one_tells_of_a_step_is_made_of_the_states_of_those_that_are_there(
     assert recover(parts, 18).target == Target(7, BASE)
 
 
+@pytest.mark.parametrize(
+    ("told", "counts"),
+    [
+        ({}, True),
+        ({"gradient_norm": 1e50}, False),
+        ({"gradient_norm": 2.0}, False),
+        ({"loss": 0.0}, True),
+        ({"held_out_loss": 0.0}, True),
+    ],
+)
+def test_of_a_step_that_others_have_signed_one_tells_what_they_cannot_know(
+    told: dict[str, float], counts: bool
+) -> None:
+    """One of eighteen replicas kept its Prepared back, had all agree anew, and told a norm of 1e50:
+    the others applied next to nothing, and nobody was to blame. Its own loss is still its word."""
+    members = [Member(f"p{n:02}", 1) for n in range(18)]
+    each = tuple(Pipeline((Stage(it.peer_id, 0, 2, 1),), n, 1) for n, it in enumerate(members))
+    present = PresentView(VIEW, tuple(members), Plan(each, (), 1))
+    right = StepOutcome(7, 0.5, 1.0, 36, None, None)
+    outcome = msgspec.structs.replace(right, **told)
+    parts = []
+    for member in members[1:]:
+        its = Prepared(VIEW, 7, member.peer_id, {0: 0.25}, 2.0, 2, 0.0, 0, None, base=BASE)
+        pending = PendingStep(7, BASE, (stated(its).signed,), (0, 1))
+        parts.append(part(member, {0: 7, 1: 7}, pending=pending, present=present))
+    after = Target(8, extend(BASE, 7, VIEW, outcome.digest))
+    retained = RetainedStep(VIEW, 7, BASE, outcome, ())
+    teller = lie(member=members[0], present=present, step=8, held={0: 8, 1: 8}, retained=retained)
+    teller = msgspec.structs.replace(teller, lineages={8: after.lineage})
+    assert recover([teller, *parts], 2).target == (after if counts else Target(7, BASE))
+    its = Prepared(VIEW, 7, members[1].peer_id, {0: -1.0}, 2.0, 2, 0.0, 0, None, base=BASE)
+    pending = PendingStep(7, BASE, (stated(its).signed,), (0, 1))
+    refused = msgspec.structs.replace(parts[-1], pending=pending)
+    assert recover([teller, *parts[:-1], refused], 2).target is not None, "nobody errs over it"
+
+
+def test_the_loss_of_a_step_is_what_those_have_signed_that_made_it() -> None:
+    """One with a first stage told another loss than the stages with the head had signed."""
+    members, present, said = of_many(18)
+    parts = []
+    for n, member in enumerate(members[1:], start=1):
+        pending = PendingStep(7, BASE, (said[n],), (n, 0))
+        parts.append(part(member, {n: 7, 0: 7}, pending=pending, present=present))
+    for false in ({"loss": 3.0}, {"loss": None}, {"held_out_loss": 3.0}):
+        outcome = msgspec.structs.replace(OUTCOME, token_count=36, **false)
+        lineages = {8: extend(BASE, 7, VIEW, outcome.digest)}
+        retained = RetainedStep(VIEW, 7, BASE, outcome, ())
+        teller = lie(member=members[0], present=present, step=8, held={0: 8}, retained=retained)
+        teller = msgspec.structs.replace(teller, lineages=lineages)
+        assert recover([teller, *parts], 18).target == Target(7, BASE), false
+
+
 def test_two_that_say_that_they_are_far_ahead_send_nobody_back() -> None:
     members, present, _ = of_many(5)
     parts = [

@@ -148,6 +148,25 @@ def test_a_newcomer_believes_old_guests_in_its_view_and_hears_of_those_away(
     assert BOB.peer_id in again.kept.guests.guests, "and it knows so after a restart"
 
 
+def test_all_hear_by_what_those_have_come_that_asked_one_member_alone(tmp_path: Path) -> None:
+    line = founders_line(tmp_path / "founder")
+    asked, other = book_of(tmp_path / "asked", ALICE), book_of(tmp_path / "other", CAROL)
+    asked.introduced(BOB.peer_id, chain_by(line, BOB))
+    asked.asked(BOB.peer_id)
+    views = SimpleNamespace(view=view(1, ALICE, CAROL, FOUNDER), next_view=None)
+    watch, told = watch_of(asked, ALICE, views)
+    for agreed in (None, view(2, ALICE, BOB, CAROL, FOUNDER)):
+        assert not told, "it is in no view yet"
+        views.next_view = agreed
+        watch._name_members()
+        watch._hand_round()
+        watch._hand_round()
+    assert sorted(to for to, _ in told) == sorted(views.next_view.member_ids), "once"
+    Receiver(other)._of_guests(ALICE.peer_id, told[0][1])
+    other.revoked([word(FOUNDER, line.holder)])
+    assert other.known.refusal(BOB.peer_id) == "the invitation was revoked by the founder"
+
+
 def word(by: Identity, holder: str) -> Signed:
     revocation = Revocation(run_mark(RUN), holder, False, int(now.wall_s()))
     return sign_revocation(revocation, by.peer_id, by.sign)

@@ -4,22 +4,24 @@ An outcome that follows from the Prepared of all stage-holders needs nobody's wo
 told counts if most members tell it, or where nobody could show it.
 """
 
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from p2p_dtfm.core.commit.judgement import fault_of
 from p2p_dtfm.core.commit.step import StepTransaction
-from p2p_dtfm.core.commit.step_terms import StepTerms
+from p2p_dtfm.core.commit.step_terms import StepTerms, has_head
 from p2p_dtfm.core.messages.agreement_messages import RETAINED_LIMIT, Contribution
-from p2p_dtfm.core.messages.prepared import Statement, StepOutcome
+from p2p_dtfm.core.messages.prepared import Prepared, Statement, StepOutcome
 from p2p_dtfm.core.protocol.lineage import extend
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.core.recovery.believed_claims import said_in
 from p2p_dtfm.core.recovery.contradictions import stated
+from p2p_dtfm.core.schedule.sums_in_order import added_up
 
 ROUNDING = 1e-6
 """Relative error allowed in a sum of norms. The comparison decides nothing if nobody lies."""
@@ -78,7 +80,7 @@ def complete_steps(
         is_small = plan is not None and len(plan.stage_holders()) <= RETAINED_LIMIT
         can_be_shown = needs_proof and is_small
         is_most = 2 * digests.count(outcome.digest) > members
-        if is_most or (not can_be_shown and _fits(outcome, of_step)):
+        if is_most or (not can_be_shown and _fits(outcome, of_step, plan)):
             found = CompleteStep(key, outcome)
             complete[_target(found)] = found
     return complete
@@ -137,7 +139,7 @@ def _shown(
     return found[max(found, key=lambda it: (weights[it], it))] if found else None
 
 
-def _fits(outcome: StepOutcome, said: Iterable[Signed]) -> bool:
+def _fits(outcome: StepOutcome, said: Iterable[Signed], plan: Plan | None) -> bool:
     """Whether an outcome that is only told fits the Prepared that are known of its step."""
     known = [stated(signed) for signed in said]
     norms = {number: norm for item in known for number, norm in item.squared_norms.items()}
@@ -147,7 +149,35 @@ def _fits(outcome: StepOutcome, said: Iterable[Signed]) -> bool:
         and outcome.token_count >= sum(tokens.values())
         and all(outcome.take_over in (None, item.ready_for) for item in known)
         and all(outcome.kept <= item.kept for item in known)
+        and (plan is None or _says_what_is_known(outcome, known, norms, plan))
     )
+
+
+def _says_what_is_known(
+    outcome: StepOutcome, known: Sequence[Prepared], norms: Mapping[int, float], plan: Plan
+) -> bool:
+    """Whether an outcome has the norm and the losses that others have signed, where these are all
+    that count. Else one that keeps its own Prepared back, and has all agree anew, would say by what
+    all clip their updates."""
+    segments = range(len(plan.segments()))
+    if norms.keys() >= set(segments):
+        squared = added_up(norms[number] for number in segments)
+        if not (squared >= 0.0 and outcome.gradient_norm == math.sqrt(squared)):
+            return False  # among what is known may be what was refused
+    by_peer = {item.peer_id: item for item in known}
+    heads = [peer_id for peer_id in plan.stage_holders() if has_head(plan, peer_id)]
+    if not by_peer.keys() >= set(heads):
+        return True
+    said = [by_peer[peer_id] for peer_id in heads]
+    loss = _mean((it.loss_sum for it in said), (it.token_count for it in said))
+    held_out = (it.held_out_loss_sum for it in said), (it.held_out_token_count for it in said)
+    return (outcome.loss, outcome.held_out_loss) == (loss, _mean(*held_out))
+
+
+def _mean(losses: Iterable[float], tokens: Iterable[int]) -> float | None:
+    """The loss for each token, as `StepTransaction.outcome` has it."""
+    count = sum(tokens)
+    return added_up(losses) / count if count else None
 
 
 def _most(counts: list[dict[str, int]]) -> dict[str, int]:

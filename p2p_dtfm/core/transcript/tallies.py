@@ -3,14 +3,19 @@
 It is a pure sum over steps: whoever reads the same steps comes to the same numbers.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from p2p_dtfm.core.audit.claim_book import COLLUDERS_DIVISOR
 from p2p_dtfm.core.commit.shares import shares_of
+from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Account, auditor_and_audited
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.recovery.view import View
+
+FEWEST_WHO_HEARD = 2
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -23,7 +28,8 @@ class Tally(msgspec.Struct, frozen=True):
     token_layers: int = 0
     """Tokens times layers. Of all peers together: the run's tokens times its layers."""
     audits: int = 0
-    """Works of others of which it has said what they come to, as it computed them again."""
+    """Works of others that it was drawn to compute again, and of which others have heard what they
+    come to."""
     guarded_layers: int = 0
     """Copies of layers that nobody else held, over the steps: layers times steps."""
     predicted_ns: int = 0
@@ -44,13 +50,13 @@ def of_step(
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
             microbatches[stage.peer_id] += pipeline.microbatch_count
-    shares = shares_of(plan, tokens_per_microbatch)
+    shares, audits = shares_of(plan, tokens_per_microbatch), _audits(prepared)
     found = {
         peer: Tally(
             stage_steps=1,
             tasklets=microbatches[peer],
             token_layers=shares[peer],
-            audits=_audits(prepared[peer]),
+            audits=audits[peer],
             predicted_ns=plan.predicted_step_ns,
         )
         for peer in microbatches
@@ -60,8 +66,24 @@ def of_step(
     return found
 
 
-def _audits(prepared: Prepared) -> int:
-    return 0 if prepared.audit is None else len(prepared.audit.found)
+def _audits(prepared: Mapping[str, Prepared]) -> Counter[str]:
+    """By auditor: the works of which it has told what they come to, as the accounts of at least two
+    members, and of more than a quarter, have heard it.
+
+    An auditor's own account is nobody's word but its own. Nor would all readers count the same by
+    it: a liar may sign two Prepared that come to one outcome. Where more was drawn than an account
+    has room for, as in a large view's first step, not all of it counts."""
+    accounts = [it.audit for it in prepared.values() if it.audit is not None]
+    heard = Counter(pair for account in accounts for pair in _heard(account))
+    needed = max(FEWEST_WHO_HEARD, len(accounts) // COLLUDERS_DIVISOR + 1)
+    return Counter(by for (by, _), count in heard.items() if count >= needed)
+
+
+def _heard(account: Account) -> set[tuple[str, str]]:
+    """Each auditor and the peer whose work it was, as far as it got through."""
+    holders = sorted(account.heard)
+    named = (auditor_and_audited(it, holders) for it in account.audits if it.work != COULD_NOT)
+    return {pair for pair in named if pair is not None}
 
 
 def added(each: Iterable[Mapping[str, Tally]]) -> dict[str, Tally]:

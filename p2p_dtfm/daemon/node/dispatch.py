@@ -145,7 +145,7 @@ class Dispatch:
             if isinstance(message, Introduction):
                 book.introduced(sender, message.chain, self._keeper.came_before(sender))
             else:
-                book.told_of(message.chains)
+                book.told_of(message.chains, self._keeper.came_before)
                 book.revoked(message.signed)
         except PeerFault:
             self._keeper.blame(sender, type(message).__name__)
@@ -210,6 +210,8 @@ class Dispatch:
             actions = self._agreement.receive(sender, message, now.monotonic_ns())
             if isinstance(message, JoinRequest):
                 self._keeper.admissions.admit(sender, now.monotonic_ns())
+                if self._network.guest_book is not None:
+                    self._network.guest_book.asked(sender)
             if any(isinstance(action, Rejoin) for action in actions):
                 # the sender may be of a swarm of which this peer knows nobody yet
                 self._membership.asked_first = sender

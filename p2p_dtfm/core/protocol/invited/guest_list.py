@@ -25,7 +25,8 @@ from p2p_dtfm.core.protocol.signed import Signed, Verify
 
 GUESTS_LIMIT = 4096
 TOLD_OF_LIMIT = GUESTS_LIMIT // 2
-"""With so many guests known, no further one is remembered by the word of others."""
+"""With so many guests known, no further one is remembered by the word of others, unless it has been
+in a view."""
 OTHERS_LIMIT = 256
 """Guests of which a second chain is remembered."""
 HANDED_ON_LIMIT = 256
@@ -101,13 +102,15 @@ class GuestList:
             )
         self._remember(peer_id, _GuestWay(shown, chain))
 
-    def told_of(self, shown: tuple[Signed, ...]) -> bool:
+    def told_of(self, shown: tuple[Signed, ...], came_before: bool = False) -> bool:
         """A member shows the chain by which another peer has come, perhaps long ago. Returns
         whether this is news. A chain that was taken back since, or a closed line, is none. Of a
-        peer that was let in anew, the earlier chain may be told as well. Raises `PeerFault`."""
+        peer that was let in anew, the earlier chain may be told as well. `came_before`: that peer
+        is or was in a view, and there is room for its chain. Raises `PeerFault`."""
         holders = holders_of(shown)
         peer_id, is_in = holders[-1], self.admits(holders[-1])
-        has_room = peer_id in self._ways or len(self._ways) < TOLD_OF_LIMIT
+        is_known = came_before or peer_id in self._ways
+        has_room = is_known or len(self._ways) < TOLD_OF_LIMIT
         if peer_id == self.founder or not has_room:
             return False
         if is_in and not self._is_of_use(peer_id, holders):  # checking signatures costs more
@@ -260,6 +263,11 @@ class GuestList:
         """The chain that a peer has shown last, or that others have told of it first."""
         way = self._ways.get(peer_id)
         return None if way is None else way.chain
+
+    def shown_by(self, peer_id: str) -> tuple[Signed, ...]:
+        """What a peer has shown last, or what others have told of it first; empty if nothing."""
+        way = self._ways.get(peer_id)
+        return () if way is None else way.shown
 
     def chains_of(self, peer_id: str) -> tuple[Chain, ...]:
         return tuple(way.chain for way in self._ways_of(peer_id))

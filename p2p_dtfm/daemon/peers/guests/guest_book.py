@@ -1,7 +1,7 @@
 """What a home knows of the guests of a run by invitation."""
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
@@ -11,6 +11,7 @@ from p2p_dtfm.core.protocol.invited.chains import (
     SKEW_S,
     ChainLink,
     Revocation,
+    holder_of,
     links_of,
     open_chain,
     run_mark,
@@ -27,6 +28,7 @@ from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.daemon.peers.guests.own_invitation import OwnInvitation, not_let_in
+from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.contacts.identity import identity_of_seed, verify
 from p2p_dtfm.ports import now
 
@@ -46,6 +48,8 @@ class GuestBook:
         self.known = known
         self.changes = 0
         """How often an invitation was taken back, as far as is known here."""
+        self._asked: dict[str, None] = {}
+        """Guests that asked this peer to be let in, and are not in a view yet."""
         self._own = own
         self._identity = own.identity
         self._is_written = True
@@ -59,13 +63,28 @@ class GuestBook:
         if self.known.chains_of(sender) != before:
             self._heard()
 
-    def told_of(self, chains: Sequence[tuple[Signed, ...]]) -> None:
-        """Take what a member says of others' invitations. Raises `PeerFault` at the first that is
-        none."""
+    def asked(self, guest: str) -> None:
+        """A guest asks this peer to be let in. It may have shown its invitation to nobody else."""
+        put_newest(self._asked, guest, None, GUESTS_LIMIT)
+
+    def came_by(self, members: Collection[str]) -> list[tuple[Signed, ...]]:
+        """What those of `members` have shown that asked this peer to be let in. It is given
+        once."""
+        asked = [it for it in self._asked if it in members]
+        for peer_id in asked:
+            del self._asked[peer_id]
+        shown = map(self.known.shown_by, asked)
+        return [it for it in shown if it]
+
+    def told_of(
+        self, chains: Sequence[tuple[Signed, ...]], came_before: Callable[[str], bool]
+    ) -> None:
+        """Take what a member says of others' invitations. `came_before`: whether a peer is or was
+        in a view. Raises `PeerFault` at the first that is none."""
         known, is_news = self.known, False
         try:
             for chain in chains[:HANDED_ON_LIMIT]:
-                is_news |= known.told_of(chain)
+                is_news |= known.told_of(chain, came_before(holder_of(chain)))
         finally:
             if is_news:
                 self._heard()

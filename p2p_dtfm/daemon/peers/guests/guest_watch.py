@@ -16,6 +16,8 @@ from p2p_dtfm.ports import now
 LOOK_EVERY_S = 0.5
 """How often this peer looks. The others have as long to hear of a withdrawn invitation, before this
 peer asks for a view without that guest."""
+CHAINS_AT_ONCE = 64
+"""Chains in one message: each has 4 KiB at most."""
 HANDING_ON = 3
 """How many members of a view tell newcomers by which invitations others have come."""
 
@@ -54,6 +56,7 @@ class GuestWatch:
         """Look once. Raises `UserError`."""
         self._require_own()
         self._name_members()
+        self._hand_round()
         self._turn_away()
         self._hand_on()
         if not self._tell():
@@ -96,6 +99,17 @@ class GuestWatch:
             return
         for peer_id in sorted(members - before):
             self._messenger.tell(peer_id, Revocations((), chains))
+
+    def _hand_round(self) -> None:
+        """Tell all members by which invitations those have come that asked this peer to be let in.
+        A guest need show its own to nobody else. The others would not know that it is taken back,
+        and this peer would be alone to say so: one word against another."""
+        members = self._book.known.members
+        chains = self._book.came_by(members)
+        for first in range(0, len(chains), CHAINS_AT_ONCE):
+            message = Revocations((), tuple(chains[first : first + CHAINS_AT_ONCE]))
+            for peer_id in sorted(members):
+                self._messenger.tell(peer_id, message)
 
     def _tell(self) -> bool:
         """Tell what is new of revocations; returns whether there was anything. A member that is new

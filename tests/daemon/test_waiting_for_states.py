@@ -27,6 +27,7 @@ from p2p_dtfm.daemon.state_transfer import witnesses
 from p2p_dtfm.daemon.state_transfer.following.donor_choice import donors_of
 from p2p_dtfm.daemon.state_transfer.following.rolled_layers import unlike_layers
 from p2p_dtfm.daemon.state_transfer.witnesses import StateVotes
+from p2p_dtfm.daemon.step.mailbox import Mailbox
 from p2p_dtfm.daemon.telemetry.run_history import RunHistory
 from p2p_dtfm.daemon.trainer import step_shards
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
@@ -718,5 +719,49 @@ def test_of_what_comes_again_nothing_is_remembered_and_of_what_stays_all(
         kept = {layer for layer in (*MINE, *THEIRS) if owed.of(layer) is not None}
         assert kept == (set(MINE) if steps_happen else {*MINE, *THEIRS} - {late})
         assert moments._held.keys() == kept
+
+    play(scenario)
+
+
+def test_a_tensor_that_is_lost_after_its_view_costs_the_next_one_nothing(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lane takes ten seconds not to open. Another peer had died meanwhile, and the next view
+    trained. Its step was stopped for a tensor of the view before, and of two such tensors the
+    second had the receiver accused."""
+    sends, fails, told = asyncio.Event(), asyncio.Event(), list[str]()
+
+    class Told(QuietOutlet):
+        def trouble(self, peer_id: str, cause: str) -> None:
+            told.append(peer_id)
+
+    async def send(peer_id: str, lane: str, header: Any, payload: Any) -> None:
+        sends.set()
+        await fails.wait()
+        raise Unreachable(peer_id, "no answer to a hello")
+
+    async def scenario(parts: Parts) -> None:
+        monkeypatch.setattr(parts.line, "send", send)
+        parts.outlet = Told()
+        parts.state.states |= {layer: state_of(layer) for layer in MINE}
+        for next_view, lost in ((VIEW, True), (view_of(2, 2), False)):
+            sends.clear(), fails.clear(), told.clear()
+            parts.state.view, parts.state.stopped = VIEW, False
+            mailbox = Mailbox(VIEW.id, PLAN, ME, SPEC)
+            running = asyncio.create_task(parts.loop.run(VIEW, PLAN, mailbox))
+            await asyncio.wait_for(sends.wait(), 10)
+            parts.state.view = next_view
+            fails.set()
+            await until_told(told)
+            parts.state.stopped = True
+            parts.state.wake.set()
+            with pytest.raises(Stopped):
+                await asyncio.wait_for(running, 5)
+            assert bool(told) == lost
+
+    async def until_told(told: list[str]) -> None:
+        for _ in range(20):
+            if not told:
+                await asyncio.sleep(0.01)
 
     play(scenario)

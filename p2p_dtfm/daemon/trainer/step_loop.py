@@ -79,7 +79,8 @@ class StepLoop:
         states = {layer: state.states[layer] for layer in plan.layers_of(tools.me)}
         state.memory.keep_only(states)
         outlet = self._outlet
-        frames = StepFrames(mailbox.view, tools.net.bulk, outlet.trouble, outlet.poison)
+        lost = partial(self._lost, view)
+        frames = StepFrames(mailbox.view, tools.net.bulk, lost, outlet.poison)
         engine = StepEngine(
             StagePlace(plan, tools.me, self._spec, must_recompute(view.snapshot, plan, tools.me)),
             states,
@@ -94,6 +95,12 @@ class StepLoop:
         while state.view is view and state.step <= self._spec.total_steps:
             await self._one_step(view, plan, engine)
             await self._outlet.settled()
+
+    def _lost(self, view: View, peer_id: str, cause: str) -> None:
+        """A tensor on its way to a peer is lost. Sends outlive their view. What the next one lacks
+        of it is sent anew there, so of a view that is over nobody misses anything."""
+        if self._state.view is view:
+            self._outlet.trouble(peer_id, cause)
 
     def forget_work_of_others(self, layers: Collection[int]) -> None:
         """Forget the work, unless it is on these very layers."""

@@ -16,10 +16,11 @@ import torch
 
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.messages.prepared import StepOutcome
-from p2p_dtfm.core.messages.work import Kind
+from p2p_dtfm.core.messages.work import Kind, Lack
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import HeldLayer, ViewId
+from p2p_dtfm.core.recovery.receipts import Receipts
 from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence, Restart
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import FollowLayers, LayerOffered
@@ -35,6 +36,7 @@ from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.place import PlaceInView
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
 from p2p_dtfm.daemon.trainer.step_shards import StepShards, have_shards
+from p2p_dtfm.daemon.trainer.step_waits import StepWaits
 from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
 from p2p_dtfm.net.errors import Unreachable
@@ -763,5 +765,31 @@ def test_a_tensor_that_is_lost_after_its_view_costs_the_next_one_nothing(
         for _ in range(20):
             if not told:
                 await asyncio.sleep(0.01)
+
+    play(scenario)
+
+
+def test_who_saves_a_checkpoint_does_not_say_that_it_waits_for_its_guardian(
+    play: Callable[..., None],
+) -> None:
+    """A guardian owes nothing of a step whose gradients are not there yet. It was named while its
+    holder saved, or wrote states for others. A large stage takes longer for that than a guardian
+    may for a receipt, so all that waited for the holder, and the holder itself, accused it."""
+
+    async def scenario(parts: Parts) -> None:
+        assert isinstance(VIEW.plan, Plan)
+        loop, state = parts.loop, parts.state
+        state.ledger = Ledger(VIEW.id, VIEW.plan, STEP)
+        parts.followers.receipts = receipts = Receipts(VIEW.id, {MINE[0]: OTHER}, MINE)
+        receipts.receipt(OTHER, VIEW.id, STEP - 1, (MINE[0],))
+        waits = StepWaits(parts.tools, state, loop, parts.followers)
+        assert waits._lacks(()) == ()
+        guarding = asyncio.create_task(loop._guarded(VIEW, PLAN, STEP, {}))
+        await settle()
+        assert waits._lacks(()) == (Lack(OTHER, Kind.RECEIPT),)
+        receipts.receipt(OTHER, VIEW.id, STEP, (MINE[0],))
+        state.wake.set()
+        await asyncio.wait_for(guarding, 5)
+        assert waits._lacks(()) == ()
 
     play(scenario)

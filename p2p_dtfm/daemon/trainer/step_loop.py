@@ -54,6 +54,8 @@ class StepLoop:
     ) -> None:
         self.is_applying = False
         """Whether a step is committed and its update under way."""
+        self.awaits_receipts = False
+        """The step's gradients are there, and guardians are waited for."""
         self._tools = tools
         self._spec = tools.spec
         self._outlet = outlet
@@ -242,10 +244,17 @@ class StepLoop:
         self._state.keep_reduced(view.id, step, reduced, self._outlet)
 
     async def _guarded(self, view: View, plan: Plan, step: int, reduced: dict[int, Tensor]) -> None:
-        """Wait until the guardians of layers held here alone have the step's gradients.
+        """Wait until the guardians of layers held here alone have the step's gradients."""
+        self.awaits_receipts = True
+        try:
+            await self._until_received(view, plan, step, reduced)
+        finally:
+            self.awaits_receipts = False
 
-        Guardians that begin again meanwhile get the state, and the gradients once more.
-        """
+    async def _until_received(
+        self, view: View, plan: Plan, step: int, reduced: dict[int, Tensor]
+    ) -> None:
+        """Guardians that begin again meanwhile get the state, and the gradients once more."""
         state, receipts, donor = self._state, self._followers.receipts, self._tools.stores.donor
         patience_s = max(GUARDIAN_LIMIT_S, 2 * plan.predicted_step_ns / 1e9)
         give_up_s = now.monotonic_s() + patience_s

@@ -20,6 +20,7 @@ from p2p_dtfm.core.protocol.workload import workload_of
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import CutBegun
 from p2p_dtfm.daemon.state_transfer.cut_store import CutStore
+from p2p_dtfm.daemon.trainer import cut_transfers
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts, pause_s
 from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
@@ -306,6 +307,38 @@ def test_a_cut_goes_on_in_the_next_view_if_all_stay_in_their_places(
         holder.cuts.begin(STEP + 2, states_at(STEP + 2))
         await until(lambda: holder.cuts.kept == STEP)
         assert [cut.version for cut in guardian.outlet.cuts] == [STEP]
+
+    play(scenario)
+
+
+def test_what_a_guardian_looks_at_as_the_next_view_begins_is_kept_in_that_view(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last piece came again meanwhile, and was taken to be looked at already. Nothing came of
+    that look, and the holder sent all layers a third time, ten seconds later."""
+    after = View(msgspec.structs.replace(VIEW.snapshot, number=2, previous=VIEW.id), VIEW.plan)
+    looks, ends = list[str](), asyncio.Event()
+
+    async def lingers(where: str) -> None:
+        if where == "receipt late":
+            looks.append(where)
+            await ends.wait()
+
+    monkeypatch.setattr(cut_transfers.rarely, "lingers", lingers)
+
+    async def scenario(holder: End, guardian: End) -> None:
+        holder.cuts.begin(STEP, states_at(STEP))
+        await holder.cuts.copied()
+        await until(lambda: len(looks) == LAYERS)
+        for end in (holder, guardian):
+            end.state.view = after
+            end.cuts.take_over(after, STEP)
+        holder.cuts._digests = {}
+        await until(lambda: holder.cuts._digests.keys() == set(range(LAYERS)))
+        await asyncio.sleep(0.1)
+        assert len(looks) == LAYERS, "each is looked at still"
+        ends.set()
+        await asyncio.wait_for(until(lambda: holder.cuts.kept == STEP), 5)
 
     play(scenario)
 

@@ -97,6 +97,30 @@ def test_what_somebody_must_see_to_is_a_problem_until_it_is_over(
     assert not observer.live().problems
 
 
+def test_whom_the_others_have_left_tells_of_no_failure_that_is_dealt_with(
+    observed: tuple[Status, Observer],
+) -> None:
+    """It waits for minutes, or for room on its disk. Meanwhile it told that the members agree on
+    how to go on without a peer that it had missed before, and nothing was to be done."""
+    status, observer = observed
+    status.say(State.WAITING, "this start cannot be noted in the home: no space; free space")
+    agreement: Any = SimpleNamespace(
+        view=SimpleNamespace(plan=None),
+        next_view=None,
+        attempting=False,
+        frozen=True,
+        is_outside=False,
+        suspected=(PEER,),
+        watched=(),
+        step=3,
+    )
+    observer._agreement = agreement
+    (problem,) = observer.live().problems
+    assert "until the members agree" in problem.what
+    agreement.is_outside = True
+    assert not observer.live().problems
+
+
 def test_a_late_step_is_a_problem_that_names_whom_it_waits_for(
     observed: tuple[Status, Observer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,10 +16,11 @@ import torch
 
 from p2p_dtfm.core.commit.ledger import Ledger
 from p2p_dtfm.core.messages.prepared import StepOutcome
-from p2p_dtfm.core.messages.work import Kind
+from p2p_dtfm.core.messages.work import Kind, Lack
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.protocol.snapshot import HeldLayer, ViewId
+from p2p_dtfm.core.recovery.receipts import Receipts
 from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence, Restart
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import FollowLayers, LayerOffered
@@ -27,6 +28,7 @@ from p2p_dtfm.daemon.state_transfer import witnesses
 from p2p_dtfm.daemon.state_transfer.following.donor_choice import donors_of
 from p2p_dtfm.daemon.state_transfer.following.rolled_layers import unlike_layers
 from p2p_dtfm.daemon.state_transfer.witnesses import StateVotes
+from p2p_dtfm.daemon.step.mailbox import Mailbox
 from p2p_dtfm.daemon.telemetry.run_history import RunHistory
 from p2p_dtfm.daemon.trainer import step_shards
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
@@ -34,6 +36,7 @@ from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.place import PlaceInView
 from p2p_dtfm.daemon.trainer.step_loop import StepLoop
 from p2p_dtfm.daemon.trainer.step_shards import StepShards, have_shards
+from p2p_dtfm.daemon.trainer.step_waits import StepWaits
 from p2p_dtfm.daemon.trainer.trainer import Trainer
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Stopped, Tools, TrainerState
 from p2p_dtfm.net.errors import Unreachable
@@ -718,5 +721,75 @@ def test_of_what_comes_again_nothing_is_remembered_and_of_what_stays_all(
         kept = {layer for layer in (*MINE, *THEIRS) if owed.of(layer) is not None}
         assert kept == (set(MINE) if steps_happen else {*MINE, *THEIRS} - {late})
         assert moments._held.keys() == kept
+
+    play(scenario)
+
+
+def test_a_tensor_that_is_lost_after_its_view_costs_the_next_one_nothing(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lane takes ten seconds not to open. Another peer had died meanwhile, and the next view
+    trained. Its step was stopped for a tensor of the view before, and of two such tensors the
+    second had the receiver accused."""
+    sends, fails, told = asyncio.Event(), asyncio.Event(), list[str]()
+
+    class Told(QuietOutlet):
+        def trouble(self, peer_id: str, cause: str) -> None:
+            told.append(peer_id)
+
+    async def send(peer_id: str, lane: str, header: Any, payload: Any) -> None:
+        sends.set()
+        await fails.wait()
+        raise Unreachable(peer_id, "no answer to a hello")
+
+    async def scenario(parts: Parts) -> None:
+        monkeypatch.setattr(parts.line, "send", send)
+        parts.outlet = Told()
+        parts.state.states |= {layer: state_of(layer) for layer in MINE}
+        for next_view, lost in ((VIEW, True), (view_of(2, 2), False)):
+            sends.clear(), fails.clear(), told.clear()
+            parts.state.view, parts.state.stopped = VIEW, False
+            mailbox = Mailbox(VIEW.id, PLAN, ME, SPEC)
+            running = asyncio.create_task(parts.loop.run(VIEW, PLAN, mailbox))
+            await asyncio.wait_for(sends.wait(), 10)
+            parts.state.view = next_view
+            fails.set()
+            await until_told(told)
+            parts.state.stopped = True
+            parts.state.wake.set()
+            with pytest.raises(Stopped):
+                await asyncio.wait_for(running, 5)
+            assert bool(told) == lost
+
+    async def until_told(told: list[str]) -> None:
+        for _ in range(20):
+            if not told:
+                await asyncio.sleep(0.01)
+
+    play(scenario)
+
+
+def test_who_saves_a_checkpoint_does_not_say_that_it_waits_for_its_guardian(
+    play: Callable[..., None],
+) -> None:
+    """A guardian owes nothing of a step whose gradients are not there yet. It was named while its
+    holder saved, or wrote states for others. A large stage takes longer for that than a guardian
+    may for a receipt, so all that waited for the holder, and the holder itself, accused it."""
+
+    async def scenario(parts: Parts) -> None:
+        assert isinstance(VIEW.plan, Plan)
+        loop, state = parts.loop, parts.state
+        state.ledger = Ledger(VIEW.id, VIEW.plan, STEP)
+        parts.followers.receipts = receipts = Receipts(VIEW.id, {MINE[0]: OTHER}, MINE)
+        receipts.receipt(OTHER, VIEW.id, STEP - 1, (MINE[0],))
+        waits = StepWaits(parts.tools, state, loop, parts.followers)
+        assert waits._lacks(()) == ()
+        guarding = asyncio.create_task(loop._guarded(VIEW, PLAN, STEP, {}))
+        await settle()
+        assert waits._lacks(()) == (Lack(OTHER, Kind.RECEIPT),)
+        receipts.receipt(OTHER, VIEW.id, STEP, (MINE[0],))
+        state.wake.set()
+        await asyncio.wait_for(guarding, 5)
+        assert waits._lacks(()) == ()
 
     play(scenario)

@@ -1,5 +1,7 @@
 """The report of a complete run: one page that loads nothing and obeys no text in it."""
 
+import contextvars
+import errno
 import re
 from datetime import datetime
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from p2p_dtfm.daemon.dashboard.report_file import FILE, last_words, next_commands, write_report
+from p2p_dtfm.ports import disk
 from p2p_dtfm.web.report import report_html
 from p2p_dtfm.web.state import DashboardState, Live
 from tests.web.examples import NOW_S, two
@@ -83,3 +86,20 @@ def test_who_has_seen_no_step_leaves_the_report_of_who_did(tmp_path: Path) -> No
     lines = last_words(started_again, path, ())
     assert f"what became of it: {path}" in lines, "it is named all the same"
     assert write_report(path, seen, ("another",)) and path.read_text() != whole
+
+
+class FullDisk(disk.MachineDisk):
+    def write_whole(self, path: Path, payload: disk.Payload, mode: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_costs_the_report_and_keeps_no_half_of_it(tmp_path: Path) -> None:
+    """The report went past the port to disks. So no seed's disk refused it, half of it stayed on a
+    machine's full disk, and after a power cut it could be empty: it was not forced to the disk."""
+
+    def write() -> bool:
+        disk.live_by(FullDisk())
+        return write_report(tmp_path / FILE, two().state, ())
+
+    assert not contextvars.copy_context().run(write)
+    assert not list(tmp_path.iterdir())

@@ -372,7 +372,7 @@ class Observer:
             is_only_member=len(self._view_state.peers) == 1,
             no_plan=self._view_state.no_plan,
             is_invited=self._spec is not None and self._spec.admission.is_invited,
-            is_failing=agreement is not None and agreement.view is not None and agreement.frozen,
+            is_failing=agreement is not None and _is_failing(agreement),
             lost=[self._names.of(peer_id) for peer_id in agreement.suspected] if agreement else (),
             waits_for=[self._names.of(peer_id) for peer_id in status.facts.get("waits_for") or ()],
             silent=self._silent(),
@@ -402,6 +402,11 @@ class Observer:
             for peer, ago_s in heard
             if ago_s is not None and ago_s > UNHEARD_S
         ]
+
+
+def _is_failing(agreement: Agreement) -> bool:
+    """Whether this peer and its fellows deal with a failure."""
+    return agreement.frozen and agreement.view is not None and not agreement.is_outside
 
 
 def _moved_bytes(view: ViewState) -> tuple[int, int]:

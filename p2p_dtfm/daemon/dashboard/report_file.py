@@ -1,12 +1,12 @@
 """What a daemon leaves and says when its run is complete: a report, and what can be typed next."""
 
 import logging
-import os
 import shlex
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration
 from p2p_dtfm.daemon.machine.home import home_option
+from p2p_dtfm.ports import disk
 from p2p_dtfm.web.report import report_html
 from p2p_dtfm.web.state import DashboardState
 
@@ -28,14 +28,11 @@ def write_report(path: Path, state: DashboardState, commands: tuple[str, ...]) -
     """Write it whole or not at all; returns whether it is there. A full disk costs the report, not
     the model. A daemon that starts again when all is done has seen nothing of the run, and leaves
     what an earlier life wrote."""
-    beside = path.with_suffix(".partial")
     try:
         if path.exists() and not state.live.committed_here:
             return True
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
-            file.write(report_html(state, commands))
-        beside.replace(path)
+        page = report_html(state, commands).encode("utf-8", "replace")
+        disk.write_whole(path, page, disk.ONLY_OWNER)
     except OSError as error:
         log.warning("the report cannot be written to %s: %s", path, error)
         return False

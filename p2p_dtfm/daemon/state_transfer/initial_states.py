@@ -70,11 +70,12 @@ class InitialStates:
         self.withheld: frozenset[int] = frozenset()
         """Layers that the run does not leave to this peer."""
 
-    async def state(self, layer: int) -> LayerState:
-        """The layer at version 0. Asks again until a peer has it. Raises `UserError`."""
+    async def state(self, layer: int, tells: bool = True) -> LayerState:
+        """The layer at version 0. Asks again until a peer has it. With `tells` the status says that
+        this peer waits for it. Raises `UserError`."""
         if not self._spec.model.initial:
             return await self._compute.run(LayerState.genesis, self._spec, layer)
-        path = await self._path(layer)
+        path = await self._path(layer, tells)
         try:
             return await self._compute.run(initial_layer_state, self._spec, layer, path)
         except PeerFault as fault:

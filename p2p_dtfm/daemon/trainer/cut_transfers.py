@@ -305,9 +305,9 @@ class Cuts:
             )
         is_news = coming.take(header.index, tensor_from_bytes(payload, header.shape))
         if coming.is_whole and (is_news or header.index == coming.last_index):
-            self._check(sender, view, coming)
+            self._check(sender, coming)
 
-    def _check(self, holder: str, view: View, coming: PartialCopy) -> None:
+    def _check(self, holder: str, coming: PartialCopy) -> None:
         before, task = self._checking.get(coming.layer, (None, None))
         if task is not None and not task.done():
             if before is coming:
@@ -315,11 +315,12 @@ class Cuts:
             task.cancel()
         self._checking[coming.layer] = (
             coming,
-            self._state.watched(self._keep(holder, view, coming)),
+            self._state.watched(self._keep(holder, coming)),
         )
 
-    async def _keep(self, holder: str, view: View, coming: PartialCopy) -> None:
-        """All of a layer's copy is here: keep it once its lineage is known, and say so."""
+    async def _keep(self, holder: str, coming: PartialCopy) -> None:
+        """All of a layer's copy is here: keep it once its lineage is known, and say so. The next
+        view may go on with the cut meanwhile."""
         copy = coming.snapshot(self._tools.spec)
         digest = await asyncio.to_thread(copy.digest)
         await rarely.lingers("receipt late")
@@ -327,8 +328,8 @@ class Cuts:
         while self._lineage_of(holder, coming.step) is None and now.monotonic_s() < end_s:
             await asyncio.sleep(LINEAGE_POLL_S)  # this peer is a step or so behind
         lineage = self._lineage_of(holder, coming.step)
-        is_wanted = self._view is view and self._coming.get(coming.layer) is coming
-        if is_wanted and lineage is not None:
+        view, is_wanted = self._view, self._coming.get(coming.layer) is coming
+        if view is not None and is_wanted and lineage is not None:
             self._store.put(lineage, [copy])
             receipt = CutReceipt(view.id, coming.step, coming.layer, digest)
             self._tools.net.messenger.tell(holder, receipt)

@@ -187,7 +187,8 @@ class Followers:
         state = self._state
         for layer in sorted(mine):
             if state.step == 0 and view.cut_pace is None and layer not in state.states:
-                made = await self._tools.stores.initial.state(layer)
+                # beside what this peer itself does, which its status tells
+                made = await self._tools.stores.initial.state(layer, tells=False)
                 state.states.setdefault(layer, made)
         step_s = view.plan.predicted_step_ns / 1e9 if isinstance(view.plan, Plan) else 0.0
         with contextlib.suppress(TimeoutError):

@@ -54,6 +54,8 @@ class StepLoop:
     ) -> None:
         self.is_applying = False
         """Whether a step is committed and its update under way."""
+        self.awaits_receipts = False
+        """The step's gradients are there, and guardians are waited for."""
         self._tools = tools
         self._spec = tools.spec
         self._outlet = outlet
@@ -79,7 +81,8 @@ class StepLoop:
         states = {layer: state.states[layer] for layer in plan.layers_of(tools.me)}
         state.memory.keep_only(states)
         outlet = self._outlet
-        frames = StepFrames(mailbox.view, tools.net.bulk, outlet.trouble, outlet.poison)
+        lost = partial(self._lost, view)
+        frames = StepFrames(mailbox.view, tools.net.bulk, lost, outlet.poison)
         engine = StepEngine(
             StagePlace(plan, tools.me, self._spec, must_recompute(view.snapshot, plan, tools.me)),
             states,
@@ -94,6 +97,12 @@ class StepLoop:
         while state.view is view and state.step <= self._spec.total_steps:
             await self._one_step(view, plan, engine)
             await self._outlet.settled()
+
+    def _lost(self, view: View, peer_id: str, cause: str) -> None:
+        """A tensor on its way to a peer is lost. Sends outlive their view. What the next one lacks
+        of it is sent anew there, so of a view that is over nobody misses anything."""
+        if self._state.view is view:
+            self._outlet.trouble(peer_id, cause)
 
     def forget_work_of_others(self, layers: Collection[int]) -> None:
         """Forget the work, unless it is on these very layers."""
@@ -235,10 +244,17 @@ class StepLoop:
         self._state.keep_reduced(view.id, step, reduced, self._outlet)
 
     async def _guarded(self, view: View, plan: Plan, step: int, reduced: dict[int, Tensor]) -> None:
-        """Wait until the guardians of layers held here alone have the step's gradients.
+        """Wait until the guardians of layers held here alone have the step's gradients."""
+        self.awaits_receipts = True
+        try:
+            await self._until_received(view, plan, step, reduced)
+        finally:
+            self.awaits_receipts = False
 
-        Guardians that begin again meanwhile get the state, and the gradients once more.
-        """
+    async def _until_received(
+        self, view: View, plan: Plan, step: int, reduced: dict[int, Tensor]
+    ) -> None:
+        """Guardians that begin again meanwhile get the state, and the gradients once more."""
         state, receipts, donor = self._state, self._followers.receipts, self._tools.stores.donor
         patience_s = max(GUARDIAN_LIMIT_S, 2 * plan.predicted_step_ns / 1e9)
         give_up_s = now.monotonic_s() + patience_s

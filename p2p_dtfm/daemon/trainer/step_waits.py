@@ -140,8 +140,8 @@ class StepWaits:
         return tuple(Lack(peer, Kind.ACTIVE) for peer in others)
 
     def _before_prepared(self, view: ViewId) -> tuple[Lack, ...]:
-        receipts = self._followers.receipts
-        owed = receipts.owed(self._state.step) if receipts and not self._steps.computes else ()
+        receipts, awaits = self._followers.receipts, self._steps.awaits_receipts
+        owed = receipts.owed(self._state.step) if receipts is not None and awaits else ()
         return tuple(Lack(it, Kind.RECEIPT) for it in owed) or self._steps.audits.lacks(view)
 
     def _engine(self) -> StepEngine | None:

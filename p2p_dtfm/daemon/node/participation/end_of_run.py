@@ -57,10 +57,10 @@ class EndOfRun:
         end_s = now.monotonic_s() + WHOLE_LIMIT_S
         while self._checkpoints.whole_step != spec.total_steps and now.monotonic_s() < end_s:
             await asyncio.sleep(WHOLE_POLL_S)
+        if self._done.is_set() and self._samples is not None:
+            await self._samples.write_last(spec.total_steps)
         if not self._done.is_set():
             return False
-        if self._samples is not None:
-            await self._samples.write_last(spec.total_steps)
         home, state = self._local.home, observer.state()
         path = home.run_directory(self._run.digest) / REPORT_FILE
         # these commands take no model with listed layers, or whose ends others keep

@@ -233,7 +233,8 @@ class Checkpoints:
 
     async def take_back(self, step: int, lineage: str) -> None:
         """Training goes on from `step`, without what a barred peer has done since: that is removed
-        here and never started from. A peer that was away meanwhile calls this when it is back."""
+        here and never started from. A peer that was away calls this when it is back. `goes_on_from`
+        is to be called before: by the end of this, later steps may be saved."""
         self._epoch = epochs_of(lineage).number
         async with self._busy:
             try:
@@ -245,7 +246,6 @@ class Checkpoints:
             log.info("removes %s that were taken back", counted(len(gone), "checkpoint"))
         self._here.changed()
         self._here.look()
-        self.goes_on_from(step, {step: lineage}.get)
 
     def goes_on_from(self, step: int, at: Callable[[int], str | None]) -> None:
         """Training goes on from `step`: later steps are not whole on its way, even if their files
@@ -271,6 +271,7 @@ class Checkpoints:
         if not self._saves_itself() or step >= self._spec.total_steps:
             self._room.saves = ()
         if epochs_of(lineage).number > self._epoch:  # this peer was away meanwhile
+            self.goes_on_from(step, {step: lineage}.get)
             self._taking_back = asyncio.create_task(self.take_back(step, lineage))
             self._taking_back.add_done_callback(report_bug)
         if agreed:

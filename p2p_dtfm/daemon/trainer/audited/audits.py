@@ -329,6 +329,7 @@ class Audits:
             late = missing()
             self._waits_for = lambda: tuple(Lack(peer_id, kind) for peer_id in missing())
             if not late:
+                self._tools.status.facts["waits_for"] = []  # what is computed next takes long
                 return
             self._tools.status.facts["waits_for"] = list(late)
             await self._offer_states()

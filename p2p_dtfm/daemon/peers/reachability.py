@@ -22,6 +22,7 @@ from p2p_dtfm.net.contacts.addresses import (
     is_public,
     is_relayed,
     parse_address,
+    tcp_address,
     whole,
 )
 from p2p_dtfm.net.contacts.calling import put_newest
@@ -261,8 +262,7 @@ class ReachabilityService:
         hosts = Counter(it.host for it in elsewhere)
         for it in elsewhere:
             if it.open_ports and 2 * hosts[it.host] > len(elsewhere) and not self._announce:
-                kind = "ip6" if ":" in it.host else "ip4"
-                return whole(f"/{kind}/{it.host}/tcp/{it.open_ports[0]}", self._host.peer_id)
+                return whole(tcp_address(it.host, it.open_ports[0]), self._host.peer_id)
         return ""
 
     async def _see(self, peer_id: str) -> SeenAddress | None:

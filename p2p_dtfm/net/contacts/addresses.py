@@ -302,6 +302,22 @@ def host_and_port(address: str) -> tuple[str, int]:
     return parts[1], int(parts[3])
 
 
+def tcp_address(host: str, port: int) -> str:
+    """The multiaddr of a TCP port at an IP number."""
+    return f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{port}"
+
+
+def one_spelling(host: str) -> str:
+    """The same text for all ways to write a host. IPv6 writes an IPv4 number as one of its own, and
+    names are alike in capitals, and with the dot of the root."""
+    try:
+        number = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower().removesuffix(".")
+    inner = number.ipv4_mapped if isinstance(number, ipaddress.IPv6Address) else None
+    return str(inner or number)
+
+
 def is_number(host: str) -> bool:
     """Whether a host is an IP number that holds without a zone."""
     try:

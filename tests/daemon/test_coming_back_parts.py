@@ -70,6 +70,12 @@ def network_of(me: str = "me", connected: tuple[str, ...] = ()) -> Any:
     return SimpleNamespace(me=me_, host=host, messenger=messenger, come_to=come_to)
 
 
+def network_of_contacts(*addresses: str) -> Any:
+    network = network_of()
+    network.first_contacts = addresses
+    return network
+
+
 def remember(home: Path, memory: Memory) -> Path:
     directory = place_of(home, memory)
     write_memory(directory, memory)
@@ -367,6 +373,15 @@ def test_who_founds_beside_a_member_of_another_run_is_told(
     assert f"{trains_another}; without --run this joins that one" in caplog.text
 
 
+def test_a_peer_that_was_named_at_two_addresses_is_looked_for_at_both(tmp_path: Path) -> None:
+    """An invitation tells two of its maker. Of these the last took the place of the first, as a
+    rule one of its own network in the place of one that can be called from elsewhere."""
+    (peer_id,) = peer_ids(tmp_path, 1)
+    named = tuple(f"/ip4/{host}/tcp/4001/p2p/{peer_id}" for host in ("5.9.0.1", "192.168.1.2"))
+    looking = acquaintances_of(tmp_path, network_of_contacts(), Past([], None), initial_peers=named)
+    assert looking._sought("00" * 32).met == ((peer_id, named),)
+
+
 def test_a_home_remembers_where_a_member_has_gone_since_the_view_was_agreed_on(
     tmp_path: Path,
 ) -> None:
@@ -533,7 +548,8 @@ def test_remembered_peers_that_are_no_nodes_of_the_directory_end_nothing(
 
     monkeypatch.setattr(Machine, "start_directory", start)
     network = network_of()
-    network.first_contacts = (at,)
+    elsewhere = at.replace("192.0.2.7", "192.168.1.2")
+    network.first_contacts = (at, elsewhere)
     network.reachability = SimpleNamespace(is_behind_router=False)
     network.invitation = None
 
@@ -541,14 +557,16 @@ def test_remembered_peers_that_are_no_nodes_of_the_directory_end_nothing(
         return error
 
     network.why_turned_away = not_said
-    network.messenger.learn = lambda peer_id, addresses: None
+    learnt: list[tuple[str, tuple[str, ...]]] = []
+    network.messenger.learn = lambda peer_id, addresses: learnt.append((peer_id, addresses))
     bare, told = (
         Local(settings_of(tmp_path, nearby=False, **given), DashboardHost())
         for given in ({}, {"initial_peers": (at,)})
     )
     begun = asyncio.run(Acquaintances.start(bare, network, Past([], None)))
     assert isinstance(begun.directory, OwnDirectory)
-    assert met == [at.split("/")[-1]]
+    assert met == [at.split("/")[-1]] * 2
+    assert learnt == [(met[0], (at, elsewhere))], "the last is not better than the first"
     with pytest.raises(UserError, match="could not join"):
         asyncio.run(Acquaintances.start(told, network, Past([], None)))
 

@@ -39,6 +39,15 @@ def peer_ids_of(addresses: Iterable[str]) -> list[str]:
     return [parse_address(address)[0] for address in addresses]
 
 
+def by_peer(addresses: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """All addresses of each peer, in their order. Raises `UserError`."""
+    found: dict[str, tuple[str, ...]] = {}
+    for address in addresses:
+        peer_id, where = parse_address(address)
+        found[peer_id] = (*found.get(peer_id, ()), whole(where, peer_id))
+    return found
+
+
 def parse_address(text: str) -> tuple[str, str]:
     """(peer id, the address without its last /p2p/ID). Raises `UserError` saying what is wrong."""
     try:

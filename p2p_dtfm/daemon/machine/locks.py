@@ -88,7 +88,9 @@ def hold_identity(identity: Path, home: Path, folder: Path | None = None) -> IO[
     except OSError:  # a disk that keeps no locks
         lock.close()
         return None
-    lock.truncate(0)
-    lock.write(f"process {os.getpid()}, in {home}")
-    lock.flush()
+    with contextlib.suppress(OSError):  # as on a full disk: it does not say whose it is
+        lock.truncate(0)
+        os.write(
+            lock.fileno(), f"process {os.getpid()}, in {home}".encode()
+        )  # nothing is left over
     return lock

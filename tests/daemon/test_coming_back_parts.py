@@ -38,9 +38,11 @@ from p2p_dtfm.daemon.peers.home_memory import (
     read_memory,
     write_memory,
 )
+from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.recall import Past, recall
 from p2p_dtfm.daemon.peers.run_source import is_here
 from p2p_dtfm.daemon.peers.wire import Hello, Welcome
+from p2p_dtfm.net.errors import Refused
 from p2p_dtfm.ports import chance
 from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec
 from p2p_dtfm.train.data import BlobStore
@@ -238,6 +240,37 @@ def test_who_names_a_spec_is_introduced_to_no_other_run(tmp_path: Path) -> None:
     assert refused.value.exit_code == 5
     known.come_to(run_spec(seed=9).digest())
     assert known.invitation is None and known.messenger.introduction is None
+
+
+def test_who_was_reached_at_two_addresses_refuses_once(tmp_path: Path) -> None:
+    """Its invitation is shown to a peer once. A line has two addresses of its maker, and the second
+    was taken for another peer, which has no objection: a guest whose line was taken back was told
+    to update its program, or to try again in a minute."""
+    memory, me = memory_of(tmp_path, run_spec(seed=8, admission=INVITED)), "me"
+    (other,) = peer_ids(tmp_path, 1)
+    directory = place_of(tmp_path, memory)
+    directory.mkdir(parents=True, exist_ok=True)
+    chain = Signed("founder", "link", b"", b"")
+    (directory / "guests.json").write_bytes(msgspec.json.encode({"chain": [chain]}))
+
+    async def refused(*call: object) -> bytes:
+        await asyncio.sleep(0)
+        raise Refused("not invited: somebody took it back", other)
+
+    async def comes() -> None:
+        host: Any = SimpleNamespace(peer_id=me, identity=SimpleNamespace(peer_id=me))
+        network = Network.__new__(Network)
+        control: Any = SimpleNamespace(call=refused)
+        network.host, network.messenger = host, Messenger(host, control, life=1)
+        network.first_contacts = tuple(
+            f"/ip4/{at}/tcp/4001/p2p/{other}" for at in ("5.9.0.1", "192.168.1.2")
+        )
+        network.invitation, network.refusal = None, ""
+        past = Past([memory], memory)
+        await network._introduce(Local(settings_of(tmp_path), DashboardHost()), past)
+
+    with pytest.raises(UserError, match="do not let this peer in"):
+        asyncio.run(comes())
 
 
 def test_the_same_line_goes_on_with_the_newest_founding_of_its_spec(tmp_path: Path) -> None:

@@ -90,7 +90,6 @@ def hold_identity(identity: Path, home: Path, folder: Path | None = None) -> IO[
         return None
     with contextlib.suppress(OSError):  # as on a full disk: it does not say whose it is
         lock.truncate(0)
-        os.write(
-            lock.fileno(), f"process {os.getpid()}, in {home}".encode()
-        )  # nothing is left over
+        told = f"process {os.getpid()}, in {home}"
+        os.write(lock.fileno(), told.encode(errors="backslashreplace"))
     return lock

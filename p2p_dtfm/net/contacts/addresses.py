@@ -35,8 +35,8 @@ class _Malformed(Exception):
 
 
 def peer_ids_of(addresses: Iterable[str]) -> list[str]:
-    """The ids of the peers at these addresses, in their order. Raises `UserError`."""
-    return [parse_address(address)[0] for address in addresses]
+    """The ids of the peers at these addresses, each once, in their order. Raises `UserError`."""
+    return list(by_peer(addresses))
 
 
 def by_peer(addresses: Iterable[str]) -> dict[str, tuple[str, ...]]:

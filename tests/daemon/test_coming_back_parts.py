@@ -598,7 +598,7 @@ def test_remembered_peers_that_are_no_nodes_of_the_directory_end_nothing(
     )
     begun = asyncio.run(Acquaintances.start(bare, network, Past([], None)))
     assert isinstance(begun.directory, OwnDirectory)
-    assert met == [at.split("/")[-1]] * 2
+    assert met == [at.split("/")[-1]]
     assert learnt == [(met[0], (at, elsewhere))], "the last is not better than the first"
     with pytest.raises(UserError, match="could not join"):
         asyncio.run(Acquaintances.start(told, network, Past([], None)))

@@ -305,6 +305,13 @@ def far_end(address: str) -> tuple[str, int] | None:
         return None
 
 
+def is_from_elsewhere(address: str) -> bool:
+    """Whether an address may be called from outside of this network, or a connection comes from
+    there."""
+    end = far_end(address)
+    return is_relayed(address) or (end is not None and is_public(end[0]))
+
+
 def host_and_port(address: str) -> tuple[str, int]:
     """The host (a number or a name) and the port of a valid multiaddr."""
     parts = address.strip("/").split("/")

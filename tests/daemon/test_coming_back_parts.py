@@ -38,9 +38,11 @@ from p2p_dtfm.daemon.peers.home_memory import (
     read_memory,
     write_memory,
 )
+from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.recall import Past, recall
 from p2p_dtfm.daemon.peers.run_source import is_here
 from p2p_dtfm.daemon.peers.wire import Hello, Welcome
+from p2p_dtfm.net.errors import Refused
 from p2p_dtfm.ports import chance
 from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec
 from p2p_dtfm.train.data import BlobStore
@@ -68,6 +70,12 @@ def network_of(me: str = "me", connected: tuple[str, ...] = ()) -> Any:
     messenger = SimpleNamespace(where=lambda peer_id: ("/ip4/192.0.2.7/tcp/4001",))
     me_, come_to = SimpleNamespace(peer_id=me), lambda run_digest: None
     return SimpleNamespace(me=me_, host=host, messenger=messenger, come_to=come_to)
+
+
+def network_of_contacts(*addresses: str) -> Any:
+    network = network_of()
+    network.first_contacts = addresses
+    return network
 
 
 def remember(home: Path, memory: Memory) -> Path:
@@ -234,6 +242,37 @@ def test_who_names_a_spec_is_introduced_to_no_other_run(tmp_path: Path) -> None:
     assert known.invitation is None and known.messenger.introduction is None
 
 
+def test_who_was_reached_at_two_addresses_refuses_once(tmp_path: Path) -> None:
+    """Its invitation is shown to a peer once. A line has two addresses of its maker, and the second
+    was taken for another peer, which has no objection: a guest whose line was taken back was told
+    to update its program, or to try again in a minute."""
+    memory, me = memory_of(tmp_path, run_spec(seed=8, admission=INVITED)), "me"
+    (other,) = peer_ids(tmp_path, 1)
+    directory = place_of(tmp_path, memory)
+    directory.mkdir(parents=True, exist_ok=True)
+    chain = Signed("founder", "link", b"", b"")
+    (directory / "guests.json").write_bytes(msgspec.json.encode({"chain": [chain]}))
+
+    async def refused(*call: object) -> bytes:
+        await asyncio.sleep(0)
+        raise Refused("not invited: somebody took it back", other)
+
+    async def comes() -> None:
+        host: Any = SimpleNamespace(peer_id=me, identity=SimpleNamespace(peer_id=me))
+        network = Network.__new__(Network)
+        control: Any = SimpleNamespace(call=refused)
+        network.host, network.messenger = host, Messenger(host, control, life=1)
+        network.first_contacts = tuple(
+            f"/ip4/{at}/tcp/4001/p2p/{other}" for at in ("5.9.0.1", "192.168.1.2")
+        )
+        network.invitation, network.refusal = None, ""
+        past = Past([memory], memory)
+        await network._introduce(Local(settings_of(tmp_path), DashboardHost()), past)
+
+    with pytest.raises(UserError, match="do not let this peer in"):
+        asyncio.run(comes())
+
+
 def test_the_same_line_goes_on_with_the_newest_founding_of_its_spec(tmp_path: Path) -> None:
     spec = run_spec()
     marked = spec.model_copy(update={"founding": "00112233aabbccdd"})
@@ -365,6 +404,15 @@ def test_who_founds_beside_a_member_of_another_run_is_told(
     assert asyncio.run(looking.look_for_members(ours)) is None
     trains_another = f"the swarm of {there} trains run {digest[:16]}, not {ours[:16]}"
     assert f"{trains_another}; without --run this joins that one" in caplog.text
+
+
+def test_a_peer_that_was_named_at_two_addresses_is_looked_for_at_both(tmp_path: Path) -> None:
+    """An invitation tells two of its maker. Of these the last took the place of the first, as a
+    rule one of its own network in the place of one that can be called from elsewhere."""
+    (peer_id,) = peer_ids(tmp_path, 1)
+    named = tuple(f"/ip4/{host}/tcp/4001/p2p/{peer_id}" for host in ("5.9.0.1", "192.168.1.2"))
+    looking = acquaintances_of(tmp_path, network_of_contacts(), Past([], None), initial_peers=named)
+    assert looking._sought("00" * 32).met == ((peer_id, named),)
 
 
 def test_a_home_remembers_where_a_member_has_gone_since_the_view_was_agreed_on(
@@ -533,7 +581,8 @@ def test_remembered_peers_that_are_no_nodes_of_the_directory_end_nothing(
 
     monkeypatch.setattr(Machine, "start_directory", start)
     network = network_of()
-    network.first_contacts = (at,)
+    elsewhere = at.replace("192.0.2.7", "192.168.1.2")
+    network.first_contacts = (at, elsewhere)
     network.reachability = SimpleNamespace(is_behind_router=False)
     network.invitation = None
 
@@ -541,7 +590,8 @@ def test_remembered_peers_that_are_no_nodes_of_the_directory_end_nothing(
         return error
 
     network.why_turned_away = not_said
-    network.messenger.learn = lambda peer_id, addresses: None
+    learnt: list[tuple[str, tuple[str, ...]]] = []
+    network.messenger.learn = lambda peer_id, addresses: learnt.append((peer_id, addresses))
     bare, told = (
         Local(settings_of(tmp_path, nearby=False, **given), DashboardHost())
         for given in ({}, {"initial_peers": (at,)})
@@ -549,6 +599,7 @@ def test_remembered_peers_that_are_no_nodes_of_the_directory_end_nothing(
     begun = asyncio.run(Acquaintances.start(bare, network, Past([], None)))
     assert isinstance(begun.directory, OwnDirectory)
     assert met == [at.split("/")[-1]]
+    assert learnt == [(met[0], (at, elsewhere))], "the last is not better than the first"
     with pytest.raises(UserError, match="could not join"):
         asyncio.run(Acquaintances.start(told, network, Past([], None)))
 

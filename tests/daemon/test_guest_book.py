@@ -34,7 +34,7 @@ from p2p_dtfm.daemon.node.dispatch import Dispatch
 from p2p_dtfm.daemon.peers.checks.check import Grade
 from p2p_dtfm.daemon.peers.doctor import check_invitation
 from p2p_dtfm.daemon.peers.guests import guest_book
-from p2p_dtfm.daemon.peers.guests.desk import new_line, revoke
+from p2p_dtfm.daemon.peers.guests.desk import addresses_to_tell, new_line, revoke
 from p2p_dtfm.daemon.peers.guests.guest_book import TOLD_AT_ONCE, GuestBook
 from p2p_dtfm.daemon.peers.guests.guest_watch import GuestWatch
 from p2p_dtfm.daemon.peers.guests.own_invitation import OwnInvitation, invitation_of
@@ -549,3 +549,27 @@ def test_who_invites_is_told_that_nobody_elsewhere_can_call_what_the_line_names(
     monkeypatch.setattr(cli_invite, "call_daemon", ordered)
     cli_invite.invite(None, "7d", False, False, False)
     assert ("only machines of your own network" in capsys.readouterr().err) == is_told
+
+
+RELAYED = f"/ip4/5.9.0.9/tcp/1/p2p/{ALICE.peer_id}/p2p-circuit"
+AT_HOME, OF_A_CONTAINER = "/ip4/192.168.1.2/tcp/1", "/ip4/172.17.0.1/tcp/1"
+
+
+@pytest.mark.parametrize("from_elsewhere", ["/ip4/5.9.0.1/tcp/1", RELAYED])
+def test_a_line_names_a_way_from_elsewhere_and_one_of_this_network(from_elsewhere: str) -> None:
+    """On a machine with a bridge for containers the line named that, and the machine at home.
+    Nobody elsewhere could come by it, though the peer had told others how to call it."""
+    own = (AT_HOME, OF_A_CONTAINER, from_elsewhere)
+    for each in (own, own[::-1]):
+        told = addresses_to_tell(each, {}, ())
+        assert told[0] == from_elsewhere
+        assert len(told) == 2 and told[1] in (AT_HOME, OF_A_CONTAINER)
+    assert addresses_to_tell(own[:2], {}, ()) == own[:2]
+
+
+def test_and_of_others_the_way_that_leads_there_from_elsewhere() -> None:
+    others = {"one": ("/ip4/192.168.7.2/tcp/1", RELAYED), "two": ("/ip4/10.0.0.3/tcp/1",)}
+    behind_a_firewall = (RELAYED, AT_HOME, "/ip6/2606:4700::1111/tcp/1")
+    assert addresses_to_tell(behind_a_firewall, {}, ()) == (RELAYED, AT_HOME)
+    told = addresses_to_tell((AT_HOME,), others, ())
+    assert told == (AT_HOME, RELAYED, "/ip4/10.0.0.3/tcp/1")

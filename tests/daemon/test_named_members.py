@@ -67,6 +67,51 @@ def test_and_few_doors_of_one_host_of_the_internet() -> None:
     assert 0 < knocks(heard) <= DOORS_OF_A_HOST
 
 
+@pytest.mark.parametrize(
+    "spellings",
+    [
+        [f"/ip6/2001:{'0' * zeros}db8::{n:x}:1" for n in (0,) for zeros in range(2)]
+        + ["/ip6/2001:DB8::1", "/ip6/2001:db8:0::1", "/ip6/2001:db8:0:0::1", "/ip6/2001:db8::0:1"],
+        ["/ip4/1.2.3.4", "/ip6/::ffff:1.2.3.4", "/ip6/::FFFF:1.2.3.4", "/ip6/::ffff:102:304"],
+        [
+            "/dns4/Victim.example",
+            "/dns4/victim.example.",
+            "/dns/VICTIM.example",
+            "/dns6/victim.example",
+        ],
+    ],
+    ids=["IPv6", "IPv4 in IPv6", "names"],
+)
+def test_and_a_host_is_one_however_it_is_spelt(spellings: list[str]) -> None:
+    """Each spelling was a door of its own, at which a newcomer knocked twice more."""
+    heard = messenger()
+    peers = iter(IDS)
+    heard.learn_named(
+        PeerAddress(next(peers), (f"{spelt}/tcp/443",)) for spelt in spellings for _ in range(4)
+    )
+    assert len(heard.known) == BEHIND_A_DOOR
+
+
+def test_a_stranger_names_no_relay_at_a_third_partys_door() -> None:
+    """It named a member to which this peer has no connection as its relay, there: this peer called
+    as often as it was told to, since members are called wherever they are."""
+    stranger, relay = IDS[0], IDS[1]
+    way = f"{VICTIM}/p2p/{relay}/p2p-circuit"
+
+    async def nobody() -> dict[str, tuple[str, ...]]:
+        return {}
+
+    calling = Calling(nobody)
+    calling.trusts = lambda peer_id: peer_id == relay
+    knocks = 0
+    for _ in range(40):
+        with contextlib.suppress(Unreachable):
+            knocks += len(calling.choose(stranger, [way]))
+    assert knocks == 1
+    calling._linked = {relay: ("/ip4/5.9.0.1/tcp/4001",)}
+    assert calling.choose(stranger, [way]) == (way,), "p2pd goes over the connection that is there"
+
+
 def test_members_are_believed_to_be_where_they_are() -> None:
     heard, relay = messenger(), IDS[0]
     at_home = [PeerAddress(it, (f"/ip4/127.0.0.1/tcp/{n + 1}",)) for n, it in enumerate(IDS[1:])]

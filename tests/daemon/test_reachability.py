@@ -223,6 +223,47 @@ def test_where_most_that_it_trusts_get_through_it_needs_no_relays_any_more() -> 
     assert service.relays == () and not service.is_behind_router
 
 
+def at_home(answering: set[str]) -> ReachabilityService:
+    """The service of a peer with three neighbours, that get through to it, and a relay elsewhere,
+    that does not. They are members, and `answering` are those that answer."""
+    neighbours = [f"12D3KooW{n}" for n in "123"]
+    service = seen_by({it: (4001,) for it in neighbours}, "")
+    service._host.calling.trusts = lambda peer_id: peer_id in (RELAY, *neighbours)
+
+    async def ends() -> dict[str, tuple[str, ...]]:
+        at = {it: (f"/ip4/192.168.1.{n}/tcp/4001",) for n, it in enumerate(neighbours)}
+        return {**at, RELAY: ("/ip4/5.9.0.1/tcp/4001",), SECOND: ("/ip4/5.9.0.2/tcp/4001",)}
+
+    async def see(peer_id: str) -> SeenAddress | None:
+        if peer_id not in answering:
+            return None
+        is_near = peer_id in neighbours
+        return SeenAddress("192.168.1.7" if is_near else "5.9.0.4", 4001, (4001,) * is_near)
+
+    service._see, service._host.remote_addresses = see, ends  # type: ignore[method-assign]
+    return service
+
+
+@pytest.mark.parametrize("silent", ["", RELAY])
+def test_neighbours_do_not_talk_a_peer_out_of_its_relays(silent: str) -> None:
+    """Most of three that it trusts were machines of its own home, which get through to it there. It
+    gave up its relays, and nobody elsewhere could reach it for ten minutes."""
+    service = at_home({f"12D3KooW{n}" for n in "123"} | {RELAY, SECOND} - {silent})
+    asyncio.run(service._look_after())
+    assert service.relays == tuple(sorted((RELAY, SECOND))) and service.is_behind_router
+
+
+def test_but_where_all_are_neighbours_their_word_counts() -> None:
+    service = at_home({f"12D3KooW{n}" for n in "123"})
+    service.finding = ReachabilityFinding(Reachability.UNKNOWN, "")
+    asyncio.run(service._look_after())
+    assert service.finding.reachability is Reachability.DIRECT
+    service = at_home({f"12D3KooW{n}" for n in "123"})
+    service.doubt()
+    asyncio.run(service._look_after())
+    assert not service.is_behind_router, "it was carried home"
+
+
 def called_at(*views: tuple[str, int]) -> list[str]:
     """The addresses that a peer states beside its own, after it was called back. Each view gives
     the host, and how many ports answered there."""

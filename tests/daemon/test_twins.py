@@ -1,11 +1,13 @@
 """Two daemons of one identity on two machines: locks cannot show that, and the directory does."""
 
+import resource
 from pathlib import Path
 
 import pytest
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.daemon.machine.locks import hold_identity
 from p2p_dtfm.daemon.peers.facts.twin import DOUBT_S, Twin
 from p2p_dtfm.net.directory.directory import PRESENCE_TTL_S
 from p2p_dtfm.net.directory.values import Presence
@@ -46,3 +48,18 @@ def test_what_a_clock_that_was_ahead_has_left_ends_nobody_unless_it_goes_on() ->
         twin.require_none([ahead], ME, BEGAN_S, BEGAN_S + later_s)
     with pytest.raises(UserError, match="speaks as this very peer"):
         twin.require_none([presence(6, BEGAN_S + 3620)], ME, BEGAN_S, BEGAN_S + 60)
+
+
+def test_an_identity_is_held_though_the_folder_for_temporary_files_is_full(tmp_path: Path) -> None:
+    """The lock only says whose it is. A daemon with room in its own home did not begin for that."""
+    (tmp_path / "identity.key").write_bytes(b"key")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        held = hold_identity(tmp_path / "identity.key", tmp_path, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with pytest.raises(UserError, match="an unknown one"):
+        hold_identity(tmp_path / "identity.key", tmp_path / "another", tmp_path)
+    assert held is not None
+    held.close()

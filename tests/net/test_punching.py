@@ -41,3 +41,41 @@ def test_strangers_leave_members_room_for_direct_connections() -> None:
             task.cancel()
 
     event_loop.run(filled())
+
+
+def test_a_peer_that_others_can_call_over_ipv6_is_called_there() -> None:
+    """It was called at no address at all, after the connection through the relay had been cut."""
+
+    async def scenario() -> list[str]:
+        called: list[str] = []
+
+        async def relayed(peer_id: str) -> None:
+            return None
+
+        async def disconnect(peer_id: str) -> None:
+            called.append("cut")
+
+        async def connect(peer_id: str, addresses: list[str], *how: Any, is_chosen: bool) -> None:
+            called.extend(addresses)
+
+        host: Any = SimpleNamespace(
+            peer_id="me",
+            door=SimpleNamespace(is_near=lambda sender: True),
+            calling=SimpleNamespace(trusts=lambda sender: True),
+            direct_address=relayed,
+            disconnect=disconnect,
+            connect=connect,
+        )
+        punching = Punching(host, lambda: ("1.1.1.1", 4001), lambda: False, lambda: 4001)
+        await punching._answer("open", encode(CallMe("2606:4700::1111", 4001, True)))
+        await asyncio.gather(*punching._tasks.values())
+        with pytest.raises(PeerFault, match="IPv4"):
+            await punching._answer(
+                "behind a firewall", encode(CallMe("2606:4700::1112", 4001, False))
+            )
+        ours = Punching(host, lambda: ("2606:4700::1113", 4001), lambda: False, lambda: 4001)
+        with pytest.raises(PeerFault, match="IPv4"):
+            await ours._answer("behind a router", encode(CallMe("1.1.1.2", 4001, False)))
+        return called
+
+    assert event_loop.run(scenario()) == ["cut", "/ip6/2606:4700::1111/tcp/4001"]

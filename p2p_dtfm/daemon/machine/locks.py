@@ -88,7 +88,8 @@ def hold_identity(identity: Path, home: Path, folder: Path | None = None) -> IO[
     except OSError:  # a disk that keeps no locks
         lock.close()
         return None
-    lock.truncate(0)
-    lock.write(f"process {os.getpid()}, in {home}")
-    lock.flush()
+    with contextlib.suppress(OSError):  # as on a full disk: it does not say whose it is
+        lock.truncate(0)
+        told = f"process {os.getpid()}, in {home}"
+        os.write(lock.fileno(), told.encode(errors="backslashreplace"))
     return lock

@@ -28,7 +28,7 @@ from p2p_dtfm.daemon.peers.reachability import own_addresses
 from p2p_dtfm.daemon.peers.recall import Past
 from p2p_dtfm.daemon.peers.run_source import OtherProtocol, Run
 from p2p_dtfm.daemon.telemetry.status import State
-from p2p_dtfm.net.contacts.addresses import parse_address, peer_ids_of
+from p2p_dtfm.net.contacts.addresses import by_peer, parse_address, peer_ids_of
 from p2p_dtfm.net.contacts.first_contacts import reach_any
 from p2p_dtfm.net.contacts.nearby import Nearby, Neighbour
 from p2p_dtfm.net.contacts.ports import port_listened_at
@@ -84,9 +84,8 @@ class Acquaintances:
         not."""
         host, serves = network.host, not network.reachability.is_behind_router
         world = local.world
-        for address in network.first_contacts:
-            peer_id, where = parse_address(address)
-            network.messenger.learn(peer_id, (where,))
+        for peer_id, ways in by_peer(network.first_contacts).items():
+            network.messenger.learn(peer_id, ways)
         if meeting_points(local.settings, network):
             try:
                 directory = await world.start_directory(host, network.first_contacts, serves)
@@ -119,10 +118,7 @@ class Acquaintances:
     def _sought(self, run_digest: str) -> Sought:
         """Where to look: the initial peers, which may be members too, and those that are
         remembered."""
-        met: dict[str, tuple[str, ...]] = {}
-        for address in self._local.settings.initial_peers:
-            met[parse_address(address)[0]] = (address,)
-        memory = self.memory
+        met, memory = by_peer(self._local.settings.initial_peers), self.memory
         if memory is not None and memory.run_digest == run_digest:
             for item in memory.members:
                 met[item.peer_id] = (*met.get(item.peer_id, ()), *item.addresses)

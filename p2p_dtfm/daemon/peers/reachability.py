@@ -18,10 +18,12 @@ from p2p_dtfm.core.protocol.records import Reachability
 from p2p_dtfm.net.contacts.addresses import (
     far_end,
     host_and_port,
+    is_from_elsewhere,
     is_loopback,
     is_public,
     is_relayed,
     parse_address,
+    tcp_address,
     whole,
 )
 from p2p_dtfm.net.contacts.calling import put_newest
@@ -213,7 +215,7 @@ class ReachabilityService:
         self._is_doubted = False  # if it moves meanwhile, they may miss it
         await self._note_ports()
         answers = await asyncio.gather(*map(self._see, peers))
-        seen = [answer for answer in answers if answer is not None]
+        seen = self._that_know([it for it in answers if it is not None], is_doubted)
         if not seen:
             self._is_doubted |= is_doubted
             if self.finding.reachability is Reachability.UNKNOWN:
@@ -227,6 +229,14 @@ class ReachabilityService:
             self._asked_s += ASK_AGAIN_S - ASK_WHO_IS_CERTAIN_S
         else:
             self._believe(seen, is_open)
+
+    def _that_know(self, seen: list[SeenAddress], is_doubted: bool) -> list[SeenAddress]:
+        """The answers that count: those from elsewhere. Neighbours get through in any case, and
+        count where nobody elsewhere has been asked since this machine is here."""
+        elsewhere, known = [it for it in seen if is_public(it.host)], self.finding.public_host
+        if elsewhere or (known and is_public(known) and not is_doubted):
+            return elsewhere
+        return seen
 
     def _believe(self, seen: Sequence[SeenAddress], is_open: bool) -> None:
         best = max(seen, key=lambda it: len(it.open_ports) * (1 if is_open else -1))
@@ -261,8 +271,7 @@ class ReachabilityService:
         hosts = Counter(it.host for it in elsewhere)
         for it in elsewhere:
             if it.open_ports and 2 * hosts[it.host] > len(elsewhere) and not self._announce:
-                kind = "ip6" if ":" in it.host else "ip4"
-                return whole(f"/{kind}/{it.host}/tcp/{it.open_ports[0]}", self._host.peer_id)
+                return whole(tcp_address(it.host, it.open_ports[0]), self._host.peer_id)
         return ""
 
     async def _see(self, peer_id: str) -> SeenAddress | None:
@@ -286,11 +295,9 @@ class ReachabilityService:
         ends = await self._host.remote_addresses()
         is_certain = self.finding.reachability is Reachability.DIRECT and not self._is_doubted
         if now_s - self._asked_s > (ASK_WHO_IS_CERTAIN_S if is_certain else ASK_AGAIN_S):
-            near = [
-                peer
-                for peer, (address, *_) in sorted(ends.items())
-                if not is_relayed(address) and not is_loopback(address)
-            ]
+            at = {it: end for it, (end, *_) in ends.items()}
+            near = [it for it in sorted(at) if not (is_relayed(at[it]) or is_loopback(at[it]))]
+            near.sort(key=lambda it: not is_from_elsewhere(at[it]))
             # peers that connect may be anybody, and many of them one
             trusted = [*filter(self._host.calling.trusts, near)]
             await self._ask((trusted or ([] if is_certain else near))[:ASKED_LIMIT])

@@ -35,8 +35,17 @@ class _Malformed(Exception):
 
 
 def peer_ids_of(addresses: Iterable[str]) -> list[str]:
-    """The ids of the peers at these addresses, in their order. Raises `UserError`."""
-    return [parse_address(address)[0] for address in addresses]
+    """The ids of the peers at these addresses, each once, in their order. Raises `UserError`."""
+    return list(by_peer(addresses))
+
+
+def by_peer(addresses: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """All addresses of each peer, in their order. Raises `UserError`."""
+    found: dict[str, tuple[str, ...]] = {}
+    for address in addresses:
+        peer_id, where = parse_address(address)
+        found[peer_id] = (*found.get(peer_id, ()), whole(where, peer_id))
+    return found
 
 
 def parse_address(text: str) -> tuple[str, str]:
@@ -296,10 +305,33 @@ def far_end(address: str) -> tuple[str, int] | None:
         return None
 
 
+def is_from_elsewhere(address: str) -> bool:
+    """Whether an address may be called from outside of this network, or a connection comes from
+    there."""
+    end = far_end(address)
+    return is_relayed(address) or (end is not None and is_public(end[0]))
+
+
 def host_and_port(address: str) -> tuple[str, int]:
     """The host (a number or a name) and the port of a valid multiaddr."""
     parts = address.strip("/").split("/")
     return parts[1], int(parts[3])
+
+
+def tcp_address(host: str, port: int) -> str:
+    """The multiaddr of a TCP port at an IP number."""
+    return f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{port}"
+
+
+def one_spelling(host: str) -> str:
+    """The same text for all ways to write a host. IPv6 writes an IPv4 number as one of its own, and
+    names are alike in capitals, and with the dot of the root."""
+    try:
+        number = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower().removesuffix(".")
+    inner = number.ipv4_mapped if isinstance(number, ipaddress.IPv6Address) else None
+    return str(inner or number)
 
 
 def is_number(host: str) -> bool:

@@ -12,7 +12,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from p2p_dtfm.core.gate.dialling import ADDRESSES_OF_ONE, Dialling, Door
-from p2p_dtfm.net.contacts.addresses import far_end, host_and_port, is_relayed, is_way
+from p2p_dtfm.net.contacts.addresses import (
+    far_end,
+    host_and_port,
+    is_relayed,
+    is_way,
+    one_spelling,
+)
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.ports import now
 
@@ -140,12 +146,12 @@ class Calling:
         self.dialling.give_back([door for it in addresses if (door := door_of(it)) is not None])
 
     def _leads_through_friend(self, address: str) -> bool:
-        """Whether the address leads only through a relay that this peer trusts, or is connected
-        to."""
+        """Whether the address leads only through a relay that this peer is connected to. Any other
+        relay would be called at an address that is the unknown peer's word."""
         if not is_relayed(address) or door_of(address) is None:
             return False
         relay = address.partition("/p2p/")[2].split("/", 1)[0]
-        return self.trusts(relay) or relay in self._linked
+        return relay in self._linked
 
     async def answered(self, peer_id: str) -> None:
         """Note that a call has reached the peer itself, so that its door was not knocked at in
@@ -165,5 +171,9 @@ def put_newest(kept: dict[str, Value], key: str, value: Value, limit: int) -> No
 
 
 def door_of(address: str) -> Door | None:
-    """Host and port of an address, None if it is malformed."""
-    return host_and_port(address) if is_way(address) else None
+    """Host and port of an address, None if it is malformed. However a host is spelt, its door is
+    one."""
+    if not is_way(address):
+        return None
+    host, port = host_and_port(address)
+    return one_spelling(host), port

@@ -13,7 +13,7 @@ import msgspec
 
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.net.contacts.addresses import far_end, is_number
+from p2p_dtfm.net.contacts.addresses import far_end, is_loopback, is_number
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.port import HostPort
 from p2p_dtfm.ports import now
@@ -74,6 +74,8 @@ class CallBacks:
         address = await self._host.direct_address(sender)
         if address is None:
             raise PeerFault("asks over a relay, so nobody sees where it is", sender)
+        if is_loopback(address) and not self._host.is_only_local:
+            raise PeerFault("asks over a connection that was joined to ours here", sender)
         if (end := far_end(address)) is None:
             raise PeerFault("asks from a host that has no plain number", sender)
         if sender in self._dialling or len(self._dialling) >= DIALS_LIMIT:

@@ -19,7 +19,7 @@ import msgspec
 
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.net.contacts.addresses import is_number, is_public
+from p2p_dtfm.net.contacts.addresses import is_number, is_public, one_spelling, tcp_address
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
 from p2p_dtfm.net.libp2p.port import HostPort
@@ -101,7 +101,7 @@ class Punching:
             called_at = decode(reply, CalledAt, _REQUEST_LIMIT_BYTES)
             if called_at.host:
                 await self._host.disconnect(peer_id)
-                where = f"/ip4/{called_at.host}/tcp/{called_at.port}"
+                where = tcp_address(called_at.host, called_at.port)
                 await self._host.connect(peer_id, [where, *relayed], OPEN_DEADLINE_S)
             return await self._becomes_direct(peer_id)
         except (Unreachable, Refused, PeerFault) as error:
@@ -132,7 +132,7 @@ class Punching:
         if sender in self._tasks or len(self._tasks) >= limit:
             raise PeerFault("busy", sender)
         if not self._host.calling.trusts(sender):  # nobody sees where a relayed peer is
-            door = (request.host, request.port)
+            door = (one_spelling(request.host), request.port)
             if not self._host.calling.dialling.choose([door], None, now.monotonic_ns()):
                 raise PeerFault("busy", sender)
         if len(self.asked_s) >= PEERS_REMEMBERED:
@@ -141,15 +141,20 @@ class Punching:
         if request.is_open:
             self._spawn(sender, self._call_back(sender, request))
             return encode(CalledAt("", 0))
-        endpoint = self._end_to_join()
-        if endpoint is None:
-            raise PeerFault("this peer does not know where the world sees it", sender)
+        endpoint = self._end_to_join(request, sender)
         self._spawn(sender, self._open_and_bridge(request))
         return encode(CalledAt(*endpoint))
 
-    def _end_to_join(self) -> Endpoint | None:
-        """Where the world sees this peer; None also where the port of its own p2pd is not known."""
-        return self._endpoint() if self._listen_port() else None
+    def _end_to_join(self, request: CallMe, sender: str) -> Endpoint:
+        """Where the world sees this peer. Raises `PeerFault` if that, or the port of its own p2pd,
+        is not known, or the two ends do not have IPv4: the asker would cut the relayed connection
+        in vain."""
+        endpoint = self._endpoint() if self._listen_port() else None
+        if endpoint is None:
+            raise PeerFault("this peer does not know where the world sees it", sender)
+        if ":" in request.host or ":" in endpoint[0]:
+            raise PeerFault("both ends open a connection over IPv4 alone", sender)
+        return endpoint
 
     def _spawn(self, peer_id: str, work: Coroutine[Any, Any, None]) -> None:
         task = self._tasks[peer_id] = asyncio.create_task(work)
@@ -158,7 +163,7 @@ class Punching:
     async def _call_back(self, peer_id: str, request: CallMe) -> None:
         with contextlib.suppress(Unreachable):
             await self._host.disconnect(peer_id)
-            where = f"/ip4/{request.host}/tcp/{request.port}"
+            where = tcp_address(request.host, request.port)
             await self._host.connect(peer_id, [where], OPEN_DEADLINE_S, is_chosen=True)
 
     async def _open_and_bridge(self, request: CallMe) -> None:

@@ -11,7 +11,7 @@ from p2p_dtfm.core.protocol.invited.line import (
     read_line,
 )
 from p2p_dtfm.daemon.peers.guests.guest_book import GuestBook
-from p2p_dtfm.net.contacts.addresses import host_and_port, is_public, is_relayed
+from p2p_dtfm.net.contacts.addresses import is_from_elsewhere, is_loopback, is_relayed
 from p2p_dtfm.net.contacts.identity import is_peer_id
 from p2p_dtfm.ports import now
 
@@ -24,21 +24,19 @@ def addresses_to_tell(
     own: Sequence[str], others: Mapping[str, Sequence[str]], points: Sequence[str]
 ) -> tuple[str, ...]:
     """Two addresses of this peer, one of each of some others, and those where it met the run
-    itself. Any one that lives is enough."""
-    mine = sorted(own, key=_worth)[:OWN_LIMIT]
+    itself. Any one that lives is enough. The second of its own is for guests on this network."""
+    best = sorted(own, key=_worth)
+    near = [address for address in best if not is_from_elsewhere(address)]
+    mine = list(dict.fromkeys((*best[:1], *near[:1], *best)))[:OWN_LIMIT]
     theirs = (min(where, key=_worth) for where in others.values() if where)
     return tuple(dict.fromkeys((*mine, *theirs, *points)))[:ADDRESSES_LIMIT]
 
 
 def _worth(address: str) -> tuple[bool, bool]:
-    """A sort key: addresses that can be called from elsewhere come first."""
-    host = "" if is_relayed(address) else host_and_port(address)[0]
-    return host.startswith("127.") or host == "::1", is_relayed(address)
-
-
-def _is_from_elsewhere(address: str) -> bool:
-    """Whether an address may be called from outside of this network."""
-    return is_relayed(address) or is_public(host_and_port(address)[0])
+    """A sort key: addresses that can be called from elsewhere come first. Among those the order
+    stays: a peer that has relays tells them first, because nobody gets through to its own."""
+    is_here = is_loopback(address) and not is_relayed(address)
+    return is_here, not is_from_elsewhere(address)
 
 
 def new_line(
@@ -49,7 +47,7 @@ def new_line(
 ) -> dict[str, Any]:
     """What `p2p-dtfm invite` prints. If the run asks for no invitation, the line only says where
     the run is. Raises `UserError`."""
-    is_near = not any(map(_is_from_elsewhere, addresses))
+    is_near = not any(map(is_from_elsewhere, addresses))
     if book is None:
         line = open_line(run_digest, addresses)
         return {

@@ -102,7 +102,8 @@ def _refuse_empty_paths(command: Any, words: Sequence[str]) -> None:
     """Refuse an empty path, which comes from a variable that is not set. It would mean the
     directory that the user happens to be in: fill it, or prepare all that lies there. Raises
     `UserError`."""
-    paths = _paths_of(command)
+    if not (paths := _paths_of(command)):
+        return
     of_paths = {word for it in paths for word in it.opts if it.param_type_name == "option"}
     named = [it for it in command.params if it.param_type_name == "option" and not it.is_flag]
     with_values = {word for it in named for word in it.opts}

@@ -179,6 +179,18 @@ def test_letters_that_a_terminal_has_not_are_told_by_their_numbers() -> None:
     assert done.returncode == 0 and "--initial-peers" in done.stdout, done.stderr
 
 
+def test_letters_that_the_plainest_locale_has_not_are_told_by_their_numbers() -> None:
+    """There Python lets bytes of names through, and no other letter: `generate` ended with a
+    traceback at the first one, in the middle of its text."""
+    line = "from p2p_dtfm.cli import open_closed_streams as o; o(); print('caf\\xe9 \\u2192')"
+    done = subprocess.run(
+        [sys.executable, "-c", line],
+        capture_output=True, text=True, timeout=60,
+        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    )  # fmt: skip
+    assert done.stdout == "caf\\xe9 \\u2192\n", done.stderr
+
+
 def test_a_home_on_a_full_disk_or_without_locks_is_told_as_it_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from p2p_dtfm.cli.commands.here import service
+from p2p_dtfm.cli.commands.models import told_of
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.settings import resolve
 from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec
@@ -93,6 +94,21 @@ def test_settings_with_a_zero_byte(tmp_path: Path) -> None:
     (settings := tmp_path / "settings.toml").write_text('home = "a\\u0000b"\n')
     with pytest.raises(UserError, match=r"home .*: must be the path of a directory"):
         resolve(settings, {})
+
+
+def test_a_damaged_line_of_the_history_keeps_no_model_here(tmp_path: Path) -> None:
+    """`export` ended with a traceback, where `compare` counted the line as one that is damaged."""
+    spec, run = make_spec(), tmp_path / "run"
+    made = save_layers(run / "checkpoints", spec, 0, 0, random_states(spec))
+    odd = [None, "x", 1e400, [], {}, True]
+    lines = [{"event": "step", "step": step, "loss": 3.0} for step in odd]
+    lines += [{"event": "step", "step": 0, "loss": loss, "held_out_loss": 2.0} for loss in odd]
+    lines += [{"event": "view", "members": members} for members in (5, [[]], ["peer"])]
+    (run / "events.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    told = told_of(made)
+    assert list(told.members) == ["peer"] and list(told.held_out) == [(0, 2.0)]
+    assert not told.losses
+    export_hugging_face(made, tmp_path / "out", None, told=told)
 
 
 def test_text_is_not_taken_for_prepared_data(texts: Path) -> None:

@@ -104,9 +104,8 @@ def _refuse_empty_paths(command: Any, words: Sequence[str]) -> None:
     `UserError`."""
     if not (paths := _paths_of(command)):
         return
-    of_paths = {word for it in paths for word in it.opts if it.param_type_name == "option"}
-    named = [it for it in command.params if it.param_type_name == "option" and not it.is_flag]
-    with_values = {word for it in named for word in it.opts}
+    of_paths = _words_before_values(paths)
+    with_values = _words_before_values(command.params)
     empty = [before for before, word in pairwise(["", *words]) if not word]
     joined = [word[:-1] for word in words if word.endswith("=")]
     for option in (word for word in (*empty, *joined) if word in of_paths):
@@ -117,6 +116,12 @@ def _refuse_empty_paths(command: Any, words: Sequence[str]) -> None:
             f"one of the paths behind {command.name} is empty: ''",
             "write a path there (a variable that is not set leaves none), or leave it out",
         )
+
+
+def _words_before_values(params: Iterable[Any]) -> set[str]:
+    """The names of the options that take a value."""
+    options = (it for it in params if it.param_type_name == "option" and not it.is_flag)
+    return {word for it in options for word in it.opts}
 
 
 def _without_value(option: str, following: str) -> UserError:

@@ -43,7 +43,8 @@ def open_closed_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
     reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure is not None and sys.stdout.errors == "strict":
+    has_all_letters = "utf" in str(sys.stdout.encoding).lower()
+    if reconfigure is not None and (sys.stdout.errors == "strict" or not has_all_letters):
         reconfigure(errors="backslashreplace")
 
 

@@ -86,7 +86,8 @@ def test_who_has_no_directory_names_one(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert home_option(tmp_path) == f" --home {tmp_path}"
 
 
-@pytest.mark.parametrize("line", ["id --home", "bootstrap --home", "reproduce --quick --out"])
+@pytest.mark.parametrize("line", ["id --home", "bootstrap --home", "reproduce --quick --out",
+                                  "prepare . --out new --validation"])  # fmt: skip
 @pytest.mark.parametrize("joined", [False, True])
 def test_a_variable_that_is_not_set_fills_no_directory(
     line: str,
@@ -102,6 +103,35 @@ def test_a_variable_that_is_not_set_fills_no_directory(
     assert typed(*typed_words, monkeypatch=monkeypatch) == 2
     assert "stands without a value: '' follows it" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["prepare", "", "--out", "new"], ["prepare", "a", "", "--out", "new"],
+     ["prepare", "--overwrite", "", "--out", "new"], ["import", "", "--out", "new"],
+     ["export", "--out", "new", ""], ["generate", "--prompt", "", ""], ["compare", "", "b"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_variable_that_is_not_set_is_no_place_to_read(
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """`prepare "$TEXTS" --out DIR` prepared all that lay in whatever directory its user was in, for
+    members of a run to fetch."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").write_text("private " * 4096)
+    assert typed(*words, monkeypatch=monkeypatch) == 2
+    assert f"one of the paths behind {words[0]} is empty" in capsys.readouterr().err
+    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_text_may_be_empty(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert typed("generate", str(tmp_path), "--prompt", "", monkeypatch=monkeypatch) == 2
+    assert "no checkpoint with all layers" in capsys.readouterr().err
 
 
 def test_what_is_printed_onto_a_full_disk_is_no_bug(tmp_path: Path) -> None:
@@ -147,6 +177,18 @@ def test_letters_that_a_terminal_has_not_are_told_by_their_numbers() -> None:
         env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "120"},
     )  # fmt: skip
     assert done.returncode == 0 and "--initial-peers" in done.stdout, done.stderr
+
+
+def test_letters_that_the_plainest_locale_has_not_are_told_by_their_numbers() -> None:
+    """There Python lets bytes of names through, and no other letter: `generate` ended with a
+    traceback at the first one, in the middle of its text."""
+    line = "from p2p_dtfm.cli import open_closed_streams as o; o(); print('caf\\xe9 \\u2192')"
+    done = subprocess.run(
+        [sys.executable, "-c", line],
+        capture_output=True, text=True, timeout=60,
+        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    )  # fmt: skip
+    assert done.stdout == "caf\\xe9 \\u2192\n", done.stderr
 
 
 def test_a_home_on_a_full_disk_or_without_locks_is_told_as_it_is(

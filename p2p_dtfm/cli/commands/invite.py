@@ -60,5 +60,5 @@ def revoke(
 ) -> None:
     """Take an invitation back: a member goes with the next view; with a line, all who came by it
     go."""
-    done = call_daemon(home, f"revoke?{urlencode({'who': who})}", "POST")
+    done = call_daemon(home, f"revoke?{urlencode({'who': who}, errors='replace')}", "POST")
     typer.echo(f"{done['revoked']} is revoked; the other members are told")

@@ -1,6 +1,7 @@
 """Commands that bring models out and in: export, import."""
 
 import contextlib
+import math
 import shlex
 import tempfile
 from enum import StrEnum
@@ -298,21 +299,24 @@ def told_of(directory: Path) -> "KnownOfModel":
 
 
 def _history(run: Path, until: int) -> tuple[dict[int, dict[str, Any]], set[str]]:
-    """The committed steps, of each the last entry, and all peers that were in any view."""
+    """The committed steps, of each the last entry, and all peers that were in any view. What a
+    damaged line says is left out."""
     from p2p_dtfm.daemon.telemetry.event_log import read_events
 
     steps: dict[int, dict[str, Any]] = {}
     members: set[str] = set()
     for event in read_events(run):
-        if event.get("event") == "step" and int(event.get("step", 0)) <= until:
-            steps[int(event["step"])] = event
-        if event.get("event") == "view":
-            members |= set(event.get("members", ()))
+        step, there = event.get("step"), event.get("members")
+        if event.get("event") == "step" and type(step) is int and step <= until:
+            steps[step] = event
+        if event.get("event") == "view" and isinstance(there, list):
+            members |= {member for member in there if isinstance(member, str)}
     return steps, members
 
 
 def _curve(steps: dict[int, dict[str, Any]], name: str) -> list[tuple[int, float]]:
-    return [(step, event[name]) for step, event in sorted(steps.items()) if event.get(name)]
+    values = [(step, event.get(name)) for step, event in sorted(steps.items())]
+    return [(step, it) for step, it in values if isinstance(it, float) and math.isfinite(it)]
 
 
 @app.command(name="import")

@@ -57,7 +57,7 @@ class Commands(TyperGroup):
             lines = lines_for(word, self.list_commands(ctx))
             raise UserError(f"there is no command {shortened(word)!r}", lines)
         name, command, rest = super().resolve_command(ctx, args)
-        _refuse_empty_paths(_paths_of(command), rest)
+        _refuse_empty_paths(command, rest)
         return name, command, rest
 
 
@@ -85,22 +85,43 @@ def _refuse_options_as_values(given: Mapping[str, Any]) -> None:
                 raise _without_value(f"--{name.replace('_', '-')}", shortened(item))
 
 
-def _paths_of(command: Any) -> list[str]:
-    """The command's options that take a path."""
+def _paths_of(command: Any) -> list[Any]:
+    """The command's options and arguments that take a path."""
     if getattr(command, "callback", None) is None:  # an unknown command, or a group of commands
         return []
     hints = get_type_hints(inspect.unwrap(command.callback))
-    kinds = {name: (hint, *get_args(hint)) for name, hint in hints.items()}
-    return [word for it in command.params if Path in kinds.get(it.name, ()) for word in it.opts]
+    kinds = {name: _kinds_in(hint) for name, hint in hints.items()}
+    return [it for it in command.params if Path in kinds.get(it.name, ())]
 
 
-def _refuse_empty_paths(paths: Sequence[str], words: Sequence[str]) -> None:
+def _kinds_in(hint: Any) -> set[Any]:
+    return {hint}.union(*map(_kinds_in, get_args(hint)))
+
+
+def _refuse_empty_paths(command: Any, words: Sequence[str]) -> None:
     """Refuse an empty path, which comes from a variable that is not set. It would mean the
-    directory that the user happens to be in, and fill it. Raises `UserError`."""
-    empty = [word for word, following in pairwise(words) if not following]
-    empty += [word[:-1] for word in words if word.endswith("=")]
-    for option in (word for word in empty if word in paths):
+    directory that the user happens to be in: fill it, or prepare all that lies there. Raises
+    `UserError`."""
+    if not (paths := _paths_of(command)):
+        return
+    of_paths = _words_before_values(paths)
+    with_values = _words_before_values(command.params)
+    empty = [before for before, word in pairwise(["", *words]) if not word]
+    joined = [word[:-1] for word in words if word.endswith("=")]
+    for option in (word for word in (*empty, *joined) if word in of_paths):
         raise _without_value(option, "''")
+    takes_places = any(it.param_type_name == "argument" for it in paths)
+    if takes_places and any(word not in with_values for word in empty):
+        raise UserError(
+            f"one of the paths behind {command.name} is empty: ''",
+            "write a path there (a variable that is not set leaves none), or leave it out",
+        )
+
+
+def _words_before_values(params: Iterable[Any]) -> set[str]:
+    """The names of the options that take a value."""
+    options = (it for it in params if it.param_type_name == "option" and not it.is_flag)
+    return {word for it in options for word in it.opts}
 
 
 def _without_value(option: str, following: str) -> UserError:

@@ -40,8 +40,8 @@ def _name(text: str) -> str:
 
 def _path(value: object) -> object:
     """A path, which may not be empty. An empty one would be the current directory, and an unset
-    variable would fill that with a home."""
-    if value == "":
+    variable would fill that with a home. No path has a zero byte, which a file of settings may."""
+    if value == "" or "\0" in str(value):
         raise ValueError("must be the path of a directory")
     return value
 
@@ -347,7 +347,8 @@ def _from_file(config: Path | None) -> list[tuple[str, dict[str, Any]]]:
     if config is None:
         return []
     try:
-        return [(str(config), tomllib.loads(config.read_text(encoding="utf-8")))]
+        text = config.read_text(encoding="utf-8-sig")  # some editors put a mark in front
+        return [(str(config), tomllib.loads(text))]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {config}: {error}", "give the path of a TOML file") from error
     except (ValueError, RecursionError) as error:  # tomllib raises more than it declares

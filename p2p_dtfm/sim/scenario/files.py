@@ -51,7 +51,7 @@ def read_values(path: Path) -> dict[str, Any]:
     """The values of a TOML (or JSON) file. Raises `UserError` naming the line that is wrong."""
     kind = "JSON" if path.suffix == ".json" else "TOML"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors put a mark in front
         values = json.loads(text) if kind == "JSON" else tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         known = ", ".join(sorted(item.stem for item in packaged_configs().glob("*.toml")))

@@ -11,6 +11,7 @@ instead.
 """
 
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -159,11 +160,13 @@ def open_prepared(out: Path) -> PreparedData:
     Raises `UserError`.
     """
     fix = f"make the data anew: p2p-dtfm prepare PATH... --out {out} --overwrite"
-    if out.is_file():  # the text itself, perhaps
-        made = out.with_name(f"{out.stem}-data")
+    if _may_be_text(out):
+        text = out.resolve() if out.name in ("", "..") else out
+        made = text.parent / f"{text.stem if text.is_file() else text.name}-data"
+        typed = f"p2p-dtfm prepare {shlex.quote(str(out))} --out {shlex.quote(str(made))}"
         raise UserError(
             f"no prepared data in {out}",
-            (f"make them: p2p-dtfm prepare {out} --out {made}", f'then say source = "{made}"'),
+            (f"make them: {typed}", f'then say source = "{made}"'),
         )
     if not out.is_dir():
         raise UserError(f"no prepared data in {out}", f"p2p-dtfm prepare PATH... --out {out}")
@@ -182,6 +185,19 @@ def open_prepared(out: Path) -> PreparedData:
     if tokenizer.vocabulary != manifest.vocabulary:
         raise UserError(f"tokenizer and manifest in {out} disagree about the vocabulary", fix)
     return PreparedData(manifest, as_stated(tokenizer, manifest.tokenizer), store)
+
+
+def _may_be_text(out: Path) -> bool:
+    """Whether the text itself lies there, perhaps: a file, or files that `prepare` has not made."""
+    try:
+        names = {entry.name for entry in os.scandir(out)}
+    except NotADirectoryError:
+        return out.is_file()
+    except OSError:
+        return False
+    ours = (BLOBS_NAME, TOKENIZER_NAME)
+    others = [name for name in names if name not in ours and not name.startswith(".tmp-")]
+    return MANIFEST_NAME not in names and bool(others)
 
 
 def _require_sane(

@@ -269,6 +269,13 @@ def _require_data(source: str, directory: Path, own: Tokenizer | None) -> None:
     """Refuse data that are not there, or are not in the model's tokens. Raises `UserError`."""
     if source == STANDARD_LIBRARY:
         return  # known by name, and in bytes
+    try:
+        source.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"no run spec can name the data {source}: that is no text in UTF-8",
+            "rename that directory, or name a symbolic link to it",
+        ) from error
     prepared = open_prepared(Path(source))
     if own is not None:
         require_tokenizer_of(directory / TOKENIZER_NAME, own, source, prepared.tokenizer)
@@ -364,7 +371,7 @@ def _spec_text(spec: RunSpec, directory: Path, training: Training, initial: str)
         learning_rate=training.learning_rate,
         final_learning_rate=training.learning_rate / 10,
         warmup_steps=min(100, training.total_steps // 10),
-        data=json.dumps(training.data, ensure_ascii=False),
+        data=json.dumps(training.data, ensure_ascii=False).replace("\x7f", "\\u007f"),
         evaluation_sequences=_evaluation_sequences(training),
     )
 

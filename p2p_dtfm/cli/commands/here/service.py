@@ -116,6 +116,7 @@ def install(
         for name, origin in resolved.origins.items()
         if (origin != "default" or name in WHEREVER_IT_IS) and name not in NOT_OF_A_SERVICE
     }
+    _require_text(values)
     unit, settings = places()
     text = unit_text(_program(), settings, values.get("resident_gib", 0.0))
     if print_only:
@@ -168,6 +169,20 @@ def uninstall() -> None:
         )
         return
     typer.echo("the service is gone; what it has trained stays in its home")
+
+
+def _require_text(values: dict[str, Any]) -> None:
+    """Require that the settings can be written down, before anything is. A name from another system
+    may be in another encoding than UTF-8. Raises `UserError`."""
+    for name, value in values.items():
+        try:
+            settings_text({name: value}).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"--{name.replace('_', '-')} cannot be written into the settings of a service: "
+                f"{value!r} is no text in UTF-8",
+                "rename it, or name a symbolic link to it",
+            ) from error
 
 
 def _require_sense(settings: "Settings") -> None:

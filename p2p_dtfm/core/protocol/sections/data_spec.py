@@ -33,6 +33,10 @@ class DataSpec(Section):
     def _comes_from_somewhere(self) -> "DataSpec":
         if not self.source and not self.manifest:
             raise ValueError("source is empty: it says where the founder's data are")
+        try:
+            self.source.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError("source is no text: it has half of a character") from error
         return self
 
     @model_validator(mode="after")

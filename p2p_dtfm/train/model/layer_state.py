@@ -228,6 +228,9 @@ class LayerState:
         assert reduced_gradient.shape == self.gradient.shape, reduced_gradient.shape
         assert reduced_gradient.dtype == torch.float32, reduced_gradient.dtype
         torch.mul(reduced_gradient.to(self.device), clip_scale, out=self.gradient)
+        for parameter in self.module.parameters():
+            if not parameter.requires_grad and parameter.grad is not None:
+                parameter.grad.zero_()  # a codec of few levels may have no zero
         if self.spec.sync.mode == "local":
             momentum = self.spec.sync.outer_momentum
             self.first_moments.mul_(momentum).add_(self.gradient)

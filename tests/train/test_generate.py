@@ -8,6 +8,7 @@ import torch
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.train.model.block import Block
 from p2p_dtfm.train.model.checkpoint import load_layer
 from p2p_dtfm.train.model.generate import (
     _Continuation,
@@ -20,6 +21,7 @@ from p2p_dtfm.train.model.generate import (
     stream_until,
     whole_checkpoint,
 )
+from p2p_dtfm.train.model.gpt import told_beside
 from p2p_dtfm.train.model.layer_state import LayerState
 from tests.train.saved_layers import save_layers
 
@@ -72,6 +74,43 @@ def test_text_is_that_of_the_whole_window_before_each_token(checkpoints: Path) -
         assert (found - expected).abs().max() < 1e-4
         written.append(int(expected.argmax()))
     assert len(set(written[4:])) > 1
+
+
+def test_text_is_read_within_its_document_as_it_was_learnt(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that keeps attention within documents wrote on from what came before their ends."""
+    spec, layers = load_model(checkpoints)
+    apart = spec.data.model_copy(update={"packing": "documents", "end_of_document": 0})
+    spec = spec.model_copy(update={"data": apart})
+    for layer in layers:
+        for parameter in layer.parameters():
+            parameter.data.mul_(8.0)
+
+    def as_learnt(written: list[int]) -> torch.Tensor:
+        stream = tokens = torch.tensor([written[-spec.model.context :]])
+        told = told_beside(spec, tokens)
+        for layer in layers:
+            stream = layer(stream, **(told if isinstance(layer, Block) else {}))
+        return stream[0, -1]
+
+    logits, compared, ends = _Continuation.logits, 0, (4, 9, 10, 30)
+
+    def compare(model: _Continuation, written: list[int]) -> torch.Tensor:
+        nonlocal compared
+        with torch.no_grad():
+            expected = as_learnt(written)
+        assert (logits(model, written) - expected).abs().max() < 1e-3, written
+        compared += 1
+        if compared in ends:
+            return torch.zeros_like(expected).index_fill(0, torch.tensor([0]), 1e6)
+        return expected
+
+    monkeypatch.setattr(_Continuation, "logits", compare)
+    for prompt in ("ab\0cd", "", "a\0"):
+        compared = 0
+        list(stream_until(None, (spec, layers), Bytes(), prompt, 40, 1.0, 1))
+        assert compared == 40
 
 
 def test_prompts_may_be_empty_or_longer_than_the_context(checkpoints: Path) -> None:

@@ -27,7 +27,9 @@ from p2p_dtfm.train.model.layer_state import LayerState, state_bytes_limit
 from p2p_dtfm.train.model.optimizer import apply_outcome
 from p2p_dtfm.train.model.reference import ReferenceRun
 from p2p_dtfm.train.stage.emulated import EmulatedStageRunner, emulated_device
+from p2p_dtfm.train.stage.local_steps import LocalSteps
 from p2p_dtfm.train.stage.measure import measure_device
+from p2p_dtfm.train.stage.private_memory import PrivateMemory
 from p2p_dtfm.train.stage.stage_runner import StageRunner
 from tests.train.saved_layers import save_layers
 
@@ -315,8 +317,25 @@ class Named(Doubling):
         return made
 
 
+class Fixed(Doubling):
+    """A layer kind with a matrix that is not trained, and a number that is."""
+
+    def build(self, place: Place) -> nn.Module:
+        return _Fixed(place.entry[1])
+
+
+class _Fixed(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.empty(width, width), requires_grad=False)
+        self.change = nn.Parameter(torch.empty(()))
+
+    def forward(self, stream: Tensor) -> Tensor:
+        return stream @ self.matrix * (1.0 + self.change)
+
+
 DOUBLING, BUFFERED, NO_KIND, BROKEN = Doubling(), Buffered(), "a word", Broken()
-MANY, NAMED, WRONG = Many(), Named(), Wrong()
+MANY, NAMED, WRONG, FIXED = Many(), Named(), Wrong(), Fixed()
 
 
 @pytest.fixture
@@ -329,6 +348,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             ("many", "MANY"),
             ("named", "NAMED"),
             ("wrong", "WRONG"),
+            ("fixed", "FIXED"),
             ("no-kind", "NO_KIND"),
             ("broken", "BROKEN"),
             ("gone", "NOT_THERE"),
@@ -389,6 +409,43 @@ def test_all_matrices_of_a_kind_begin_with_its_deviation_whatever_they_are_calle
     deviations = {name: float(matrix.detach().std()) for name, matrix in found}
     assert len(deviations) == 4
     assert deviations == pytest.approx(dict.fromkeys(deviations, 0.2), rel=0.1)
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_a_kind_does_not_train_stays_as_it_is(toy_batch: Batches) -> None:
+    """Its matrices decayed, and a run of one process has them as they were."""
+    fast = VALUES["optimizer"] | {"weight_decay": 10.0}  # type: ignore[operator]
+    spec = run_of([MIXED[0], {"kind": "fixed"}, MIXED[5]], optimizer=fast)
+    plain = ReferenceRun(spec, toy_batch)
+    losses = list(plain.losses(4))
+    assert list(losses_of_stages(spec, (1,), 4, toy_batch)) == pytest.approx(losses, abs=1e-4)
+    state = LayerState.genesis(spec, 1)
+    before = state.module.get_parameter("matrix").detach().clone()
+    assert torch.equal(before, plain.model[1].get_parameter("matrix"))
+    state.apply(torch.ones_like(state.parameters), 1.0, 0.01)  # as some codecs tell of zeros
+    assert torch.equal(before, state.module.get_parameter("matrix"))
+    assert float(state.module.get_parameter("change").detach()) == pytest.approx(-0.01, rel=1e-3)
+
+
+@pytest.mark.usefixtures("installed")
+def test_inner_steps_leave_what_a_kind_does_not_train() -> None:
+    fast = VALUES["optimizer"] | {"weight_decay": 10.0}  # type: ignore[operator]
+    local = {"mode": "local", "inner_steps": 2}
+    spec = run_of([MIXED[0], {"kind": "fixed"}, MIXED[5]], optimizer=fast, sync=local)
+    state = LayerState.genesis(spec, 1)
+    steps = LocalSteps(spec, {1: state}, PrivateMemory())
+    steps.begin(0)
+    steps.inner_step(0, 1)
+    steps.finish(1)
+    assert not state.gradient.any(), "of what is not trained there is no difference"
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_single_number_begins_as_a_vector_does() -> None:
+    spec = run_of([MIXED[0], {"kind": "fixed"}, MIXED[5]])
+    state = LayerState.genesis(spec, 1)
+    assert float(state.module.get_parameter("change").detach()) == 0.0
+    assert LayerState.from_bytes(spec, 1, state.to_bytes()).digest() == state.digest()
 
 
 @pytest.mark.usefixtures("installed")

@@ -143,7 +143,7 @@ class SampleWriter:
 
     async def _text(self, model: TextModel) -> str:
         spec, spent_s = self.model.spec, 0.0
-        pieces = written_by(model, spec.model.context, self.tokenizer, self._prompt, TOKENS)
+        pieces = written_by((spec, model), self.tokenizer, self._prompt, TOKENS)
         text = ""
         while spent_s < LONGEST_S:
             piece, took_s = await self.compute.run_beside(_next, pieces)

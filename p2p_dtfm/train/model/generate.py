@@ -92,7 +92,7 @@ def stream_until(
 ) -> Iterator[str]:
     """The same with a model that is in memory: at most `tokens` tokens, and none after `end`."""
     spec, layers = loaded
-    model = _Continuation(layers, spec.model.context)
+    model = _Continuation(layers, spec.model.context, _ends_attention(spec))
     drawn = _draw(model, tokenizer, prompt, tokens, temperature, seed)
     until_end = itertools.takewhile(lambda token: token != end, drawn)
     return _whole_characters(tokenizer, until_end, goes_on=bool(prompt))
@@ -107,14 +107,14 @@ def spare_processors(spec: RunSpec) -> None:
 
 
 def written_by(
-    layers: Sequence[nn.Module],
-    context: int,
+    loaded: tuple[RunSpec, Sequence[nn.Module]],
     tokenizer: GenerationTokenizer,
     prompt: str,
     tokens: int,
 ) -> Iterator[str]:
     """The text after `prompt` by a model that is in memory, piece by piece; the same each time."""
-    model = _Continuation(layers, context)
+    spec, layers = loaded
+    model = _Continuation(layers, spec.model.context, _ends_attention(spec))
     drawn = _draw(model, tokenizer, prompt, tokens, temperature=0.8, seed=0)
     return _whole_characters(tokenizer, drawn, goes_on=bool(prompt))
 
@@ -138,10 +138,16 @@ def whole_checkpoint(checkpoint: Path) -> Path:
 class _Continuation:
     """The model, with what it remembers of the tokens so far."""
 
-    def __init__(self, layers: Sequence[nn.Module], context: int) -> None:
+    def __init__(
+        self, layers: Sequence[nn.Module], context: int, ends_attention: int | None = None
+    ) -> None:
+        """`ends_attention`: the token behind which attention does not reach back, if any."""
         self.context = context
+        self._ends_attention = ends_attention
         self._embedding, *self._blocks, self._head = layers
         self._past: list[PastTokens] = []
+        self._begin = 0
+        """The place in the window of the first token that is remembered."""
 
     @torch.no_grad()
     def logits(self, written: list[int]) -> Tensor:
@@ -151,15 +157,31 @@ class _Continuation:
         Only what is new is computed, until the context is full. From then on all positions change
         with every token, and all is computed anew.
         """
-        if not self._past or len(written) > self.context:
+        window = written[-self.context :]
+        begin = self._document_begin(window)
+        if not self._past or len(written) > self.context or begin != self._begin:
             self._past = [PastTokens() for _ in self._blocks]
-        first = self._past[0].count
-        stream = torch.tensor([written[-self.context :][first:]], dtype=torch.int64)
+            self._begin = begin
+        first = begin + self._past[0].count
+        stream = torch.tensor([window[first:]], dtype=torch.int64)
         stream = self._embedding(stream, first)
         for block, past in zip(self._blocks, self._past, strict=True):
             stream = block(stream, past)
         found: Tensor = self._head(stream[:, -1:])[0, 0]
         return found
+
+    def _document_begin(self, window: list[int]) -> int:
+        """The place of the first token that the last one may look at. The token that ends a
+        document is its last. Positions go on, as in training."""
+        for place in range(len(window) - 1, 0, -1):
+            if window[place - 1] == self._ends_attention:
+                return place
+        return 0
+
+
+def _ends_attention(spec: RunSpec) -> int | None:
+    """The token that ends documents, in a run whose attention stays within them."""
+    return spec.data.end_of_document if spec.data.masks_documents else None
 
 
 def load_model(checkpoint: Path) -> Loaded:

@@ -133,7 +133,8 @@ def told_beside(spec: RunSpec, tokens: Tensor | None) -> Told:
 
 @torch.no_grad()
 def initialise_layer(module: nn.Module, spec: RunSpec, layer: int) -> None:
-    """Genesis parameters, bit-equal on any machine: norms 1, biases 0, matrices random.
+    """Genesis parameters, bit-equal on any machine: norms 1, biases 0, matrices random. A single
+    number, which a listed layer may have, begins as a bias does.
 
     Matrices are uniform with GPT-2's standard deviation of 0.02. Those that write into the residual
     stream are scaled by 1/sqrt(2 * blocks), as there are 2 * blocks writers (Radford et al. 2019,
@@ -142,7 +143,7 @@ def initialise_layer(module: nn.Module, spec: RunSpec, layer: int) -> None:
     for name, parameter in module.named_parameters():
         if name.endswith("norm.weight"):
             parameter.fill_(1.0)
-        elif parameter.dim() == 1 or (spec.trains_adapters and name.endswith(".wide")):
+        elif parameter.dim() <= 1 or (spec.trains_adapters and name.endswith(".wide")):
             parameter.zero_()
         else:
             deviation = _deviation(spec, layer, name, tuple(parameter.shape))

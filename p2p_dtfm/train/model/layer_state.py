@@ -96,7 +96,7 @@ class LayerState:
         self.compute_with(self.parameters)
         kept = self.first_moments, self.second_moments
         self._update = LayerUpdate(
-            self.spec, self.layer, self.shapes, kept, self.version, exact=True
+            self.spec, self.layer, self.update_shapes, kept, self.version, exact=True
         )
 
     @classmethod
@@ -144,6 +144,15 @@ class LayerState:
         return self._gradient
 
     @property
+    def update_shapes(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """As `shapes`, for an update. Matrices decay; one that a kind of layer does not train stays
+        as it is, so it is a vector here."""
+        return tuple(
+            (name, tuple(it.shape) if it.requires_grad else (it.numel(),))
+            for name, it in self.module.named_parameters()
+        )
+
+    @property
     def has_base(self) -> bool:
         """Whether the layer can compute: nothing frozen is left out."""
         return self._is_mapped or has_base(self._module)
@@ -178,7 +187,9 @@ class LayerState:
             parameter.grad = None  # that of the other device would not take the new data
         self.compute_with(self.parameters)
         made = self._update.steps_made
-        self._update = LayerUpdate(self.spec, self.layer, self.shapes, kept, made, exact=True)
+        self._update = LayerUpdate(
+            self.spec, self.layer, self.update_shapes, kept, made, exact=True
+        )
 
     @classmethod
     def genesis(cls, spec: RunSpec, layer: int, device: torch.device | str = "cpu") -> "LayerState":
@@ -217,6 +228,9 @@ class LayerState:
         assert reduced_gradient.shape == self.gradient.shape, reduced_gradient.shape
         assert reduced_gradient.dtype == torch.float32, reduced_gradient.dtype
         torch.mul(reduced_gradient.to(self.device), clip_scale, out=self.gradient)
+        for parameter in self.module.parameters():
+            if not parameter.requires_grad and parameter.grad is not None:
+                parameter.grad.zero_()  # a codec of few levels may have no zero
         if self.spec.sync.mode == "local":
             momentum = self.spec.sync.outer_momentum
             self.first_moments.mul_(momentum).add_(self.gradient)

@@ -109,15 +109,14 @@ class _InnerLayer:
         state.compute_with(self._parameters)
         counts = [
             self._parameters.numel(),
-            second_moment_count(spec, state.layer, state.shapes),
+            second_moment_count(spec, state.layer, state.update_shapes),
         ]
         if held is None:
             held = InnerMoments(self._parameters.new_zeros(sum(counts)), 0)
         self._moments = held.moments.clone()
         first, second = self._moments.split(counts)
-        self._update = LayerUpdate(
-            spec, state.layer, state.shapes, (first, second), held.steps_made, exact=False
-        )
+        shapes, kept = state.update_shapes, (first, second)
+        self._update = LayerUpdate(spec, state.layer, shapes, kept, held.steps_made, exact=False)
 
     @torch.no_grad()
     def step(self, scale: float, learning_rate: float) -> None:

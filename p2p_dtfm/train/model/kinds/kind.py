@@ -90,7 +90,8 @@ class LayerKind(ABC):
 
     def deviation(self, name: str, shape: Shape) -> float:
         """Standard deviation of a matrix before the first step. By default 1 / sqrt(inputs).
-        Vectors are zero, and those whose name ends in `norm.weight` are one."""
+        Vectors and single numbers are zero, and those whose name ends in `norm.weight` are
+        one."""
         return 1.0 / math.sqrt(math.prod(shape[1:]))
 
 

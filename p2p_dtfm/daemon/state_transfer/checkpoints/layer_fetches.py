@@ -22,6 +22,8 @@ from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.checkpoint import CheckpointFailed, add_layer_file, read_manifest
 from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.replay.work import parameters_digest
 
 REST_S = 30.0
 """For so long a layer that did not come is not asked for again, while others come."""
@@ -123,6 +125,7 @@ class LayerFetches:
             target = directory / f"fetched-{layer}.partial"
             try:
                 await self._blobs.fetch(blob, donors, target, size_bytes)
+                await asyncio.to_thread(self._require_claimed, directory, layer, target)
                 async with self._busy:
                     if read_manifest(directory).lineage == lineage:  # or it was begun anew
                         await asyncio.to_thread(add_layer_file, directory, layer, target)
@@ -133,6 +136,21 @@ class LayerFetches:
                 log.debug("layer %d of a checkpoint, from %s: %s", layer, donors, error)
             finally:
                 target.unlink(missing_ok=True)
+
+    def _require_claimed(self, directory: Path, layer: int, file: Path) -> None:
+        """Raises `UserError` for a state whose holders computed with other parameters. They alone
+        sign its digest: else they could save something that nobody has evaluated or audited."""
+        manifest = read_manifest(directory)
+        claimed = self._announced.parameters_of(manifest.step, layer)
+        if not claimed:
+            return
+        state = LayerState.mapped(manifest.spec(), layer, file)
+        if parameters_digest(state.parameters) != claimed:
+            raise UserError(
+                f"layer {layer} of step {manifest.step} as its holders give it is not what they "
+                "have computed with",
+                "nothing of it is kept; the checkpoint before stays",
+            )
 
 
 def _drawn(text: str) -> bytes:

@@ -6,6 +6,7 @@ place of nobody else's.
 
 from collections.abc import Mapping
 
+from p2p_dtfm.core.commit.judgement import DIGEST_BYTES
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.lineage import is_lineage, unmarked
 from p2p_dtfm.core.protocol.run_spec import RunSpec
@@ -23,6 +24,8 @@ STEPS_AHEAD = 64
 """How many steps further another member may have come when it announces what it has saved. Of a
 member that computes alone the others hear up to sixteen steps at a time
 (`daemon.peers.held_back`)."""
+NO_FILE = bytes(DIGEST_BYTES)
+"""The beginning of no file's digest."""
 
 
 class AnnouncedFiles:
@@ -129,3 +132,9 @@ class AnnouncedFiles:
         """The digest of the parameters that the layer's holders have claimed; empty if unknown."""
         said = self._agreed.get(step, {}).get(layer)
         return said.parameters if said is not None else b""
+
+    def refuse(self, step: int, layer: int) -> None:
+        """The file that the layer's holders have named is not what they claimed: no file of it is
+        taken any more, or it would be fetched again and again."""
+        if (said := self._agreed.get(step, {})) and layer in said:
+            self._agreed[step] = {**said, layer: said[layer]._replace(file=NO_FILE)}

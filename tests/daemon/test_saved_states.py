@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.recovery.contradictions import AgreedState
 from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.node.coming_and_going.departure import Departure
@@ -406,7 +407,8 @@ def test_a_spare_takes_the_last_model_of_what_was_committed_whatever_a_member_sa
         spare.remote_files("liar", false)
         for sender in ("first", "second"):
             spare.remote_files(sender, honest)
-        files = {layer: bytes.fromhex(name) for layer, (name, _) in honest.files.items()}
+        named = {layer: bytes.fromhex(name) for layer, (name, _) in honest.files.items()}
+        files = {layer: AgreedState(it, b"") for layer, it in named.items()}
         spare.committed(step, files, LINEAGE)
         await until_whole(spare, step)
         (found,) = list_checkpoints(mine)

@@ -12,12 +12,15 @@ from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.peers.wire import ConfirmLayers, StateDigest
 from p2p_dtfm.daemon.state_transfer import witnesses
+from p2p_dtfm.daemon.state_transfer.following import rolled_layers
+from p2p_dtfm.daemon.state_transfer.following.follower import Follower
 from p2p_dtfm.daemon.state_transfer.following.rolled_layers import witnesses_of
 from p2p_dtfm.daemon.state_transfer.witnesses import VERSIONS_TOLD, StateVotes, WitnessDesk
 from p2p_dtfm.train.model.layer_state import LayerState
 from tests.daemon.trainer_parts import SPEC
 
 VIEW = ViewId(4, "next")
+NEXT: Any = SimpleNamespace(id=VIEW)
 TRUE, FALSE = b"1" * 16, b"2" * 16
 
 
@@ -89,6 +92,29 @@ def test_colluders_that_are_few_do_not_have_a_right_state_fetched_anew(count: in
         votes.said(name, StateDigest(VIEW, number, 0, 7, digest))
     assert not asyncio.run(votes.is_odd(asked, 0, 7, TRUE))
     assert asyncio.run(votes.is_odd(asked, 0, 7, FALSE))
+
+
+def test_colluders_that_are_first_in_a_plan_are_not_most_of_whom_all_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of sixteen replicas four collude, and are in the first pipelines. Each newcomer asked the
+    first four of a plan: with a donor of theirs the colluders were most of the five voices, each
+    time. Its state was then taken to be right, and asked for again of the same."""
+    holders = [f"h{number}" for number in range(16)]
+    colluders, donor = set(holders[:4]), "h0"
+    believed, twice = 0, 0
+    monkeypatch.setattr(rolled_layers, "donors_of", lambda view, layer, me: holders)
+    for number in range(200):
+        me = f"newcomer {number}"
+        tools = SimpleNamespace(me=me)
+        follower: Any = SimpleNamespace(_donors=lambda layer: holders, _tools=tools, view=NEXT)
+        asked = Follower._witnesses(follower, donor, 0)
+        assert len(set(asked)) == witnesses.WITNESSES_LIMIT and donor not in asked
+        is_believed = len(colluders & set(asked)) >= 2
+        again = rolled_layers._asked_of(NEXT, 0, me, donor)
+        believed += is_believed
+        twice += is_believed and 2 * len(colluders & set(again)) > len(again)
+    assert believed < 50 and twice < 5, "by chance alone: 15% and 0.3%"
 
 
 def test_where_two_others_have_a_layer_both_are_asked() -> None:

@@ -9,7 +9,7 @@ are in doubt.
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from p2p_dtfm.core.commit.judgement import Conflict, conflict_of, fault_of
 from p2p_dtfm.core.commit.step_terms import StepTerms
@@ -30,16 +30,32 @@ OPENED_BYTES = 16 << 20
 _opened = OpenedOnce[Prepared](OPENED_BYTES)
 
 
+class AgreedState(NamedTuple):
+    """What a layer's holders have said of the state from which a committed step started."""
+
+    file: bytes
+    """The first bytes of the digest of the state's file."""
+    parameters: bytes
+    """The digest of the parameters with which they claim to have begun; empty where none do. All
+    members have heard the same claim. Of the file's digest a layer's only holder could tell each
+    member another one."""
+
+
 def stated(signed: Signed) -> Prepared:
     """The contents of a Prepared in a contribution. Its signature was checked when that came."""
     found = _opened.find(signed)
     return found if found is not None else _opened.keep(signed, decode(signed.payload, Prepared))
 
 
-def agreed_states(committed: Iterable[Signed]) -> dict[int, bytes]:
-    """The digests of the layers' states that a committed step started from, by layer; empty for a
-    step that does not state them. All holders of a layer state the same one."""
-    return {layer: said for signed in committed for layer, said in stated(signed).states.items()}
+def agreed_states(committed: Iterable[Signed]) -> dict[int, AgreedState]:
+    """The states that a committed step started from, by layer; empty for a step that does not
+    state them. All holders of a layer state the same one."""
+    found = {}
+    for prepared in map(stated, committed):
+        share = prepared.audit.share.parameters if prepared.audit is not None else {}
+        for layer, digest in prepared.states.items():
+            found[layer] = AgreedState(digest, share.get(layer, b""))
+    return found
 
 
 @dataclass

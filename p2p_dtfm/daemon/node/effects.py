@@ -22,6 +22,7 @@ from p2p_dtfm.core.planner.recomputation import problem_in_force
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
+from p2p_dtfm.core.recovery.contradictions import agreed_states
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.node.acquaintances import BARRED, NOBODY_ANSWERS
 from p2p_dtfm.daemon.node.coming_and_going.departure import Departure
@@ -117,6 +118,7 @@ class Effects:
         life.spawn(membership.acquaintances.remember(view))
         if action.restart is not None:
             participant.transcript.rolled_forward(action.restart, step - 1)
+            participant.checkpoints.agree(step - 1, agreed_states(action.restart.prepared))
         participant.transcript.took_over(view, step)
         observer.view_took_over(membership.run.spec, view, step)
         self._write_history()

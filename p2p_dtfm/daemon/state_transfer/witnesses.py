@@ -8,9 +8,10 @@ to do.
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.commit.judgement import DIGEST_BYTES
@@ -41,6 +42,13 @@ SAID_LIMIT = 16
 else's."""
 
 log = logging.getLogger("p2p_dtfm.witnesses")
+
+
+def drawn(holders: Sequence[str], by: str, limit: int = WITNESSES_LIMIT) -> list[str]:
+    """As many of a layer's holders, as each asker draws them anew in each view. In a plan's order
+    all would ask the same few, and colluders that are first in it would be most of these."""
+    order = sorted(holders, key=lambda it: hashlib.blake2b(f"{by} {it}".encode()).digest())
+    return order[:limit]
 
 
 def finite_state(spec: RunSpec, layer: int, payload: bytes) -> LayerState:

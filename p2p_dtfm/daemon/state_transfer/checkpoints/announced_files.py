@@ -6,9 +6,11 @@ place of nobody else's.
 
 from collections.abc import Mapping
 
+from p2p_dtfm.core.commit.judgement import DIGEST_BYTES
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.lineage import is_lineage, unmarked
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.recovery.contradictions import AgreedState
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
 from p2p_dtfm.train.data import is_digest
 from p2p_dtfm.train.model.checkpoint import CheckpointManifest
@@ -22,6 +24,8 @@ STEPS_AHEAD = 64
 """How many steps further another member may have come when it announces what it has saved. Of a
 member that computes alone the others hear up to sixteen steps at a time
 (`daemon.peers.held_back`)."""
+NO_FILE = bytes(DIGEST_BYTES)
+"""The beginning of no file's digest."""
 
 
 class AnnouncedFiles:
@@ -33,7 +37,7 @@ class AnnouncedFiles:
         self._told: dict[str, dict[int, None]] = {}
         """The steps of each sender, the one told last at the end; the senders are in the same
         order."""
-        self._agreed: dict[int, Mapping[int, bytes]] = {}
+        self._agreed: dict[int, Mapping[int, AgreedState]] = {}
 
     def take(self, sender: str, message: CheckpointFiles, committed_step: int) -> bool:
         """Another member has these files; `committed_step` is -1 while no step has committed.
@@ -97,9 +101,10 @@ class AnnouncedFiles:
             for member in members
         )
 
-    def agree(self, step: int, agreed: Mapping[int, bytes]) -> None:
-        """The Prepared of `step` name these digests of the states from which it starts, by
-        layer."""
+    def agree(self, step: int, agreed: Mapping[int, AgreedState]) -> None:
+        """The Prepared of `step` name these states from which it starts, by layer; or none."""
+        if not agreed:
+            return
         self._agreed[step] = agreed
         for oldest in sorted(self._agreed)[:-STEPS_REMEMBERED]:
             del self._agreed[oldest]
@@ -121,4 +126,15 @@ class AnnouncedFiles:
         """Whether a file is what the layer's holders have said that they have. If nobody has said
         so, it may be."""
         said = self._agreed.get(step, {}).get(layer)
-        return said is None or bytes.fromhex(blob)[: len(said)] == said
+        return said is None or bytes.fromhex(blob)[: len(said.file)] == said.file
+
+    def parameters_of(self, step: int, layer: int) -> bytes:
+        """The digest of the parameters that the layer's holders have claimed; empty if unknown."""
+        said = self._agreed.get(step, {}).get(layer)
+        return said.parameters if said is not None else b""
+
+    def refuse(self, step: int, layer: int) -> None:
+        """The file that the layer's holders have named is not what they claimed: no file of it is
+        taken any more, or it would be fetched again and again."""
+        if (said := self._agreed.get(step, {})) and layer in said:
+            self._agreed[step] = {**said, layer: said[layer]._replace(file=NO_FILE)}

@@ -17,6 +17,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.lineage import epochs_of
 from p2p_dtfm.core.protocol.run_spec import RunSpec
+from p2p_dtfm.core.recovery.contradictions import AgreedState
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.machine.disk import SET_ASIDE
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
@@ -78,6 +79,7 @@ class Checkpoints:
         self._saves_itself = saves_itself
         self._troubles = troubles or Troubles()
         self._announced = AnnouncedFiles(spec)
+        self.agree = self._announced.agree
         self._here = FilesHere(root, spec)
         self._busy = asyncio.Lock()
         self._writes = LayerWrites(spec, compute, self._busy)
@@ -261,9 +263,9 @@ class Checkpoints:
         if is_news or self._completing is None or self._completing.done():
             self._complete_later()
 
-    def committed(self, step: int, agreed: Mapping[int, bytes], lineage: str) -> None:
-        """A step is committed that started from this lineage. `agreed`: digests of the states from
-        which it starts, by layer, as all holders say them in its Prepared; or none."""
+    def committed(self, step: int, agreed: Mapping[int, AgreedState], lineage: str) -> None:
+        """A step is committed that started from this lineage. `agreed`: the states from which it
+        starts, by layer, as all holders say them in its Prepared; or none."""
         self._committed_step, self._lineage = step, lineage
         self._reached = max(self._reached, step)
         if not self._saves_itself():  # no write will come with which the trouble would end
@@ -274,8 +276,7 @@ class Checkpoints:
             self.goes_on_from(step, {step: lineage}.get)
             self._taking_back = asyncio.create_task(self.take_back(step, lineage))
             self._taking_back.add_done_callback(report_bug)
-        if agreed:
-            self._announced.agree(step, agreed)
+        self.agree(step, agreed)
         if step in self._announced:
             self._complete_later()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
 from p2p_dtfm.daemon.state_transfer.checkpoints.announced_files import AnnouncedFiles
 from p2p_dtfm.daemon.state_transfer.checkpoints.disk_room import DiskRoom
@@ -22,6 +23,8 @@ from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.ports import now
 from p2p_dtfm.train.model.checkpoint import CheckpointFailed, add_layer_file, read_manifest
 from p2p_dtfm.train.model.gpt import layer_count
+from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.replay.work import parameters_digest
 
 REST_S = 30.0
 """For so long a layer that did not come is not asked for again, while others come."""
@@ -123,6 +126,7 @@ class LayerFetches:
             target = directory / f"fetched-{layer}.partial"
             try:
                 await self._blobs.fetch(blob, donors, target, size_bytes)
+                await self._require_claimed(directory, layer, target)
                 async with self._busy:
                     if read_manifest(directory).lineage == lineage:  # or it was begun anew
                         await asyncio.to_thread(add_layer_file, directory, layer, target)
@@ -133,6 +137,26 @@ class LayerFetches:
                 log.debug("layer %d of a checkpoint, from %s: %s", layer, donors, error)
             finally:
                 target.unlink(missing_ok=True)
+
+    async def _require_claimed(self, directory: Path, layer: int, file: Path) -> None:
+        """Raises `UserError` for a state whose holders computed with other parameters. They alone
+        sign its digest: else they could save something that nobody has evaluated or audited."""
+        manifest = read_manifest(directory)
+        claimed = self._announced.parameters_of(manifest.step, layer)
+        if not claimed:
+            return
+        got = await asyncio.to_thread(_parameters_in, manifest.spec(), layer, file)
+        if got != claimed:
+            self._announced.refuse(manifest.step, layer)
+            raise UserError(
+                f"layer {layer} of step {manifest.step} as its holders give it is not what they "
+                "have computed with",
+                "the checkpoint before stays",
+            )
+
+
+def _parameters_in(spec: RunSpec, layer: int, file: Path) -> bytes:
+    return parameters_digest(LayerState.mapped(spec, layer, file).parameters)
 
 
 def _drawn(text: str) -> bytes:

@@ -35,7 +35,7 @@ from p2p_dtfm.daemon.state_transfer.following.replaying import (
 )
 from p2p_dtfm.daemon.state_transfer.following.rolled_layers import unlike_layers
 from p2p_dtfm.daemon.state_transfer.state_tools import FollowerTools
-from p2p_dtfm.daemon.state_transfer.witnesses import WITNESSES_LIMIT, StateVotes, finite_state
+from p2p_dtfm.daemon.state_transfer.witnesses import StateVotes, drawn, finite_state
 from p2p_dtfm.daemon.telemetry.estimate import Estimate
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
@@ -162,7 +162,7 @@ class Follower:
     def _witnesses(self, donor: str, layer: int) -> list[str]:
         """Others that have the layer when the donor gives it."""
         others = [peer for peer in self._donors(layer) if peer not in (donor, self._tools.me)]
-        return others[:WITNESSES_LIMIT]
+        return drawn(others, f"{self.view.id} {self._tools.me} {layer}")
 
     def _ask_witnesses(self) -> None:
         of: dict[str, list[int]] = {}

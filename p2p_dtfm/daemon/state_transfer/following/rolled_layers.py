@@ -12,7 +12,7 @@ from itertools import compress
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.state_transfer.following.donor_choice import donors_of
 from p2p_dtfm.daemon.state_transfer.state_tools import FollowerTools
-from p2p_dtfm.daemon.state_transfer.witnesses import WITNESSES_LIMIT, StateVotes
+from p2p_dtfm.daemon.state_transfer.witnesses import WITNESSES_LIMIT, StateVotes, drawn
 
 ENOUGH = 3
 """If so many others hold the layer, the one that gave the gradients is left out."""
@@ -28,9 +28,7 @@ async def unlike_layers(
     false would throw away what may be the only other copy.
     """
     here = (layer for layer in sorted(givers) if tools.states[layer].version == version)
-    holders = {
-        layer: witnesses_of(donors_of(view, layer, tools.me), givers[layer]) for layer in here
-    }
+    holders = {layer: _asked_of(view, layer, tools.me, givers[layer]) for layer in here}
     for peer in sorted({peer for each in holders.values() for peer in each}):
         asked = [layer for layer, peers in holders.items() if peer in peers]
         said = votes.ask(peer, view.id, next(tools.numbers), asked)
@@ -38,6 +36,13 @@ async def unlike_layers(
     own = {layer: await tools.compute.run(tools.states[layer].file_digest) for layer in holders}
     odd = (votes.is_odd(peers, layer, version, own[layer]) for layer, peers in holders.items())
     return set(compress(holders, await asyncio.gather(*odd)))  # all silent ones cost one wait
+
+
+def _asked_of(view: View, layer: int, me: str, giver: str) -> Sequence[str]:
+    """Whom to ask, drawn again: colluders that are most of those that were asked about the state
+    itself are seldom most of these, too."""
+    holders = donors_of(view, layer, me)
+    return witnesses_of(drawn(holders, f"again {view.id} {me} {layer}", len(holders)), giver)
 
 
 def witnesses_of(holders: Sequence[str], giver: str) -> Sequence[str]:

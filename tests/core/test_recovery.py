@@ -682,6 +682,21 @@ def of_many(count: int) -> tuple[list[Member], PresentView, tuple[Signed, ...]]:
     return members, present, tuple(stated(it).signed for it in norms)
 
 
+@pytest.mark.parametrize("norm", [1e155, 1.7e308])
+@pytest.mark.parametrize("view", [VIEW, ViewId(1, "of which nobody knows")])
+def test_a_told_norm_whose_square_is_beyond_all_numbers_stops_nobody(
+    norm: float, view: ViewId
+) -> None:
+    """One member told such an outcome. All that gathered with it ended in `OverflowError`, in each
+    attempt anew: no view came any more, and no member was to blame."""
+    outcome = msgspec.structs.replace(OUTCOME, gradient_norm=norm)
+    told = RetainedStep(view, 7, BASE, outcome, ())
+    liar = part(C, {}, pending=None, step=8, retained=told)
+    assert recover([part(A, {0: 7}), part(B, {1: 7}), liar], 2).target == Target(7, BASE)
+    only_copy = msgspec.structs.replace(liar, held={1: 8}, lineages={8: "made up"})
+    assert recover([part(A, {0: 7}), only_copy], 2).target is None
+
+
 @pytest.mark.parametrize("count", [4, 18])
 def test_who_keeps_its_own_prepared_back_does_not_say_what_the_step_came_to(count: int) -> None:
     """Among more than sixteen stage-holders one alone replaced the whole model, because nobody

@@ -697,6 +697,29 @@ def test_a_told_norm_whose_square_is_beyond_all_numbers_stops_nobody(
     assert recover([part(A, {0: 7}), only_copy], 2).target is None
 
 
+def test_a_member_that_counts_more_tokens_than_a_step_has_makes_no_outcome() -> None:
+    """Of two members one told, and signed, that its microbatches were more than there are. The sum
+    of the tokens fitted into no message: the other ended in `OverflowError`."""
+    terms = msgspec.structs.replace(TERMS, microbatch_tokens=2048)
+    pipelines = (Pipeline((Stage("a", 0, 2, 1),), 0, 2), Pipeline((Stage("b", 0, 2, 1),), 2, 2))
+    present = PresentView(VIEW, (A, B), Plan(pipelines, (), 1))
+    invented = (1 << 53) - 1
+
+    def said(peer_id: str, microbatches: int) -> Signed:
+        token_count, sums = 2048 * microbatches, {0: (b"1" * 16, b"2" * 16)}
+        its = Prepared(VIEW, 7, peer_id, {0: 0.5}, 0.0, token_count, 0.0, 0, None, BASE, sums)
+        return stated(its).signed
+
+    both = said("a", 2), said("b", invented)
+    honest = PendingStep(7, BASE, both, (0, 1), counts={"a": 2, "b": 2})
+    lying = PendingStep(7, BASE, both, (0, 1), counts={"a": 2, "b": invented})
+    parts = [
+        part(A, {0: 7, 1: 7}, pending=honest, present=present),
+        part(B, {0: 7, 1: 7}, pending=lying, present=present),
+    ]
+    assert recover(parts, 2, terms).target == Target(7, BASE)
+
+
 @pytest.mark.parametrize("count", [4, 18])
 def test_who_keeps_its_own_prepared_back_does_not_say_what_the_step_came_to(count: int) -> None:
     """Among more than sixteen stage-holders one alone replaced the whole model, because nobody

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.consensus.actions import WIDE_ABOVE
+from p2p_dtfm.core.consensus.parts.wide.spread_reception import EARLY_LIMIT
 from p2p_dtfm.core.messages.agreement_messages import (
     PREPARED_LIMIT,
     Bodies,
@@ -75,6 +76,22 @@ def test_who_is_let_in_with_a_crowd_says_of_no_later_attempt_that_it_is_of_many(
     peer.do(peer.agreement.suspect("b", "it is gone", peer.now_ns))
     attempt = peer.agreement._state.attempt
     assert attempt is not None and attempt.number == number and attempt.wide is None
+
+
+@pytest.mark.parametrize("sender", [EVIL, Member("c", 1)])
+def test_nobody_has_what_others_said_too_early_forgotten(sender: Member) -> None:
+    """A peer keeps what it hears of an attempt in which it may not take part yet. One message of a
+    much later attempt, by whomever, had all of that forgotten; so had 128 of the same attempt."""
+    world = swarm(NAMES, timing=replace(TIMING, wide_above=2))
+    peer, view, honest = world.peers["a"], view_of(world, "a"), world.peers["b"].agreement.me
+    number, ahead = view.id.number // 2 * 2 + 2, ViewId(7, "not known yet")
+    early = Spread(honest, number, True, ahead, 1, "")
+    say(world, "b", "a", early)
+    said = [Spread(sender, number, True, ahead, round_, "") for round_ in range(2 * EARLY_LIMIT)]
+    for message in (Spread(sender, 1 << 40, True, ahead, 1, ""), *said):
+        say(world, sender.peer_id, "a", message)
+    kept = [it for it, _ in peer.agreement._state.attempts.early]
+    assert early in kept and len(kept) <= EARLY_LIMIT
 
 
 def test_what_is_refused_puts_no_attempt_on_the_overlay() -> None:

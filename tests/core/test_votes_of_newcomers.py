@@ -17,13 +17,25 @@ from p2p_dtfm.core.messages.agreement_messages import (
     PresentView,
     Ready,
 )
-from p2p_dtfm.core.messages.statements import charge, stated
+from p2p_dtfm.core.messages.certificate import Certificate
+from p2p_dtfm.core.messages.statements import certified, charge, members_digest, stated
 from p2p_dtfm.core.protocol.canonical import decode
-from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, ViewId
+from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.faults.simulated_process import sign_for
 from tests.core.builders import WORKLOAD
-from tests.core.liars import RUN, are_together, contribution, lives, swarm, trains_on
+from tests.core.liars import (
+    RUN,
+    are_together,
+    contribution,
+    gather,
+    lives,
+    say,
+    swarm,
+    trains_on,
+)
 
 NAMES = ["a", "b", "c"]
 STRANGERS = [f"s{number}" for number in range(5)]
@@ -171,3 +183,51 @@ def test_who_has_answered_in_two_lives_has_one_word() -> None:
 
 def _part(member: Member, present: PresentView | None) -> Contribution:
     return decode(contribution(4, present, member).payload, Contribution)
+
+
+def _all_but_strangers_are_ready(world: AgreementWorld) -> Attempt:
+    """Members gather with all strangers, say Ready, and wait for theirs in vain."""
+    world.rejoins = False
+    for name in STRANGERS:
+        world.add_peer(name)
+    for name in STRANGERS:
+        say(world, name, "a", world.peers[name].agreement.wants_view())
+
+    def are_ready() -> bool:
+        attempts = [world.peers[name].agreement._state.attempt for name in NAMES]
+        return all(it is not None and it.me in it.ready for it in attempts)
+
+    world.run_until(are_ready)
+    attempt = world.peers["a"].agreement._state.attempt
+    assert attempt is not None and attempt.snapshot is not None
+    return attempt
+
+
+@pytest.mark.parametrize("shows_later", [False, True])
+def test_a_view_that_strangers_never_agreed_to_stops_no_steps(shows_later: bool) -> None:
+    """Members had said Ready to it. By that a stranger, which had said none and was in no view,
+    had all members stop their steps; so had most of the strangers with a later view of their
+    own."""
+    silent = type("Stranger", (Stranger,), {"lie": staticmethod(says_no_ready)})
+    world = swarm(NAMES, peer_type=silent)
+    world.liars = frozenset(STRANGERS)
+    attempt = _all_but_strangers_are_ready(world)
+    snapshot, plan, view = attempt.snapshot, attempt.plan, attempt.outcome.view_id
+    assert snapshot is not None and isinstance(plan, Plan) and view is not None
+    members, number = snapshot.members, view.number + 3
+    strangers = [it for it in members if it.peer_id in STRANGERS]
+    certificates: tuple[Certificate, ...] = ()
+    if shows_later:
+        assert 2 * len(strangers) > len(members)
+        view = ViewId(view.number + 1, "f" * 64)
+        said = Ready(A, view, plan.digest(), members_digest(members))
+        ready = [msgspec.structs.replace(said, sender=it) for it in strangers]
+        signed = [stated(it, sign_for(it.sender.peer_id)) for it in ready]
+        certificates = (certified(view, members, signed),)  # type: ignore[arg-type]
+    present = PresentView(view, members, plan)
+    said_by = contribution(number, present, strangers[0], step=3)
+    message = gather(number, GENESIS, said_by, sender=strangers[0], certificates=certificates)
+    for name in NAMES:
+        _, fault = say(world, strangers[0].peer_id, name, message)
+        assert fault is None and not world.peers[name].agreement.frozen
+    trains_on(world, NAMES, within_s=30)

@@ -180,7 +180,8 @@ def _fault_of_counts(
         due = counts.get(me, 0) * terms.microbatch_tokens if terms.trains(step) else 0
         if prepared.token_count != due:
             return f"Prepared counts {counted(prepared.token_count, 'token')}, its share is {due:,}"
-    elif prepared.token_count > terms.microbatch_tokens * plan.microbatch_count:
+    if prepared.token_count > terms.microbatch_tokens * plan.microbatch_count:
+        # also where most tell such a share: the sum must fit into what all say of the step
         return f"Prepared counts {counted(prepared.token_count, 'token')}, more than the step has"
     held_out = terms.held_out_tokens(step, plan, me)
     if prepared.held_out_token_count != held_out:

@@ -39,6 +39,9 @@ class BelievedClaims:
         self._parts = parts
         self.members = [part for part in parts if part.present is not None]
         self._slack_steps = slack_steps
+        # looked at for each of thousands of states that one member may tell of
+        self._lineages = {id(part): _own_lineages(part) for part in parts}
+        self._copies = {id(part): _copies_of(part) for part in parts}
         said = [stated(signed) for signed in said_in(parts)]
         self._own_steps = _own_steps(parts, said)
         self._reach = _reach(said, self._own_steps)
@@ -81,10 +84,12 @@ class BelievedClaims:
         if lineage is None:
             is_shown = self._is_shown(present.view, fellows, version)
             return is_shown or self._is_let_stand(part, fellows, version, self._reach)
-        if _are_elsewhere(fellows, version, lineage):
+        if self._are_elsewhere(fellows, version, lineage):
             return False
         is_step_of_most = (
-            told is not None and told[0] in self._plans and not _are_elsewhere(fellows, *told[1:])
+            told is not None
+            and told[0] in self._plans
+            and not self._are_elsewhere(fellows, *told[1:])
         )
         reach = self._reach if is_step_of_most else self._own_steps
         return self._is_let_stand(part, fellows, version, reach)
@@ -112,6 +117,17 @@ class BelievedClaims:
         reached = [reach[key] + self._slack_steps for key in keys]
         against = sum(1 for step in reached if step < version)
         return against == 0 or against < len(reached) - against + own
+
+    def has_copy(self, part: Contribution, version: int, lineage: str) -> bool:
+        """Whether a contributor says that it has a saved copy of some layers in that state."""
+        return (version, lineage) in self._copies[id(part)]
+
+    def _are_elsewhere(self, parts: Iterable[Contribution], version: int, lineage: str) -> bool:
+        """Whether, of the contributors that tell their lineage at this version, most tell
+        another."""
+        owns = (self._lineages[id(part)] for part in parts)
+        told = [own[version] for own in owns if version in own]
+        return 2 * told.count(lineage) < len(told)
 
     def _has_stage(self, part: Contribution) -> bool:
         """Whether the contributor has a stage in the view that it says it is in."""
@@ -159,11 +175,9 @@ def _reach(said: Sequence[Prepared], own_steps: _Reach) -> _Reach:
     return found
 
 
-def _are_elsewhere(parts: Iterable[Contribution], version: int, lineage: str) -> bool:
-    """Whether, of the contributors that tell their lineage at this version, most tell another."""
-    owns = map(_own_lineages, parts)
-    told = [own[version] for own in owns if version in own]
-    return 2 * told.count(lineage) < len(told)
+def _copies_of(part: Contribution) -> frozenset[tuple[int, str]]:
+    """The states, by version and lineage, of which a contributor has saved copies."""
+    return frozenset((it.version, it.lineage) for it in (*part.cuts, *part.saved))
 
 
 def _own_lineages(part: Contribution) -> dict[int, str]:

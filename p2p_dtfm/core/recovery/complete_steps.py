@@ -144,8 +144,9 @@ def _fits(outcome: StepOutcome, said: Iterable[Signed], plan: Plan | None) -> bo
     known = [stated(signed) for signed in said]
     norms = {number: norm for item in known for number, norm in item.squared_norms.items()}
     tokens = {item.peer_id: item.token_count for item in known}
+    norm = outcome.gradient_norm  # of a great one `norm**2` raises; the product is infinite
     return (
-        outcome.gradient_norm**2 >= sum(norms.values()) * (1 - ROUNDING)
+        norm * norm >= sum(norms.values()) * (1 - ROUNDING)
         and outcome.token_count >= sum(tokens.values())
         and all(outcome.take_over in (None, item.ready_for) for item in known)
         and all(outcome.kept <= item.kept for item in known)

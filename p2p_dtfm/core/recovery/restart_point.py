@@ -237,14 +237,10 @@ def _is_backed(target: Target, complete: Complete, claims: BelievedClaims) -> bo
         return True
     told = step.key if step is not None else None
     return any(
-        _tells_of(part, target, complete)
+        (claims.has_copy(part, target.step, target.lineage) or _stands_on(part, target, complete))
         and claims.may_have(part, target.step, target.lineage, told)
         for part in claims.members
     )
-
-
-def _tells_of(part: Contribution, target: Target, complete: Complete) -> bool:
-    return is_told(part, target) or _stands_on(part, target, complete)
 
 
 def is_told(part: Contribution, target: Target) -> bool:

@@ -211,18 +211,31 @@ class KnownViews:
             held = self._proven[id(present)] = present, known, members
         return part.member in held[2]
 
+    def is_of(self, certificate: Certificate, named: ViewId) -> bool:
+        """Whether a certificate is of the view of this id, as this peer knows it."""
+        told = KnownView(certificate.view, certificate.members, certificate.plan_digest)
+        return certificate.view == named and self.find(named) == told
+
     def learn(self, certificate: Certificate, present: ViewId, verify: Verify) -> bool:
         """Learn a view after the `present` one, if most members of one that is known have signed
-        it."""
+        it.
+
+        A view to which this peer has only said Ready may never have come to be, and keys made for
+        nothing may be most of it: then a member of the present view must have signed, too.
+        """
         number = certificate.view.number
         if self.find(certificate.view) is not None or number <= present.number:
             return False
+        here = self._history.get(present)
         later = (*self._readied.values(), *self._certified.values())
         known = {item.view: item for item in later if present < item.view}
-        if present in self._history:
-            known[present] = self._history[present]
+        if here is not None:
+            known[present] = here
         for root in known.values():
             said = signers(certificate, verify, root.peer_ids) if root.view.number < number else ()
+            are_strangers = here is not None and not set(said) & set(here.members)
+            if are_strangers and root.view in self._readied:
+                continue
             if 2 * len(set(said) & set(root.members)) > len(root.members):
                 return self._certify(certificate)
         return False

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.messages.agreement_messages import Contribution, Gather
-from p2p_dtfm.core.protocol.snapshot import Member
+from p2p_dtfm.core.messages.statements import all_signed
+from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.view import View
 
 NUMBERS_AHEAD_LIMIT = 1 << 16
@@ -35,7 +36,7 @@ def entry_verdict(
         return _of_newcomer(state, message, parts, proven, bool(counting))
     if message.planned:
         return _of_planned(state, state.view, message, proven)
-    return _of_failure(state.view, message, counting)
+    return _of_failure(state, state.view, message, counting)
 
 
 def _number_refusal(state: AgreementState, message: Gather, proven: list[Contribution]) -> str:
@@ -121,17 +122,27 @@ def possible_openers(
     return others or {message.sender}
 
 
-def _of_failure(view: View, message: Gather, counting: list[Contribution]) -> EntryVerdict:
+def _of_failure(
+    state: AgreementState, view: View, message: Gather, counting: list[Contribution]
+) -> EntryVerdict:
     if message.number <= view.id.number:
         return EntryVerdict(False, "the present view is newer")
     if not counting:
         return EntryVerdict(False, "nobody in it proves a view with this peer in it")
-    succeeds = any(
-        part.present is not None
-        and part.present.view.number > view.id.number
-        and message.sender in part.present.members
-        for part in counting
-    )
-    if message.sender in view.members or succeeds:
+    if message.sender in view.members:
         return EntryVerdict(True, "members deal with a failure")
+    present = (part.present for part in counting)
+    later = {it.view for it in present if it is not None and message.sender in it.members}
+    if any(it.number > view.id.number and _is_agreed(state, it, message) for it in later):
+        return EntryVerdict(True, "members of a later view deal with a failure")
     return EntryVerdict(False, "its sender is in no view with this peer")
+
+
+def _is_agreed(state: AgreementState, named: ViewId, message: Gather) -> bool:
+    """Whether a later view has been agreed on. That this peer has said Ready to it does not show
+    that: a newcomer that says none, and so is in no view, could have all steps stop."""
+    waiting = (state.next_view, state.agreed.dropped)
+    views, verify = state.others.views, state.settings.verify
+    if named in views.certified or any(it is not None and it.id == named for it in waiting):
+        return True
+    return any(views.is_of(it, named) and all_signed(it, verify) for it in message.certificates)

@@ -1,7 +1,6 @@
 """What arrives along the overlay: it is read as the Gather and the Ready that it stands for."""
 
-from bisect import bisect_right
-from itertools import accumulate
+from collections import Counter
 
 from p2p_dtfm.core.consensus.actions import Actions, SendMessage, Verdict, refused
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
@@ -121,12 +120,10 @@ class SpreadReception:
         """Keep a message of an attempt to come: neighbours may be faster than the news by which
         this peer may take part."""
         state = self._state
-        if message.number <= max(state.promises.passed_number, state.view_id.number):
-            return
-        early = [it for it in state.attempts.early if it[0].number >= message.number]
-        early = [*early, (message, len(encode_for_wire(message)))][-EARLY_LIMIT:]
-        sizes = list(accumulate(size_bytes for _, size_bytes in reversed(early)))
-        state.attempts.early = early[len(early) - bisect_right(sizes, EARLY_LIMIT_BYTES) :]
+        over = max(state.promises.passed_number, state.view_id.number)
+        if message.number > over:
+            early = [it for it in state.attempts.early if it[0].number > over]
+            state.attempts.early = _with_room([*early, (message, len(encode_for_wire(message)))])
 
     def _receive(self, message: Spread, now_ns: int) -> Verdict:
         if message.planned != (message.number % 2 == 0):
@@ -291,6 +288,22 @@ class SpreadReception:
             certificates=(view.certificate,),
         )
         return [SendMessage((message.sender.peer_id,), proof)]
+
+
+def _with_room(early: list[tuple[Spread, int]]) -> list[tuple[Spread, int]]:
+    """As many early messages as there is room for. The oldest go of who has said most: nobody has
+    what others have said forgotten."""
+    counts, sizes_bytes = Counter[str](), Counter[str]()
+    for message, size_bytes in early:
+        counts[message.sender.peer_id] += 1
+        sizes_bytes[message.sender.peer_id] += size_bytes
+    while counts.total() > EARLY_LIMIT or sizes_bytes.total() > EARLY_LIMIT_BYTES:
+        of = counts if counts.total() > EARLY_LIMIT else sizes_bytes
+        most = max(of, key=of.__getitem__)
+        at = next(n for n, (it, _) in enumerate(early) if it.sender.peer_id == most)
+        counts[most] -= 1
+        sizes_bytes[most] -= early.pop(at)[1]
+    return early
 
 
 def _are_of_one_attempt(one: Spread, other: Spread) -> bool:

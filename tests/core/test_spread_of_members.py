@@ -123,3 +123,24 @@ def test_who_says_what_nobody_else_says_does_not_make_others_say_too_much() -> N
     tidings = _tidings(honest[0], VIEW, active)
     require_bounded(tidings, "honest0")
     assert any([member for member, _ in it.said] == honest for it in tidings.active)
+
+
+def test_of_a_spread_that_is_refused_halfway_no_giver_is_left() -> None:
+    """What came next, and not along the overlay, counted as if it had come so: by a Gather of one
+    that spoke with each, a frozen attempt was ended, and that one blamed."""
+    world = swarm(NAMES)
+    view = view_of(world, "a")
+    evil = next(member for member in view.members if member.peer_id == "b")
+    number = view.id.number // 2 * 2 + 2
+    peer = world.peers["a"]
+    peer.do(peer.agreement.request_replan("for the test", peer.now_ns))
+    attempt = peer.agreement._state.attempt
+    assert attempt is not None and attempt.number == number
+    of_another = (large_outline(number + 2, evil),)
+    _, fault = say(
+        world, "b", "a", Spread(evil, number, True, view.id, 1, "", contributions=of_another)
+    )
+    assert fault is not None and fault.cause == "an outline of another view"
+    assert not peer.agreement._state.attempts.spread_giver
+    assert attempt.wide is not None and not attempt.wide.giver
+    trains_on(world, NAMES)

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -333,3 +335,27 @@ def test_tallies_of_before_there_were_transcripts_are_not_doubled(tmp_path: Path
     (tmp_path / FILE).write_text(json.dumps(kept))
     shown = beside(transcript).shown(Names())
     assert (shown.board_steps, shown.ever.steps) == (3, 3)
+
+
+def test_tallies_that_a_busy_thread_comes_to_late_replace_no_newer_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last tallies, written as the daemon ended, were replaced by those of before: their thread
+    had stood in line behind files."""
+    given, late = made(tmp_path), list[Callable[[], None]]()
+    given._write_every_s = 0.0  # for the first step alone
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        put_off = lambda executor, work, *rest: late.append(partial(work, *rest))  # noqa: E731
+        monkeypatch.setattr(loop, "run_in_executor", put_off)
+        given.view_took_over(View(SHOT, PLAN), 0)
+        given.committed(0, 1000, 0)
+        given.committed(1, 1000, 0)
+        given.write()
+        for write in late:
+            write()
+
+    asyncio.run(scenario())
+    assert len(late) == 1
+    assert made(tmp_path).shown(Names()).ever.steps == 2

@@ -30,8 +30,9 @@ from p2p_dtfm.daemon.node.participation import end_of_run
 from p2p_dtfm.daemon.node.participation.end_of_run import EndOfRun
 from p2p_dtfm.daemon.telemetry import event_log
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
+from p2p_dtfm.daemon.telemetry.status import Troubles
 from p2p_dtfm.net.errors import P2PD_HAS_ENDED, Refused, Unreachable
-from p2p_dtfm.ports import now
+from p2p_dtfm.ports import disk, now
 from tests.core.planning import name_of
 from tests.daemon.trainer_parts import view_of
 
@@ -418,6 +419,28 @@ def test_the_event_log_keeps_a_bounded_history(
     assert json.loads(lines[-1])["step"] == 199
     kept = sum(file.stat().st_size for file in tmp_path.iterdir())
     assert kept < 2 * 1000 + 200
+
+
+def test_the_history_changes_its_name_on_the_disk_that_the_daemon_lives_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that writes no names any more was passed by, so no world could refuse them."""
+    monkeypatch.setattr(event_log, "LIMIT_BYTES", 10)
+    log, troubles = disk.MachineDisk(), Troubles()
+
+    def refuse(temporary: Path, path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def scenario() -> None:
+        monkeypatch.setattr(log, "name", refuse)
+        disk.live_by(log)
+        events = EventLog(tmp_path / "events.jsonl", troubles)
+        events.write("step", step=1)
+        events.write("step", step=2)
+
+    contextvars.copy_context().run(scenario)
+    assert [path.name for path in tmp_path.iterdir()] == ["events.jsonl"]
+    assert [name for name, _, _ in troubles.named()] == ["history"]
 
 
 def test_a_disk_that_refuses_costs_the_line_only(tmp_path: Path) -> None:

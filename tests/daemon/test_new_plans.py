@@ -1,10 +1,14 @@
 """When news of links is worth a new plan, and that one new plan is made of it."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from p2p_dtfm.core.consensus.actions import SECOND_NS
 from p2p_dtfm.core.protocol.records import Link
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot
+from p2p_dtfm.daemon.node.background.replanning import Replanning
 from p2p_dtfm.daemon.peers.self_record import THIN_BYTES_PER_S, LinkNews, SelfRecord
 from tests.core.builders import device, record
 from tests.core.liars import WORKLOAD, swarm
@@ -50,3 +54,30 @@ def test_what_two_have_seen_at_once_makes_one_view() -> None:
     numbers = {peer.agreement.view.id.number for peer in world.peers.values()}
     assert len(numbers) == 1
     assert numbers.pop() <= before + 2
+
+
+@pytest.mark.parametrize("is_outside", [False, True])
+def test_whom_the_others_have_left_says_nothing_of_their_plan(is_outside: bool) -> None:
+    """While it waited for room on its disk, its user was told that the members plan anew."""
+    world, told = swarm(["a", "b", "c"]), list[str]()
+    agreement = world.peers["a"].agreement
+    agreement._state.joining.is_outside = is_outside
+    slow = SimpleNamespace(reason=None, why_anew=lambda: "a step takes 261 ms")
+    own, none = device(), SimpleNamespace(look=lambda is_late: None, told=dict)
+    loop = Replanning.__new__(Replanning)
+    parts: dict[str, Any] = {
+        "_agreement": agreement,
+        "_membership": SimpleNamespace(
+            me=agreement.me,
+            plan_times=slow,
+            self_record=SimpleNamespace(
+                device=own, measured_device=own, state_paces=lambda paces: ()
+            ),
+        ),
+        "_participant": SimpleNamespace(trainer=SimpleNamespace(seen_paces=none)),
+        "_local": SimpleNamespace(tell=told.append),
+        "_do": lambda actions: None,
+    }
+    loop.__dict__.update(parts)
+    loop.if_slow()
+    assert bool(told) != is_outside

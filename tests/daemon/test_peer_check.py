@@ -1,12 +1,17 @@
-"""The doctor's advice for an initial peer that is not reached."""
+"""What the doctor says of initial peers: of one that is not reached, and of several that are."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.daemon.peers import peer_check
+from p2p_dtfm.daemon.peers.doctor import check_initial_peers
 from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.net.libp2p.control import ControlPlane
+from tests.net.net_support import hosts, run
 
 
 def test_who_may_call_nobody_outside_does_not_look_for_it_on_the_other_side(
@@ -24,3 +29,24 @@ def test_who_may_call_nobody_outside_does_not_look_for_it_on_the_other_side(
     assert "does not answer on TCP port 31330" in cause
     assert "on 192.0.2.7, open TCP port 31330" in fix
     assert "or your own network lets no such calls out" in fix
+
+
+def test_of_several_that_answer_all_are_asked(tmp_path: Path) -> None:
+    """An invitation names two addresses of its maker, and other members. At the second one that
+    answered the doctor said that libp2p is broken, and is to be installed again."""
+
+    async def has_no_run(sender: str, body: bytes) -> bytes:
+        raise PeerFault("takes part in no run yet")
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 3) as (doctor, *others):
+            addresses = []
+            for host in others:
+                await ControlPlane(host, has_no_run, name="control").ready()
+                addresses += await host.addresses()
+            addresses.append(addresses[0])
+            checks = await check_initial_peers(doctor, addresses)
+            found = [check.found for check in checks if check.name == "initial peer"]
+            assert len(found) == len(addresses) and all("no run yet" in it for it in found)
+
+    run(scenario())

@@ -1,10 +1,13 @@
 """A swarm as an onlooker sees it: the records of members, and those of strangers beside them."""
 
 import json
+from pathlib import Path
 
-from p2p_dtfm.daemon.peers.facts.swarm_seen import SwarmSeen, as_json
+from p2p_dtfm.daemon.peers.facts.swarm_seen import SwarmSeen, as_json, looking_from
+from p2p_dtfm.net.directory.directory import Directory
 from p2p_dtfm.net.directory.facts import Facts, PublishedPart
 from tests.core.builders import record, run_spec
+from tests.net.net_support import hosts, run
 
 MOST = (1 << 60) - 1
 SPEC = run_spec()
@@ -53,3 +56,17 @@ def test_one_that_names_a_newer_view_hides_nobodys_plan() -> None:
     newer = part(0, 6, view=4)
     plan = seen(a=part(0, 6), b=newer)["plan"]
     assert isinstance(plan, dict) and plan["view"] == 4, "of as many, the newer one"
+
+
+def test_one_host_looks_on_as_often_as_it_likes(tmp_path: Path) -> None:
+    """The doctor does so once for each device. At the second one it said that libp2p is broken."""
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (member, doctor):
+            at, there = list(await member.addresses()), await Directory.start(member)
+            for _ in range(2):
+                async with looking_from(doctor, at) as onlooker:
+                    assert await onlooker.directory.present_peers(SPEC.digest()) == []
+            await there.close()
+
+    run(scenario())

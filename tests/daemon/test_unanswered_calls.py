@@ -19,7 +19,7 @@ from p2p_dtfm.daemon.node import network
 from p2p_dtfm.daemon.node.network import Network
 from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.peers.messenger import DEADLINE_S
-from p2p_dtfm.net.errors import NO_ANSWER
+from p2p_dtfm.net.errors import NO_ANSWER, Unreachable
 
 TICK_NS = SECOND_NS // 10
 SLOW, OTHER = "slow", "other"
@@ -153,18 +153,26 @@ class Told:
         self.suspected.append(peer_id)
         return []
 
-    def loses(self) -> None:
+    def _part(self) -> Any:
         view = SimpleNamespace(id=self.view, member_ids=(SLOW, OTHER))
         agreement = SimpleNamespace(
             view=view, repeat_step=self._repeat, suspect=self._suspect, frozen=False
         )
-        part: Any = SimpleNamespace(
+        return SimpleNamespace(
             _agreement=agreement,
             _lost_tensors=self.lost,
             _later=lambda actions: None,
             network=SimpleNamespace(on_broken=lambda peer_id, cause: None),
+            trouble=lambda peer_id, cause: Participant.trouble(self._part(), peer_id, cause),
         )
-        Participant.trouble(part, SLOW, BROKEN)
+
+    def loses(self) -> None:
+        Participant.trouble(self._part(), SLOW, BROKEN)
+
+    def loses_written(self, *views: ViewId) -> None:
+        """Frames of these views were written, and are lost with their line."""
+        lost = Unreachable(SLOW, BROKEN)
+        Participant._on_undelivered(self._part(), SLOW, "forward", lost, set(views))
 
 
 def test_all_lanes_that_break_at_once_are_one_trouble_and_no_accusation() -> None:
@@ -176,6 +184,17 @@ def test_all_lanes_that_break_at_once_are_one_trouble_and_no_accusation() -> Non
     told.view = ViewId(3, "b" * 64)
     told.loses()
     assert told.suspected == [SLOW], "the step that was repeated for it fails of it as well"
+
+
+def test_what_was_written_in_a_view_that_is_over_costs_the_next_one_nothing() -> None:
+    """A line may break long after its last frame. What the next view lacks is sent anew there, so
+    its step was repeated for nothing, and the second such line had its peer accused."""
+    told, over, present = Told(), ViewId(1, "a" * 64), ViewId(3, "b" * 64)
+    told.view = present
+    told.loses_written(over)
+    assert (told.repeats, told.suspected) == (0, [])
+    told.loses_written(over, present)
+    assert told.repeats == 1
 
 
 def test_what_has_committed_since_clears_it() -> None:

@@ -383,7 +383,7 @@ def test_a_cancelled_send_does_not_leave_half_a_frame(tmp_path: Path) -> None:
 def test_who_sent_what_was_lost_hears_of_it_without_sending_more(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as (one, two):
-            undelivered: list[tuple[str, str]] = []
+            undelivered: list[tuple[str, str, set[int]]] = []
 
             async def refuse(sender: str, header: FrameHeader, payload: bytearray) -> None:
                 raise PeerFault("not due")
@@ -391,12 +391,14 @@ def test_who_sent_what_was_lost_hears_of_it_without_sending_more(tmp_path: Path)
             listeners = BulkListeners(
                 refuse,
                 lambda sender, fault: None,
-                undelivered=lambda peer, lane, failure: undelivered.append((peer, lane)),
+                undelivered=lambda peer, lane, failure, views: undelivered.append(
+                    (peer, lane, {view.number for view in views})
+                ),
             )
             await BulkPlane(two, "aa" * 32, listeners).ready()
             plane = BulkPlane(one, "aa" * 32, listeners)
             await plane.send(two.peer_id, "forward", _header(1000), bytes(1000))
             await until(lambda: undelivered, "the loss is told")
-            assert undelivered == [(two.peer_id, "forward")]
+            assert undelivered == [(two.peer_id, "forward", {1})]
 
     run(scenario())

@@ -68,7 +68,7 @@ class _Peer:
             self._take,
             lambda sender, fault: self.faults.append(fault),
             lambda peer, lane, error: self.lost.append(error.cause),
-            lambda peer, lane, failure: self.undelivered.append(failure.cause),
+            lambda peer, lane, failure, views: self.undelivered.append(failure.cause),
         )
         limits_of = BulkLimits(FrameLimits(payload_bytes=32 * MIB), **limits)
         self.plane = BulkPlane(host, run_digest, listeners, limits_of, self.lines)

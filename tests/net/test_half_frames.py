@@ -66,7 +66,7 @@ class _Peer:
                 self._take,
                 lambda sender, fault: self.faults.append(fault.cause),
                 lambda peer, lane, error: self.lost.append(error.cause),
-                lambda peer, lane, failure: None,
+                lambda peer, lane, failure, views: None,
             ),
             BulkLimits(FrameLimits(payload_bytes=16 * MIB), 16 * MIB, stall_s),
             lines,
@@ -88,9 +88,10 @@ class _Peer:
 async def _send_parts(stripe: Stripe, frame: int, parts: range, size: int) -> None:
     payload = memoryview(bytes(size))
     for part in parts:
-        start = encode_part(_header(size, frame), frame, part, payload, not stripe.wire.seals)
+        header = _header(size, frame)
+        start = encode_part(header, frame, part, payload, not stripe.wire.seals)
         piece = payload[part * PART_BYTES : (part + 1) * PART_BYTES]
-        await stripe.send(frame, start, piece)
+        await stripe.send(frame, header.view, start, piece)
 
 
 @contextlib.asynccontextmanager
@@ -150,7 +151,7 @@ def test_a_part_behind_what_this_peer_has_not_taken_is_not_late(tmp_path: Path) 
             await until(lambda: b.plane.room.total_bytes == size, "it is half here")
             b.gate.clear()
             _, start = encode_frame(_header(4, 8), bytes(4))
-            await stripe.send(8, start, memoryview(bytes(4)))
+            await stripe.send(8, _header(4, 8).view, start, memoryview(bytes(4)))
             await _send_parts(stripe, 7, range(1, 2), size)
             await asyncio.sleep(2.0)
             assert not b.lost

@@ -233,10 +233,8 @@ class Effects:
             try:
                 life = self._local.home.next_life()
                 status.troubles.over("life")
-                self._membership.cannot_come_back = False
                 return life
             except OSError as error:
-                self._membership.cannot_come_back = True
                 what = f"this start cannot be noted in the home: {error.strerror or error}"
                 fix = "free space on that disk"
                 status.say(State.WAITING, f"{what}; {fix}")

@@ -71,8 +71,6 @@ class Membership:
         self.plan_times = PlanTimes()
         self.recovery_marks = RecoveryMarks()
         self.estimates = EstimatesKept()
-        self.cannot_come_back = False
-        """The others have left this peer, and its disk takes no number of its next life."""
         self.asked_first = ""
         """The sender whose word has made this peer come back as a newcomer."""
         self.waiting_too: tuple[str, ...] = ()
@@ -132,9 +130,10 @@ class Membership:
 
     def lets_in(self) -> bool:
         """Whether this peer may let others in. Two newcomers that take each other for members would
-        wait for ever. So would a newcomer for a peer that hears nothing until it has room."""
+        wait for ever. So would a newcomer for a peer that hears nothing until its next life: for
+        that it may need room on its disk, or wait for minutes."""
         is_there = self.founds or self.agreement.view is not None
-        return is_there and not self.cannot_come_back
+        return is_there and not self.agreement.is_outside
 
     def joiners(self) -> tuple[PeerRecord, ...]:
         """Newcomers that wait to be let in."""

@@ -100,7 +100,7 @@ async def _why_not(address: str, where: str, peer_id: str, error: Unreachable) -
 
 
 async def _ask(host: Host, address: str, peer_id: str, connect_ms: float) -> Finding:
-    control = await ControlPlane(host, _refuse, name="control").ready()
+    control = ControlPlane(host, _refuse, name="control")  # it only asks: a host serves once
     facts: dict[str, object] = {"address": address, "connect_ms": round(connect_ms, 1)}
     reached = f"{address}: connected in {connect_ms:.0f} ms"
     try:
@@ -127,8 +127,6 @@ async def _ask(host: Host, address: str, peer_id: str, connect_ms: float) -> Fin
     except (Unreachable, PeerFault) as error:
         fix = "see that it is a p2p-dtfm daemon of this version"
         return Finding("initial peer", "failed", f"{reached}; then: {error.cause}", fix, facts)
-    finally:
-        await control.close()
     digest = digest_bytes(welcome.run_spec.payload)
     found = f"{reached}; trains {spec.name} ({digest[:16]}), step {welcome.step}"
     facts |= {"run_digest": digest}
@@ -141,7 +139,7 @@ async def _ask(host: Host, address: str, peer_id: str, connect_ms: float) -> Fin
 
 async def _notes(host: Host, peer_id: str, spec: RunSpec) -> str:
     """What the run is trained on, for a person to decide whether to take part."""
-    exchange = await BlobExchange(host, lambda digest: None, lambda peer, fault: None).ready()
+    exchange = BlobExchange(host, lambda digest: None, lambda peer, fault: None)
     digest = spec.data.manifest
     with tempfile.TemporaryDirectory() as folder:
         async with asyncio.timeout(ASK_DEADLINE_S):

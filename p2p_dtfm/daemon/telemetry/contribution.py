@@ -83,6 +83,8 @@ class Contributions:
         self._written_s = now.monotonic_s()
         self._write_every_s = WRITE_EVERY_S
         self._lock = threading.Lock()
+        self._made = self._written = 0
+        """How many tallies were made for the disk, and the newest that it was given."""
         self._has_warned = False
 
     def view_took_over(self, view: View, step: int) -> None:
@@ -198,29 +200,33 @@ class Contributions:
             self._kept.older = summed((self._kept.older, self._kept.days.pop(oldest)))
         if now_s - self._written_s >= self._write_every_s:
             self._written_s = now_s
-            payload = self._encoded()
+            number, payload = self._encoded()
             is_large = len(payload) > LARGE_BYTES
             self._write_every_s = WRITE_LARGE_EVERY_S if is_large else WRITE_EVERY_S
             # a thread of its own, that knows which disk this daemon lives by
             context = contextvars.copy_context()
             loop = asyncio.get_running_loop()
-            loop.run_in_executor(None, context.run, self._write, payload)
+            loop.run_in_executor(None, context.run, self._write, number, payload)
 
     def write(self) -> None:
         """Write all of it, at the end."""
-        self._write(self._encoded())
+        self._write(*self._encoded())
 
-    def _encoded(self) -> bytes:
+    def _encoded(self) -> tuple[int, bytes]:
         self._kept.transcript_bytes = self._transcript_bytes()
         payload = msgspec.json.encode(self._kept)
         while len(payload) > LIMIT_BYTES and self._kept.tallies.fold_older_half():
             payload = msgspec.json.encode(self._kept)
-        return payload
+        self._made += 1
+        return self._made, payload
 
-    def _write(self, payload: bytes) -> None:
+    def _write(self, number: int, payload: bytes) -> None:
         """Write it whole or not at all. A full disk costs what came since the last time, not the
-        daemon."""
+        daemon. What a busy thread comes to only after newer tallies is left out."""
         with self._lock:
+            if number < self._written:
+                return
+            self._written = number
             try:
                 disk.write_whole(self._path, payload)
                 self._has_warned = False

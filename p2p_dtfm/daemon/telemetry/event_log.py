@@ -30,7 +30,7 @@ class EventLog:
         line = json.dumps({"time_s": round(now.wall_s(), 3), "event": event, **facts})
         try:
             if self._path.exists() and self._path.stat().st_size > LIMIT_BYTES:
-                self._path.replace(self._path.with_suffix(".old"))
+                disk.name(self._path, self._path.with_suffix(".old"))
             disk.append(self._path, line + "\n")
             self._troubles.over("history")
             self._has_warned = False

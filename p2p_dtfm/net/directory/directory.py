@@ -142,7 +142,9 @@ class Directory:
         for peer_id, cause in validator.turned_away.items():
             log.warning("no way into the directory through %s: %s", peer_id, _in_words(cause))
         assert isinstance(node.protocol, directory_node.DHTProtocol)
-        whereabouts = await Whereabouts(host).ready()
+        whereabouts = Whereabouts(host)
+        if serves:  # nobody hears of others; and one host may ask again and again
+            await whereabouts.ready()
         node.protocol.host, node.protocol.whereabouts = host, whereabouts
         await asyncio.gather(*(whereabouts.greet(parse_address(at)[0]) for at in others))
         return cls(host, node, others, validator)

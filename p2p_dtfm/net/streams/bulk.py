@@ -26,7 +26,7 @@ from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS
 from p2p_dtfm.net.libp2p.port import HostPort
-from p2p_dtfm.net.streams.bulk_settings import IDLE_S, BulkLimits, BulkListeners
+from p2p_dtfm.net.streams.bulk_settings import IDLE_S, BulkLimits, BulkListeners, LaneListeners
 from p2p_dtfm.net.streams.byte_room import ByteRoom
 from p2p_dtfm.net.streams.frames import FrameHeader, Payload, as_bytes
 from p2p_dtfm.net.streams.incoming import (
@@ -41,7 +41,6 @@ from p2p_dtfm.net.streams.stripes import (
     COUNT,
     Failure,
     Lane,
-    LaneListeners,
 )
 from p2p_dtfm.net.streams.wire import (
     LENGTH,

@@ -1,17 +1,18 @@
 """What the bulk plane is given at its start: the listeners to tell, and the limits of what it
 takes."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameLimits
 
 OnFrame = Callable[[str, FrameHeader, bytearray], Awaitable[None] | None]
 OnFault = Callable[[str, PeerFault], None]
 OnLost = Callable[[str, str, Unreachable], None]
-OnUndelivered = Callable[[str, str, Refused | Unreachable], None]
+OnUndelivered = Callable[[str, str, Refused | Unreachable, Set[ViewId]], None]
 AdmitFrame = Callable[[str, str, FrameHeader], Awaitable[None] | None]
 
 STALL_S = 60.0
@@ -37,10 +38,10 @@ class BulkListeners:
     `frame(sender, header, payload)` takes a frame. While it (or what it returns) waits, that lane
     of that sender waits too. A `PeerFault` from it ends the stream and reaches the sender as
     `Refused`. `fault(sender, fault)` hears of every such end. `lost(peer_id, lane, error)` hears of
-    streams that broke, in either direction. `undelivered(peer_id, lane, error)` hears of frames
-    that were written and never acknowledged. `admit(sender, lane, header)` raises `PeerFault` for a
-    frame that cannot be, before memory is taken for it. What it returns is waited for, and may
-    raise the same.
+    streams that broke, in either direction. `undelivered(peer_id, lane, error, views)` hears of
+    frames that were written and never acknowledged, and of which views they were.
+    `admit(sender, lane, header)` raises `PeerFault` for a frame that cannot be, before memory is
+    taken for it. What it returns is waited for, and may raise the same.
     """
 
     frame: OnFrame
@@ -49,6 +50,17 @@ class BulkListeners:
     undelivered: OnUndelivered | None = None
     """Without this listener the next send raises."""
     admit: AdmitFrame = _any
+
+
+@dataclass(frozen=True)
+class LaneListeners:
+    """Functions that hear of a lane: of faults, of streams that broke, of measured rates in bytes
+    per second, and of frames that were written and never acknowledged."""
+
+    fault: OnFault
+    lost: OnLost
+    rate: Callable[[str, float], None]
+    undelivered: OnUndelivered | None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import msgspec
 from p2p_dtfm.core.messages.audit_messages import LOSSES_BYTES
 from p2p_dtfm.core.protocol.canonical import decode, encode
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.ports import now
 
 Payload = bytes | bytearray | memoryview
@@ -101,6 +102,10 @@ class FrameHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     losses: bytes = b""
     """In runs with audits, on some frames: what the sender tells of its losses
     (`core.audit.told_losses`)."""
+
+    @property
+    def view(self) -> ViewId:
+        return ViewId(self.view_number, self.view_digest)
 
     @property
     def following_bytes(self) -> int:

@@ -13,10 +13,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.snapshot import ViewId
 from p2p_dtfm.net.direct.line_jobs import RightOfWay
 from p2p_dtfm.net.errors import Refused, Unreachable, one_line
 from p2p_dtfm.net.libp2p.host import CONNECTION_ERRORS
-from p2p_dtfm.net.streams.bulk_settings import IDLE_S, BulkLimits, OnFault, OnLost, OnUndelivered
+from p2p_dtfm.net.streams.bulk_settings import IDLE_S, BulkLimits, LaneListeners
 from p2p_dtfm.net.streams.frames import PART_BYTES, FrameHeader, encode_part
 from p2p_dtfm.net.streams.wire import Way, Wire, read_reason, start_of
 from p2p_dtfm.ports import now
@@ -40,17 +41,6 @@ HANG_UP = (1 << 64) - 1
 
 Failure = Refused | Unreachable
 OpenStripe = Callable[[int], Awaitable[Wire]]
-
-
-@dataclass(frozen=True)
-class LaneListeners:
-    """Functions that hear of a lane: of faults, of streams that broke, of measured rates in bytes
-    per second, and of frames that were written and never acknowledged."""
-
-    fault: OnFault
-    lost: OnLost
-    rate: Callable[[str, float], None]
-    undelivered: OnUndelivered | None
 
 
 class Lane:
@@ -157,7 +147,7 @@ class Lane:
             else:
                 stripe = min(self.stripes, key=lambda stripe: stripe.load_bytes)
                 with self._busy(payload.nbytes):
-                    await stripe.send(frame, start, payload)
+                    await stripe.send(frame, header.view, start, payload)
         except (TimeoutError, *CONNECTION_ERRORS) as error:
             await self._hear_last_word()
             self.fail(Unreachable(self.peer_id, one_line(str(error) or "the stream stalled")))
@@ -182,7 +172,7 @@ class Lane:
                 for part in parts:
                     piece = payload[part * PART_BYTES : (part + 1) * PART_BYTES]
                     start = encode_part(header, frame, part, payload, not stripe.wire.seals)
-                    await stripe.send(frame, start, piece)
+                    await stripe.send(frame, header.view, start, piece)
 
         pulls: list[asyncio.Task[None]] = []
         try:
@@ -212,8 +202,9 @@ class Lane:
         if self.failure is not None:
             return
         self.failure = failure
-        lost = {unit.frame for stripe in self.stripes for unit in stripe.waiting}
-        self.lost_frames = len(lost - {known_frame})
+        waiting = [unit for stripe in self.stripes for unit in stripe.waiting]
+        lost = {unit.frame: unit.view for unit in waiting if unit.frame != known_frame}
+        self.lost_frames = len(lost)
         if self._growing is not None and self._growing is not asyncio.current_task():
             self._growing.cancel()
         for stripe in self.stripes:
@@ -221,7 +212,7 @@ class Lane:
         self.changed.set()
         if self.lost_frames and self.listeners.undelivered is not None:
             self.lost_frames = 0
-            self.listeners.undelivered(self.peer_id, self.lane, failure)
+            self.listeners.undelivered(self.peer_id, self.lane, failure, {*lost.values()})
 
     async def _hear_last_word(self) -> None:
         """Wait shortly: a reader may be about to hear why the stream ended."""
@@ -349,6 +340,7 @@ class _Unit:
     """A frame or a part of one that is not yet acknowledged."""
 
     frame: int
+    view: ViewId
     size_bytes: int
     first_write_s: float
     written_s: float = 0.0
@@ -373,7 +365,7 @@ class Stripe:
         self._last_acknowledgement_s = 0.0
         self.reading = asyncio.create_task(self._read_acknowledgements(), name=f"acks {lane.lane}")
 
-    async def send(self, frame: int, start: bytes, payload: memoryview) -> None:
+    async def send(self, frame: int, view: ViewId, start: bytes, payload: memoryview) -> None:
         """Write when the lane's window has room."""
         lane, size_bytes = self._lane, len(start) + payload.nbytes
         self.load_bytes += size_bytes
@@ -387,7 +379,7 @@ class Stripe:
                 )
                 if self._is_halfway:  # the lane fails once it has waited for the reason
                     raise ConnectionResetError("a write before it broke off")
-                unit = _Unit(frame, size_bytes, now.monotonic_s())
+                unit = _Unit(frame, view, size_bytes, now.monotonic_s())
                 self.waiting.append(unit)
                 lane.unacknowledged_bytes += size_bytes
                 size_bytes = 0  # the acknowledgement takes it off the load

@@ -79,7 +79,7 @@ class PresenceKeeping:
                 accepted &= await self._publishing.publish(
                     self._membership.self_record,
                     self._membership.sign,
-                    self._agreement.view,
+                    None if self._agreement.is_outside else self._agreement.view,
                     self._local.observer.step(),
                 )
             except Unreachable as error:

@@ -47,8 +47,7 @@ class Replanning:
         """Ask for a view with this peer's present record, if the view in force has an older one and
         the news is worth it."""
         agreement = self._agreement
-        view = agreement.view
-        if view is None or self._membership.me not in view.members or len(view.members) == 1:
+        if (view := self._view_with_others()) is None:
             return
         now_s = now.monotonic_s()
         if view is not self._replans_view:
@@ -68,8 +67,7 @@ class Replanning:
         """Ask for a new plan where steps take much longer than planned, or than under an earlier
         plan. What is measured first goes into this peer's record, from which the members plan."""
         agreement = self._agreement
-        view = agreement.view
-        if view is None or self._membership.me not in view.members or len(view.members) == 1:
+        if (view := self._view_with_others()) is None:
             return
         is_late = self._membership.plan_times.reason is not None
         self._state_own_pace(view, is_late)
@@ -78,6 +76,13 @@ class Replanning:
         if reason is not None:
             self._local.tell(reason)
             self._do(agreement.request_replan(reason, now.monotonic_ns()))
+
+    def _view_with_others(self) -> View | None:
+        """The view that this peer is in, if others are in it, too, and have not left this peer."""
+        view = self._agreement.view
+        if view is None or self._agreement.is_outside or len(view.members) == 1:
+            return None
+        return view if self._membership.me in view.members else None
 
     def _state_own_pace(self, view: View, is_late: bool) -> None:
         """State this device as slow as it is seen to work while steps are late, and as fast again

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Awaitable, Collection, Coroutine
+from collections.abc import Awaitable, Collection, Coroutine, Set
 from typing import Any
 
 from p2p_dtfm.core.consensus.actions import Actions, StopStep
@@ -358,9 +358,12 @@ class Participant:
         log.debug("stream %s with %s: %s", lane, peer_id, error.cause)
         self.network.on_broken(peer_id, error.cause)
 
-    def _on_undelivered(self, peer_id: str, lane: str, failure: Refused | Unreachable) -> None:
+    def _on_undelivered(
+        self, peer_id: str, lane: str, failure: Refused | Unreachable, views: Set[ViewId]
+    ) -> None:
         log.debug("frames of %s to %s are lost: %s", lane, peer_id, failure.cause)
+        view = self._agreement.view
         if lane == "state":
             self.trainer.undelivered(peer_id)
-        else:
+        elif view is not None and view.id in views:  # of one that is over nobody misses any
             self.trouble(peer_id, failure.cause)

@@ -147,8 +147,7 @@ class SpreadReception:
             verdict = Verdict([], "it says Ready of some")
             self._state.attempts.spread_giver = ""
         else:
-            gather = self._as_gather(message, held[0] if held is not None else None)
-            verdict = self._read(gather, now_ns)
+            verdict = self._read(message, held, now_ns)
         held = self._along_the_overlay(message)
         if held is None:
             return Verdict(verdict.actions + self._missed(message), verdict.reason)
@@ -199,12 +198,17 @@ class SpreadReception:
         for signed in message.contributions:
             attempts.givers.setdefault(signed.signature, sender)
 
-    def _read(self, gather: Gather, now_ns: int) -> Verdict:
+    def _read(self, message: Spread, held: tuple[Attempt, Wide] | None, now_ns: int) -> Verdict:
+        """Read the message as a Gather. If it is refused halfway, what comes next was not given by
+        its sender."""
         try:
+            gather = self._as_gather(message, held[0] if held is not None else None)
             return self._reception.receive(gather, now_ns)
         finally:
             self._state.attempts.spread_giver = ""
             self._state.attempts.spread_makers = frozenset()
+            if held is not None:
+                held[1].giver = ""
 
     def _along_the_overlay(self, message: Spread) -> tuple[Attempt, Wide] | None:
         """The attempt under way, if the message is of it. From now on the attempt goes along the

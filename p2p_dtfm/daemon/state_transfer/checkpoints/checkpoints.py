@@ -301,8 +301,7 @@ class Checkpoints:
             self._completing.add_done_callback(report_bug)
 
     async def _complete(self) -> None:
-        """Ask again for what did not come: after the last step nothing else happens upon which it
-        would be asked for."""
+        """Ask again for what did not come: after the last step nothing else would lead to that."""
         rest_s = RETRY_S
         while self._news.is_set():
             self._news.clear()

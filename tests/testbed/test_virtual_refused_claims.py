@@ -42,6 +42,7 @@ def _claim_no_parts(lie: Lie) -> None:
     change_gradients(lie)
 
 
+@pytest.mark.nightly
 def test_who_claims_what_nobody_does_is_out_like_one_that_claims_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ SLOWER = 400
 """So much slower than the other one, a machine has no stage."""
 
 
+@pytest.mark.nightly
 def test_a_holder_that_saves_for_long_does_not_accuse_its_guardian(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

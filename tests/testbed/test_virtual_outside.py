@@ -78,6 +78,7 @@ def test_nor_for_one_that_waits_because_the_others_have_contradicted_it(
     play(SEED, tmp_path / "world", scene)
 
 
+@pytest.mark.nightly
 def test_who_is_in_no_view_publishes_no_place_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

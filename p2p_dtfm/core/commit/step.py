@@ -7,7 +7,7 @@ are to be left out.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from p2p_dtfm.core.commit.judgement import Conflict, conflict_of, fault_of
 from p2p_dtfm.core.commit.step_terms import StepTerms
@@ -118,13 +118,14 @@ class StepTransaction:
         return StepOutcome(
             step=self.step,
             gradient_norm=math.sqrt(squared_norm),
-            loss=added_up(item.loss_sum for item in prepared) / token_count
-            if token_count
-            else None,
+            loss=mean_loss((item.loss_sum for item in prepared), token_count),
             token_count=token_count,
-            held_out_loss=added_up(item.held_out_loss_sum for item in prepared) / held_out_tokens
-            if held_out_tokens
-            else None,
+            held_out_loss=mean_loss((item.held_out_loss_sum for item in prepared), held_out_tokens),
             take_over=ready_for.pop() if len(ready_for) == 1 else None,
             kept=kept_by_all(item.kept for item in prepared),
         )
+
+
+def mean_loss(loss_sums: Iterable[float], token_count: int) -> float | None:
+    """The loss for each token; None where no token counts."""
+    return added_up(loss_sums) / token_count if token_count else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from p2p_dtfm.core.commit.judgement import fault_of
-from p2p_dtfm.core.commit.step import StepTransaction
+from p2p_dtfm.core.commit.step import StepTransaction, mean_loss
 from p2p_dtfm.core.commit.step_terms import StepTerms, has_head
 from p2p_dtfm.core.messages.agreement_messages import RETAINED_LIMIT, Contribution
 from p2p_dtfm.core.messages.prepared import Prepared, Statement, StepOutcome
@@ -170,15 +170,10 @@ def _says_what_is_known(
     if not by_peer.keys() >= set(heads):
         return True
     said = [by_peer[peer_id] for peer_id in heads]
-    loss = _mean((it.loss_sum for it in said), (it.token_count for it in said))
-    held_out = (it.held_out_loss_sum for it in said), (it.held_out_token_count for it in said)
-    return (outcome.loss, outcome.held_out_loss) == (loss, _mean(*held_out))
-
-
-def _mean(losses: Iterable[float], tokens: Iterable[int]) -> float | None:
-    """The loss for each token, as `StepTransaction.outcome` has it."""
-    count = sum(tokens)
-    return added_up(losses) / count if count else None
+    loss = mean_loss((it.loss_sum for it in said), sum(it.token_count for it in said))
+    held_out_tokens = sum(it.held_out_token_count for it in said)
+    held_out = mean_loss((it.held_out_loss_sum for it in said), held_out_tokens)
+    return (outcome.loss, outcome.held_out_loss) == (loss, held_out)
 
 
 def _most(counts: list[dict[str, int]]) -> dict[str, int]:

@@ -76,4 +76,16 @@ def _end_with(error: Any) -> NoReturn:
     from p2p_dtfm.cli.terminal.plain import harmless_lines
 
     print(harmless_lines(f"error: {error.render()}"), file=sys.stderr)
+    _drop_what_nobody_takes()
     raise SystemExit(error.exit_code) from None
+
+
+def _drop_what_nobody_takes() -> None:
+    """Drop what is left to print where it cannot be printed, as on a full disk. Python would try
+    again at the end, print an exception of its own, and end with another exit code."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -134,13 +134,16 @@ def test_a_text_may_be_empty(
     assert "no checkpoint with all layers" in capsys.readouterr().err
 
 
-def test_what_is_printed_onto_a_full_disk_is_no_bug(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])  # with "" Python keeps it back, and tries again
+def test_what_is_printed_onto_a_full_disk_is_no_bug(unbuffered: str) -> None:
     done = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m p2p_dtfm spec tiny >/dev/full"],
         capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
     )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr.startswith("error: a disk is full: No space left on device")
+    cause = "error: a disk is full: No space left on device"
+    assert done.stderr == f"{cause}\nfix: free space there\n"
 
 
 def test_from_a_directory_that_is_gone(

@@ -19,7 +19,7 @@ pytestmark = [
 ]
 STEPS = 60
 RELAY_MBPS = 40
-THIRD_OF_THE_MODEL_GIB = "0.0024"
+THIRD_OF_THE_MODEL_GIB = "0.0028"
 
 
 @pytest.fixture(autouse=True)

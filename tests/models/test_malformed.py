@@ -138,6 +138,19 @@ def a_pipe(name: str) -> Damage:
     return damage
 
 
+def a_shard_that_is_a_pipe(directory: Path) -> None:
+    a_pipe("pipe.safetensors")(directory)
+    index("pipe.safetensors")(directory)
+    (directory / WEIGHTS).rename(directory / "first.safetensors")
+    path = directory / INDEX
+    path.write_text(path.read_text().replace(WEIGHTS, "first.safetensors"))
+
+
+def nameless_token(directory: Path) -> None:
+    content = json.loads((directory / TOKENIZER).read_text())
+    tokenizer(added_tokens=[{"id": len(content["model"]["vocab"])}])(directory)
+
+
 def huge_header(directory: Path) -> None:
     (directory / WEIGHTS).write_bytes(struct.pack("<Q", 1 << 60) + b"{}")
 
@@ -236,12 +249,14 @@ MALFORMED: dict[str, tuple[Damage, str]] = {
     "a shard with a zero byte": (index("a\0b"), "outside its directory"),
     "a shard with half a letter": (index("\ud800"), "outside its directory"),
     "a shard that is a number": (writes(INDEX, b'{"weight_map": {"x": 7}}'), "cannot read"),
+    "a shard that is a pipe": (a_shard_that_is_a_pipe, "pipe.safetensors: it is no file"),
     "one tensor in two shards": (twice_in_shards, f"{MATRIX} twice"),
     "another tokenizer": (other_tokenizer, "tokenizer of another model"),
     "a token beyond the model": (far_token, "token"),
     "a tokenizer that is no JSON": (writes(TOKENIZER, b"{"), "cannot read"),
     "a tokenizer that is no text": (writes(TOKENIZER, b"\xff\xff"), "cannot read"),
     "added tokens that are none": (tokenizer(added_tokens=[7]), "tokenizer.json"),
+    "an added token without a text": (nameless_token, "tokenizer.json"),
     "added tokens as a number": (tokenizer(added_tokens=7), "tokenizer.json"),
     "a vocabulary that is none": (tokenizer_model(vocab=[1, 2]), "tokenizer.json"),
     "merges that are none": (tokenizer_model(merges=7), "tokenizer.json"),

@@ -56,6 +56,9 @@ from tests.train.saved_layers import save_layers
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}"
 
+SLOW = {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": ""}
+"""A step of a tokenizer that takes for ever for some texts."""
+
 
 def a_model(directory: Path, family: str) -> Path:
     """A model with Llama's SentencePiece, or with byte-level pairs and special tokens behind
@@ -279,6 +282,20 @@ def test_texts_that_end_with_another_token_than_the_model_states(tmp_path: Path)
     assert said["eos_token_id"] == stated[0]
 
 
+def test_texts_end_though_the_model_states_no_end(tmp_path: Path) -> None:
+    """transformers wrote on behind the end with which the run's texts are learnt."""
+    model = a_model(tmp_path / "hf", "llama")
+    path = model / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": None}))
+    (model / "generation_config.json").unlink()
+    tokenizer = read_tokenizer_json(model)
+    spec, store = founded(tmp_path, model)
+    checkpoint = checkpoint_of(spec, store.root.parent, tmp_path / "new" / "initial")
+    export_hugging_face(checkpoint, tmp_path / "out", tokenizer, origin=model)
+    said = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert said["eos_token_id"] == tokenizer.end_of_document == 2 and said["bos_token_id"] == 1
+
+
 def test_what_comes_to_too_much_stays_with_the_founder(tmp_path: Path) -> None:
     model = a_model(tmp_path / "hf", "llama")
     (model / "added_tokens.json").write_text(json.dumps({"x" * (5 << 20): 1}))
@@ -326,6 +343,10 @@ def packed(tokenizer: Tokenizer, **changes: Any) -> bytes:
         ({"files": {"tokenizer.json": "{}"}}, "is not one of a model"),
         ({"files": {"tokenizer.json": '{"model": {"vocab": [1]}}'}}, "is not one of a model"),
         ({"files": {"tokenizer.json": '{"model": {"vocab": {"a": "b"}}}'}}, "not one of a model"),
+        (
+            {"files": {"tokenizer.json": json.dumps({"model": {"vocab": {}}, "decoder": SLOW})}},
+            "a pattern of its own",
+        ),
         ({"format": 2}, "of format 2"),
         ({"more": 1}, "not a model's own files"),
         ({"files": {"chat_template.jinja": "x" * (5 << 20)}}, "limit"),

@@ -17,11 +17,17 @@ from p2p_dtfm.cli.commands.data import generate
 from p2p_dtfm.cli.commands.models import ExportFormat, _export_once
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.peers.run_source import prepare_run
-from p2p_dtfm.train.data import Tokenizer, open_prepared, prepare, tokenizer_from_bytes
+from p2p_dtfm.train.data import (
+    ByteTokenizer,
+    Tokenizer,
+    open_prepared,
+    prepare,
+    tokenizer_from_bytes,
+)
 from p2p_dtfm.train.hugging_face.export import export_hugging_face
 from p2p_dtfm.train.hugging_face.gguf_export import export_gguf
 from p2p_dtfm.train.hugging_face.model_import import Training, import_hugging_face
-from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json
+from p2p_dtfm.train.hugging_face.tokenizer_json import read_tokenizer_json, tokenizer_json
 from p2p_dtfm.train.model.checkpoint import list_checkpoints
 from tests.models.conftest import make_spec, random_states
 from tests.models.families import make_model
@@ -212,6 +218,25 @@ def test_documents_do_not_end_with_a_token_of_the_tokenizer_beside(tmp_path: Pat
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
     named = read_tokenizer_json(tmp_path / "mine.json")
     assert named.end_of_document == gpt2_like_tokenizer_end()
+
+
+def test_tokens_beside_the_bytes_keep_their_numbers(tmp_path: Path) -> None:
+    """What was trained in bytes was given an end of its own outside. It came in without: texts
+    ended with a zero byte, and its own chat template was said to be another model's."""
+    content = json.loads(tokenizer_json(ByteTokenizer()))
+    content["added_tokens"] = [{"id": 256, "content": "<|end|>", "special": True}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+    ours = read_tokenizer_json(tmp_path)
+    assert ours.vocabulary == 257 and ours.end_of_document == 256
+    text = "a  b12 \u00e9\n<|end|>"
+    assert ours.encode(text).tolist() == list(text.encode())
+    theirs = Tokenizers.from_str(tokenizer_json(ours).decode())
+    assert theirs.encode(text).ids == list(text.encode())
+    content["pre_tokenizer"]["add_prefix_space"] = True
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content | {"added_tokens": []}))
+    with pytest.raises(UserError, match="splits words in a way"):
+        read_tokenizer_json(tmp_path)
 
 
 def test_control_tokens_may_be_of_any_letters_and_digits_may_stand_alone(tmp_path: Path) -> None:

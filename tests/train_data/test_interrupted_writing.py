@@ -225,6 +225,24 @@ def test_only_what_fits_is_gone_on_with(texts: Path, tmp_path: Path, often: None
     assert "other options" in go_on(texts, out_of_other, held_out_fraction=0.2)[0]
 
 
+def test_what_was_written_of_another_text_is_not_gone_on_with(tmp_path: Path, often: None) -> None:
+    """A file changed while its tokens were written, and was then put back as it had been. The
+    tokens of the other text stayed among those of the file."""
+    path, out, text = tmp_path / "one.txt", tmp_path / "out", make_text(20_000)
+    path.write_text(text)
+    go_on(path, tmp_path / "whole", held_out_fraction=0.3)
+
+    def spoil(done_bytes: int, total_bytes: int, stage: str) -> None:
+        if stage == "reading" and done_bytes == total_bytes:
+            path.write_text(text.replace("peer", "pear"))
+
+    with pytest.raises(UserError, match="changed while it was being read"):
+        go_on(path, out, held_out_fraction=0.3, progress=spoil)
+    path.write_text(text)
+    go_on(path, out, held_out_fraction=0.3)
+    assert content_of(out) == content_of(tmp_path / "whole")
+
+
 def test_a_learnt_tokenizer_that_is_gone_is_learnt_again(
     texts: Path, tmp_path: Path, often: None
 ) -> None:

@@ -356,6 +356,24 @@ def test_another_wish_begins_anew(tmp_path: Path) -> None:
     prepare([path], tmp_path / "torn", wish=Wish("rps_doc_word_count > 5"))
 
 
+def test_documents_that_are_others_by_now_are_not_taken_by_what_was_found_of_the_old_ones(
+    tmp_path: Path,
+) -> None:
+    """The manifest told of documents that nobody had judged."""
+    texts = [text_of(seed, 40 if seed % 2 else 5) for seed in range(60)]
+    path = write_rows(tmp_path / "a.jsonl", texts)
+
+    def spoil(done_bytes: int, total_bytes: int, stage: str) -> None:
+        if stage == "choosing" and done_bytes == total_bytes:
+            write_rows(path, texts[1:])
+
+    wish = Wish("rps_doc_word_count > 9")
+    with pytest.raises(UserError, match=r"a\.jsonl changed while it was being read"):
+        prepare([path], tmp_path / "out", wish=wish, progress=spoil)
+    manifest = prepare([path], tmp_path / "out", wish=wish)
+    assert learnt(tmp_path / "out", manifest) == set(texts[1::2])
+
+
 def test_memory_stays_bounded(tmp_path: Path) -> None:
     """Five times the text takes no more, but for some bytes for each document."""
     peaks = []

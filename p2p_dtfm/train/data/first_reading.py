@@ -85,9 +85,9 @@ class Survey:
                         held_out = file.held_out or piece.key <= self.threshold
                         yield Located(place, number, piece, held_out)
             except (NotText, NoTextField, OSError) as error:
-                raise _changed(file, str(error)) from error
+                raise changed(file, str(error)) from error
             if _short(content) != self.contents[place]:
-                raise _changed(file, "its text is another one")
+                raise changed(file, "its text is another one")
 
 
 def _add(content: "hashlib.blake2b", piece: Piece) -> None:
@@ -99,7 +99,7 @@ def _short(content: "hashlib.blake2b") -> int:
     return int.from_bytes(content.digest()[:8], "little")
 
 
-def _changed(file: Candidate, how: str) -> UserError:
+def changed(file: Candidate, how: str) -> UserError:
     return UserError(f"{file.path} changed while it was being read: {how}", "run the command again")
 
 

@@ -182,8 +182,8 @@ def configuration(model: ExportedModel, tokenizer: Tokenizer | None) -> dict[str
     end = None if tokenizer is None else tokenizer.end_of_document
     stated = special_tokens(model.origin)
     ends = ends_of_texts(model.origin, tokenizer)
-    if stated and end is not None and ends[1:] and end not in ends_of(model.origin):
-        stated = {**stated, "eos_token_id": ends}
+    if stated and end is not None and end not in ends_of(model.origin):
+        stated = {**stated, "eos_token_id": ends if ends[1:] else end}
     start = None if tokenizer is None else tokenizer.start_of_document
     begins = {} if start is None else {"bos_token_id": start}
     return configuration_of(model.spec.model, end, {**begins, **stated})

@@ -20,6 +20,7 @@ from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.train.data.blob_store import BlobStore
+from p2p_dtfm.train.data.byte_pairs import KNOWN_PATTERNS
 from p2p_dtfm.train.data.chat.template import TEMPLATE_NAME
 from p2p_dtfm.train.data.manifest import TOKENIZER_LIMIT_BYTES
 from p2p_dtfm.train.data.prepare import TOKENIZER_NAME
@@ -131,10 +132,27 @@ def _checked(name: str, text: str) -> str:
         raise PeerFault(f"{name} that is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise PeerFault(f"{name} that is no table")
+    if name == TOKENIZER_NAME and not _patterns_in(content) <= KNOWN_PATTERNS.keys():
+        raise PeerFault(f"{name} with a pattern of its own, which may take for ever")
     if not _LEFT_OUT & set(content):
         return text
     kept = {name: value for name, value in content.items() if name not in _LEFT_OUT}
     return _written(kept, indent=2)
+
+
+def _patterns_in(content: dict[str, Any]) -> set[str]:
+    """The regular expressions in a tokenizer.json, at whatever depth."""
+    found: set[str] = set()
+    pending: list[Any] = [content]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            pattern = value.get("Regex")
+            found |= {pattern} if isinstance(pattern, str) else set()
+            pending += value.values()
+        elif isinstance(value, list):
+            pending += value
+    return found
 
 
 def _written(content: dict[str, Any], indent: int | None = None) -> str:

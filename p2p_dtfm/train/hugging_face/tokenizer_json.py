@@ -194,6 +194,32 @@ def _add_piece(vocabulary: dict[str, Any], text: str, token: Any) -> None:
     vocabulary[text] = token
 
 
+def _is_of_bytes(content: dict[str, Any]) -> bool:
+    """Whether all that it makes of a text are symbols of its bytes."""
+    model, between = content["model"], content.get("pre_tokenizer")
+    if not isinstance(between, dict) or between.get("type") != "ByteLevel":
+        return False
+    joins = model.get("merges") or model.get("ignore_merges")
+    return not (between.get("add_prefix_space", True) or joins)
+
+
+def _has_more_than_bytes(content: dict[str, Any]) -> bool:
+    """Whether there are tokens beside those of the bytes, or texts are changed before."""
+    added = (each.get("id") for each in content.get("added_tokens") or ())
+    return content.get("normalizer") is not None or any(it not in range(256) for it in added)
+
+
+def _with_added(content: dict[str, Any]) -> dict[str, Any]:
+    """The vocabulary, with the tokens that were added to it."""
+    vocabulary = dict(content["model"].get("vocab") or {})
+    add = _add_piece if content["model"].get("byte_fallback") else _add
+    for added in content.get("added_tokens") or ():
+        if not isinstance(text := added.get("content"), str):
+            raise PeerFault("an added token without a text")
+        add(vocabulary, text, added.get("id"))
+    return vocabulary
+
+
 def _plain(content: dict[str, Any]) -> bytes:
     """The file without what our tokenizers do not have, if that changes no token of plain text."""
     model = dict(content["model"])
@@ -201,13 +227,12 @@ def _plain(content: dict[str, Any]) -> bytes:
     if kind != "BPE":
         raise PeerFault(f"a tokenizer of kind {str(kind)[:40]}, and only BPE can be read")
     model["type"] = kind
-    if model.get("vocab") == SYMBOLS and not model.get("merges"):
-        return ByteTokenizer().to_bytes()
-    vocabulary = dict(model.get("vocab") or {})
-    add = _add_piece if model.get("byte_fallback") else _add
-    for added in content.get("added_tokens") or ():
-        add(vocabulary, str(added.get("content")), added.get("id"))
-    model["vocab"] = vocabulary
+    if _is_of_bytes(content):
+        if model.get("vocab") == SYMBOLS and not _has_more_than_bytes(content):
+            return ByteTokenizer().to_bytes()
+        # nothing is merged, so it makes no difference how words are split
+        content = {**content, "pre_tokenizer": {**content["pre_tokenizer"], "use_regex": True}}
+    model["vocab"] = _with_added(content)
     model["merges"] = [
         merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or ()
     ]

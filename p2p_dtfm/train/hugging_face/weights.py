@@ -141,6 +141,9 @@ class Weights:
         if not all(map(_is_plain_name, files)):
             raise UserError(f"{index} names files outside its directory", "import another copy")
         shards = [self.directory / name for name in files]
+        for shard in shards:
+            if shard.exists() and not shard.is_file():  # opening a pipe would wait for ever
+                raise UserError(f"cannot read {shard}: it is no file", "import another copy")
         if not shards or whole in shards or not whole.is_file():
             return shards
         if not any(shard.exists() for shard in shards):

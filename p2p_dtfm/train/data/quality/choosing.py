@@ -18,7 +18,7 @@ from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.train.data.atomic_file import fix_of
 from p2p_dtfm.train.data.documents import Piece, read_documents
-from p2p_dtfm.train.data.first_reading import Progress, Survey
+from p2p_dtfm.train.data.first_reading import Progress, Survey, changed
 from p2p_dtfm.train.data.formats.compressed import open_lines
 from p2p_dtfm.train.data.manifest import LeftOut, Selection
 from p2p_dtfm.train.data.quality import signal_files
@@ -29,6 +29,8 @@ from p2p_dtfm.train.data.quality.work_file import WorkFile
 from p2p_dtfm.train.data.text_files import Candidate, NoTextField, NotText, Skipped
 
 Duplicates = Literal["keep", "exact", "near"]
+Stamp = tuple[int, int]
+"""Size of a file, and when it was last written to: with another text it has another stamp."""
 
 _KEPT, _EXACT, _NEAR, _FIRST_RULE = range(4)
 _FORMAT = 1
@@ -77,10 +79,18 @@ class Choosing:
     """Call `read_all` first, then `kept` as often as needed."""
 
     def __init__(
-        self, wish: Wish, files: list[Candidate], text_field: str, rules: Rules, work: WorkFile
+        self,
+        wish: Wish,
+        files: list[Candidate],
+        stamps: list[Stamp],
+        text_field: str,
+        rules: Rules,
+        work: WorkFile,
     ) -> None:
+        """`stamps`: those of the files when `work` was begun."""
         self._wish, self._files, self._field, self._work = wish, files, text_field, work
         self._places = {file.path: number for number, file in enumerate(files)}
+        self._stamps = stamps
         self._rules = rules
         near = wish.duplicates == "near"
         self._signatures = TextSignatures(wish.similarity) if near else None
@@ -109,8 +119,10 @@ class Choosing:
             )
 
     def kept(self, file: Candidate, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        """The pieces of documents that are to be learnt."""
-        codes = self._work.codes(self._places[file.path])
+        """The pieces of documents that are to be learnt. Raises `UserError` if the file is not the
+        one whose documents were judged."""
+        number = self._places[file.path]
+        codes = self._work.codes(number)
         code: int | None = None
         for piece in pieces:
             if code is None:
@@ -119,6 +131,8 @@ class Choosing:
                 yield piece
             if piece.ends_document:
                 code = None
+        if _stamp(file.path) != self._stamps[number]:
+            raise changed(file, "its documents were judged before")
 
     def selection(self) -> Selection:
         """How many documents were left out for each reason."""
@@ -199,7 +213,8 @@ def chosen(
         return
     try:
         rules = _rules_for(wish, files)
-        digest = _wish_digest(wish, files, survey.text_field)
+        stamps = [_stamp(file.path) for file in files]
+        digest = _wish_digest(wish, files, stamps, survey.text_field)
     except OSError as error:
         raise UserError(
             f"cannot read {error.filename}: {error.strerror}", "check its permissions"
@@ -209,7 +224,7 @@ def chosen(
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}", fix_of(error, out)) from error
     try:
-        choosing = Choosing(wish, files, survey.text_field, rules, work)
+        choosing = Choosing(wish, files, stamps, survey.text_field, rules, work)
         with work.explained():
             choosing.read_all(survey.piece_bytes, progress)
         survey.verdicts, survey.selection = choosing, choosing.selection()
@@ -220,17 +235,18 @@ def chosen(
     work.remove()
 
 
-def _wish_digest(wish: Wish, files: list[Candidate], text_field: str) -> str:
+def _stamp(path: Path) -> Stamp:
+    """Raises OSError."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _wish_digest(wish: Wish, files: list[Candidate], stamps: list[Stamp], text_field: str) -> str:
     """A digest of what is asked of which files, as these are now. Raises OSError."""
     stats = []
-    for file in files:
-        status = file.path.stat()
+    for file, stamp in zip(files, stamps, strict=True):
         beside = signal_files.signal_file_of(file.path)
-        other = beside.stat() if beside else None
-        stats.append(
-            (os.fsencode(file.path), status.st_size, status.st_mtime_ns,
-             (other.st_size, other.st_mtime_ns) if other else None)
-        )  # fmt: skip
+        stats.append((os.fsencode(file.path), *stamp, _stamp(beside) if beside else None))
     wanted = (_FORMAT, wish.keep, wish.duplicates, wish.similarity, text_field, stats)
     return digest_bytes(msgspec.json.encode(wanted))
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import bytes_text
 from p2p_dtfm.train.data.blob_store import BlobStore
 from p2p_dtfm.train.data.first_reading import Located, Progress, Survey
@@ -39,8 +40,9 @@ class SecondReading:
         """Write everything from where `journal` says; in the end journal and files say that all is
         written.
 
-        Raises `UserError`, and OSError for a disk that takes no more: the next command goes on from
-        the newest journal.
+        Raises OSError for a disk that takes no more: the next command goes on from the newest
+        journal. Raises `UserError` for text that is not what it was. Then nothing is gone on with:
+        tokens that the journal tells of may be of the other text, and the files may be put back.
         """
         self._take_up(journal)
         try:
@@ -52,6 +54,9 @@ class SecondReading:
             for writer in (self.train, self.held_out):
                 writer.close()
             self._keep(journal, place)
+        except UserError:
+            journal.remove()
+            raise
         finally:
             for writer in (self.train, self.held_out):
                 if journal.is_kept:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine import life as life_module
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.hours import LONGEST_PAUSE_S, for_a_while, pause_seconds
 from p2p_dtfm.daemon.machine.life import Life, Standstill
@@ -241,7 +242,7 @@ def test_a_bug_in_a_daemon_is_not_called_another_version(tmp_path: Path) -> None
 def test_a_bug_in_looking_costs_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The look is at the owner's hours, battery and load. Without a report nobody would see that
     the daemon does not make way for them."""
-    monkeypatch.setattr(resident_module, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(life_module, "AFTER_A_BUG_S", 0.01)
     resident = Resident(Settings(home=tmp_path / "home", dashboard="off"))
     looks: list[object] = [RuntimeError("a bug"), "the computer runs on its battery"]
     paused: list[str] = []

@@ -156,6 +156,25 @@ def test_a_link_to_who_was_away_is_measured_when_it_comes_back(clock: list[float
     asyncio.run(scenario())
 
 
+def test_who_calls_many_that_are_away_does_other_things_in_between(clock: list[float]) -> None:
+    """Each took fifteen seconds not to answer. For minutes a founder that came back to sixteen of
+    them saw nothing that was worth a new plan."""
+
+    class Silent(Failing):
+        async def _probe(self, peer_id: str, messenger: Any) -> bool:
+            clock[0] += 5.0
+            return await super()._probe(peer_id, messenger)
+
+    record = Silent(Member(SECOND, 1), "00" * 32, device(), (), None)  # type: ignore[arg-type]
+    keeping = keeping_links(record, {})
+    met = tuple(f"met-{number}" for number in range(16))
+    keeping._messenger = SimpleNamespace(known=met)  # type: ignore[assignment]
+    for turn in range(1, len(met) + 1):
+        asyncio.run(keeping.measure_links())
+        assert record.probes == turn * PROBE_ROUNDS
+    assert not asyncio.run(keeping.measure_links()) and record.probes == len(met) * PROBE_ROUNDS
+
+
 def test_who_has_met_many_measures_those_who_are_there(clock: list[float]) -> None:
     """A peer that had met 64 peers in its life measured no link to a newcomer any more."""
     record = Failing(Member(SECOND, 1), "00" * 32, device(), (), None)  # type: ignore[arg-type]

@@ -36,7 +36,10 @@ def dashboard(
         typer.echo(json.dumps(invitation))
         return
     typer.echo(address)
-    if open_browser if open_browser is not None else _has_screen():
+    opens = open_browser if open_browser is not None else _has_screen()
+    if opens and invitation["page"] is None:
+        typer.echo("its disk took no page for the browser: open the address above", err=True)
+    elif opens:
         webbrowser.open(Path(invitation["page"]).as_uri())
         # a browser from snap or flatpak cannot read the hidden directory in which it lies
         typer.echo("if the browser may not read that file, open the address above", err=True)

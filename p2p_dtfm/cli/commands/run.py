@@ -91,6 +91,8 @@ def _to_the_end(
     try:
         return _live(resident, settings, handler)
     except StepAside as pause:
+        if pause.is_told_to_leave():
+            return 0
         try:
             pause.take_place()
         except OSError as error:

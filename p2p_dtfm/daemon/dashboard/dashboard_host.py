@@ -91,8 +91,8 @@ class DashboardHost:
         self._server = Server(self._dashboard.app, listens)
         await self._server.start()
         self.address = f"http://127.0.0.1:{listens.getsockname()[1]}/"
-        self._page = home / "dashboard.html"
-        private_file(self._page, PAGE.format(f"{self.address}#token={self._token}"))
+        page = PAGE.format(f"{self.address}#token={self._token}")
+        self._page = _written(home / "dashboard.html", page)
 
     def check_ports(self, port: int | str, public_port: int) -> None:
         """Call it before anything is started. Raises `UserError` for a port that somebody else
@@ -138,6 +138,17 @@ def _nothing_yet(status: Status) -> DashboardState:
     """What is shown until there is a daemon."""
     now_s, since_s = round(now.wall_s(), 3), round(status.since_s, 3)
     return DashboardState(Live(now_s, __version__, "", status.state.value, status.reason, since_s))
+
+
+def _written(page: Path, text: str) -> Path | None:
+    """The page, once it is written; None where the disk does not take it. A daemon whose disk is
+    full stays paused, and can be told to come back. Whoever looks for the page gets its address."""
+    try:
+        private_file(page, text)
+    except UserError as error:
+        log.warning("%s", error.cause)
+        return None
+    return page
 
 
 def stored_token(path: Path) -> str:

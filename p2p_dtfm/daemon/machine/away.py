@@ -9,6 +9,7 @@ import contextlib
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -70,8 +71,10 @@ class Away(msgspec.Struct, frozen=True):
 class StepAside(Exception):
     """A pause begins, and all but the process itself is closed."""
 
-    def __init__(self, away: Away) -> None:
+    def __init__(self, away: Away, is_told_to_leave: Callable[[], bool] = lambda: False) -> None:
+        """`is_told_to_leave`: whether the process was told to end since. Closing takes a while."""
         self.away = away
+        self.is_told_to_leave = is_told_to_leave
         super().__init__(away.reason)
 
     def take_place(self) -> NoReturn:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from p2p_dtfm.core.protocol.errors import UNREACHABLE
@@ -24,6 +24,7 @@ second length after it may be put down to it."""
 SERVICE_VARIABLE = "SERVICE_OF_P2P_DTFM"
 """The id of the process that systemd has started. That process sets it for the daemons that it
 begins, one for each device."""
+AFTER_A_BUG_S = 1.0
 FOR_ITS_OWNER = (2, 3, 5)
 """Exit codes after which a service is not begun again. Its owner must see to it, or it is done."""
 RESUMED_S = 0.0
@@ -138,6 +139,17 @@ class Life:
         may send it."""
         log.info("its terminal is closed: leaves after this step")
         self.leave()
+
+
+async def kept_up(watch: Callable[[], Awaitable[None]]) -> None:
+    """Repeat `watch` until it returns. A bug costs one look and is logged. If the watch ended,
+    nobody would see that the daemon no longer makes way for the machine's owner."""
+    while True:
+        try:
+            return await watch()
+        except Exception:
+            log.exception("bug while watching over a daemon")
+        await asyncio.sleep(AFTER_A_BUG_S)
 
 
 class Standstill:

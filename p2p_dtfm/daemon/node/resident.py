@@ -25,7 +25,7 @@ from p2p_dtfm.daemon.machine.away import AFRESH, Away, StepAside, as_plain, is_r
 from p2p_dtfm.daemon.machine.devices.together import for_all_devices
 from p2p_dtfm.daemon.machine.home import Home, fault_of_disk, unexplained
 from p2p_dtfm.daemon.machine.hours import Hours
-from p2p_dtfm.daemon.machine.life import is_a_service, listen_for_the_end
+from p2p_dtfm.daemon.machine.life import is_a_service, kept_up, listen_for_the_end
 from p2p_dtfm.daemon.machine.owner.yields import REASONS, yields_of
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.returning import (
@@ -261,21 +261,22 @@ class Resident:
         return Daemon(settings, dashboard, seen)
 
     def _step_aside_if_may(self, reason: str, come_back: Settings, until_s: float | None) -> None:
-        """Raises `StepAside`."""
+        """Raises `StepAside`. Until the other program runs, signals mean this one: the daemon that
+        listened to them before is gone."""
         if self._steps_aside:
-            raise StepAside(
-                Away(
-                    settings=as_plain(self._settings),
-                    come_back=as_plain(come_back),
-                    reason=reason,
-                    by_itself=self._ends_by_itself(reason),
-                    status=self._last,
-                    shown=self._shown_while_away(),
-                    port=self._dashboard.port,
-                    listener=self._dashboard.hand_over(),
-                    until_s=until_s,
-                )
+            listen_for_the_end(lambda goes_on: self._told_to_leave.set(), until_stdin_closes=False)
+            away = Away(
+                settings=as_plain(self._settings),
+                come_back=as_plain(come_back),
+                reason=reason,
+                by_itself=self._ends_by_itself(reason),
+                status=self._last,
+                shown=self._shown_while_away(),
+                port=self._dashboard.port,
+                listener=self._dashboard.hand_over(),
+                until_s=until_s,
             )
+            raise StepAside(away, self._told_to_leave.is_set)
 
     @property
     def _outside(self) -> str:
@@ -437,14 +438,3 @@ async def _loaded(name: str) -> Any:
             return await asyncio.to_thread(importlib.import_module, name)
     except (ImportError, OSError) as error:
         raise of_an_import(error) or error from error
-
-
-async def kept_up(watch: Callable[[], Awaitable[None]]) -> None:
-    """Repeat `watch` until it returns. A bug costs one look and is logged. If the watch ended,
-    nobody would see that the daemon no longer makes way for the machine's owner."""
-    while True:
-        try:
-            return await watch()
-        except Exception:
-            log.exception("bug while watching over a daemon")
-        await asyncio.sleep(LOOK_EVERY_S)

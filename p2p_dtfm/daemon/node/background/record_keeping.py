@@ -12,6 +12,8 @@ from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.ports import now
 
 RECORD_REFRESH_S = 1.0
+MEASURING_S = 5.0
+"""So long links are measured one after another, until this loop does other things as well."""
 REPLAN_QUIET_S = 5.0
 """How long this peer's own facts must be unchanged before they are worth a new plan."""
 
@@ -54,13 +56,17 @@ class RecordKeeping:
 
     async def measure_links(self) -> bool:
         """Measure links to peers that turned up since, or to which it failed before. Returns
-        whether one was measured."""
+        whether one was measured. After a while the rest is left for the next turn: members that are
+        away take long not to answer, and what comes after this in the loop would wait for all."""
         record, lives, changed = self._membership.self_record, self._membership.lives(), False
         record.state_lives(lives)
+        end_s = now.monotonic_s() + MEASURING_S
         for peer_id in record.unmeasured(sorted(self._worth_measuring(lives))):
             if await record.probe_one(peer_id, self._messenger):
                 changed = True
                 self._compare_with_estimate(peer_id)
+            if now.monotonic_s() > end_s:
+                break
         return changed
 
     def _worth_measuring(self, lives: Mapping[str, int]) -> set[str]:

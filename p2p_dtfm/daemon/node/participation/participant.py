@@ -32,6 +32,7 @@ from p2p_dtfm.daemon.peers.wire import CheckpointFiles
 from p2p_dtfm.daemon.proof.counted_again import contributions_beside
 from p2p_dtfm.daemon.proof.transcript_file import transcript_in
 from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
+from p2p_dtfm.daemon.state_transfer.checkpoints.pruning import remove_leftovers
 from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.state_transfer.initial_states import InitialStates
 from p2p_dtfm.daemon.state_transfer.offers import Offers
@@ -73,6 +74,7 @@ class Participant:
         shutil.rmtree(directory / "offers", ignore_errors=True)  # left by a process that was killed
         for leftover in run.blobs.root.glob(".*"):
             leftover.unlink(missing_ok=True)
+        remove_leftovers(local.home.checkpoints(run.digest))
         self.events = EventLog(directory / FILE_NAME, local.status.troubles)
         self.transcript = transcript_in(directory, run.spec, local.settings.transcript_mib)
         layers, me = membership.workload.layer_count, network.me.peer_id

@@ -82,7 +82,7 @@ class Checkpoints:
         self.agree = self._announced.agree
         self._here = FilesHere(root, spec)
         self._busy = asyncio.Lock()
-        self._writes = LayerWrites(spec, compute, self._busy)
+        self._writes = LayerWrites(spec, compute, self._busy, self._here)
         self._room = DiskRoom(root, spec, self._troubles)
         self.fetches = LayerFetches(blobs, self._announced, self._room, self._busy)
         self.withheld: frozenset[int] = frozenset()

@@ -21,7 +21,12 @@ from p2p_dtfm.daemon.state_transfer.checkpoints.announced_files import Announced
 from p2p_dtfm.daemon.state_transfer.checkpoints.disk_room import DiskRoom
 from p2p_dtfm.net.streams.blobs import BlobExchange, BlobUnavailable
 from p2p_dtfm.ports import now
-from p2p_dtfm.train.model.checkpoint import CheckpointFailed, add_layer_file, read_manifest
+from p2p_dtfm.train.model.checkpoint import (
+    CheckpointFailed,
+    add_layer_file,
+    is_begun,
+    read_manifest,
+)
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.replay.work import parameters_digest
@@ -76,7 +81,8 @@ class LayerFetches:
             try:
                 await self._fetch(directory, wanted)
             except (CheckpointFailed, OSError) as error:
-                self._room.refused(error)
+                if is_begun(directory):  # else it was removed meanwhile, whatever the disk takes
+                    self._room.refused(error)
                 raise
             except (UserError, BlobUnavailable) as error:
                 failed[wanted.layer] = _Failed(now.monotonic_s(), error)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.machine.compute import Compute
+from p2p_dtfm.daemon.state_transfer.checkpoints.files_here import FilesHere
 from p2p_dtfm.train.model.checkpoint import OpenCheckpoint
 from p2p_dtfm.train.model.layer_state import LayerState
 
@@ -17,12 +18,16 @@ log = logging.getLogger("p2p_dtfm.checkpoints")
 
 
 class LayerWrites:
-    """The writes of one run. `busy` is held while something is written to a checkpoint."""
+    """The writes of one run. `busy` is held while something is written to a checkpoint. `here` is
+    what others are told of, and given."""
 
-    def __init__(self, spec: RunSpec, compute: Compute, busy: asyncio.Lock) -> None:
+    def __init__(
+        self, spec: RunSpec, compute: Compute, busy: asyncio.Lock, here: FilesHere
+    ) -> None:
         self._spec = spec
         self._compute = compute
         self._busy = busy
+        self._here = here
         self._under_way: asyncio.Task[Any] | None = None
 
     async def unbroken(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
@@ -49,10 +54,16 @@ class LayerWrites:
     async def write(
         self, root: Path, step: int, states: Iterable[LayerState], lineage: str
     ) -> set[int]:
-        """Returns which layers are written. Raises `CheckpointFailed`."""
+        """Returns which layers are written. Raises `CheckpointFailed`.
+
+        A checkpoint of the same step that was given up makes room. Its files are given to nobody
+        any more before the first is replaced: whoever still fetched one would get bytes of both.
+        """
         tokens = step * self._spec.tokens_per_step
         opened = OpenCheckpoint(root, self._spec, step, tokens, lineage)
         await asyncio.to_thread(opened.begin)
+        self._here.changed()
+        self._here.look()
         for state in states:
             await self._add(opened, state, step)
         await asyncio.to_thread(opened.end)

@@ -1,8 +1,10 @@
 """Which checkpoints go, so that a disk does not fill with them."""
 
+import contextlib
 from collections.abc import Collection
 from pathlib import Path
 
+from p2p_dtfm.ports.disk import PARTIAL
 from p2p_dtfm.train.model.checkpoint import (
     fullest,
     list_checkpoints,
@@ -55,6 +57,15 @@ def prune_parts(
     kept += [it.directory for it in fullest(found, full)]
     oldest = min((it.manifest.step for it in found[:newest]), default=0)
     return _remove_but([*kept, *in_use], root, oldest)
+
+
+def remove_leftovers(root: Path) -> None:
+    """Remove what a process that was killed was writing or fetching in its checkpoints. Call it
+    while nobody writes there. What the disk does not remove stays."""
+    with contextlib.suppress(OSError):
+        for directory in step_directories(root):
+            for path in (*directory.glob(f"*{PARTIAL}"), *directory.glob(f".*{PARTIAL}.*")):
+                path.unlink(missing_ok=True)
 
 
 def _remove_but(kept: Collection[Path], root: Path, oldest: int) -> list[Path]:

@@ -1,0 +1,34 @@
+"""What a process was writing when it was killed goes as its home is used again."""
+
+from pathlib import Path
+
+from p2p_dtfm.testbed.virtual.seeds.run import make_run
+from p2p_dtfm.testbed.virtual.swarm import Swarm, play
+from p2p_dtfm.train.model.checkpoint import list_checkpoints
+
+SEED = 1
+NAMES = (".fetched-1.partial.x7k2", "fetched-1.partial", "layer-0001.safetensors.partial")
+"""A layer on its way here, one that has come, and one that is written."""
+
+
+def test_who_is_killed_in_the_middle_of_a_checkpoint_leaves_no_part_of_it_for_good(
+    tmp_path: Path,
+) -> None:
+    """Each kill left up to a layer under a name of its own, beside the run's last model for ever.
+    A daemon that was killed again and again filled its disk with them."""
+    run = make_run(tmp_path, 2000, saves_every_steps=10)
+
+    async def scene(swarm: Swarm) -> list[str]:
+        a = swarm.peer("a", run=str(run))
+        swarm.start(a)
+        await swarm.until(lambda: a.step() >= 10, "a checkpoint", 60)
+        (root,) = a.home.glob("runs/*/checkpoints")
+        swarm.kill(a)
+        newest = list_checkpoints(root)[0].directory
+        for name in NAMES:
+            (newest / name).write_bytes(b"half")
+        swarm.start(a)
+        await swarm.until(lambda: a.has_run, "it is back", 60)
+        return [path.name for path in newest.iterdir() if path.name in NAMES]
+
+    assert play(SEED, tmp_path / "world", scene) == []

@@ -7,14 +7,16 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.commit.step_terms import terms_of
+from p2p_dtfm.core.cost_model.links.coordinates import ORIGIN
 from p2p_dtfm.core.messages.agreement_messages import Ready
 from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
 from p2p_dtfm.core.messages.statements import certified, members_digest, stated
+from p2p_dtfm.core.protocol.facts.brief_links import BriefLinks, Link
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.records import Intent, PeerRecord
 from p2p_dtfm.core.protocol.run_spec import Codec
 from p2p_dtfm.core.protocol.snapshot import founding_snapshot
-from p2p_dtfm.core.protocol.workload import Workload
+from p2p_dtfm.core.protocol.workload import UnlikeLayers, Workload
 from p2p_dtfm.core.transcript.checking import NotTrue
 from p2p_dtfm.core.transcript.entries import Committed, TookOver
 from tests.core.builders import WORKLOAD, record
@@ -103,11 +105,29 @@ def test_a_plan_that_they_could_is_taken(plan: Plan) -> None:
         ),
         (agreed(pair("b"), more=[record(f"m{n:05}") for n in range(1023)]), "1,025 members"),
         (agreed(pair("b"), intent=Intent.SPARE), "who does not train"),
+        (agreed(pair("b"), brief=BriefLinks(ORIGIN, bytes(7))), "links of 7 bytes"),
+        (agreed(pair("b"), uplink_bytes_per_s=-1), "a number below 0"),
+        (agreed(pair("b"), links={"a": Link(1, -1)}), "a number below 0"),
     ],
-    ids=["layers", "microbatches", "members", "intent"],
+    ids=["layers", "microbatches", "members", "intent", "links", "uplink", "rate"],
 )
 def test_a_view_of_which_nothing_could_be_computed(taken: TookOver, reason: str) -> None:
     """One signer made `verify` build tables of each pair of 20,000 members that nobody had seen, or
     end with an assertion."""
     with pytest.raises(NotTrue, match=reason):
         begun().take(taken)
+
+
+def test_a_layer_that_takes_no_work() -> None:
+    """Members plan by times of layers. By a layer that takes none nobody could, and `verify` ended
+    with a traceback."""
+    plan = Plan((Pipeline((Stage("a", 0, LAYERS, 1),), 0, SPEC.microbatches_per_step),), ("b",), 1)
+    unlike = UnlikeLayers((), (), ())
+    block = msgspec.structs.replace(WORKLOAD.block, unlike=unlike)
+    taken = agreed(plan, msgspec.structs.replace(WORKLOAD, block=block))
+    checker = begun()
+    checker.take(taken)
+    checker.take(words(taken, 0, ""))
+    with pytest.raises(NotTrue, match="what is so of no machine, link or layer") as found:
+        checker.tallies()
+    assert (found.value.step, found.value.peer_id) == (0, "")

@@ -11,12 +11,13 @@ from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.messages.agreement_messages import Ready
 from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
 from p2p_dtfm.core.messages.statements import certified, members_digest, stated
+from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
 from p2p_dtfm.core.protocol.signed import Sign, signing_in
 from p2p_dtfm.core.protocol.snapshot import GENESIS, ViewId, founding_snapshot
 from p2p_dtfm.core.transcript.checking import Checker, NotTrue
 from p2p_dtfm.core.transcript.entries import FORMAT, Began, Committed, TookOver
-from p2p_dtfm.core.transcript.joining import differ_from
+from p2p_dtfm.core.transcript.joining import differ_from, joined
 from p2p_dtfm.sim.faults.simulated_process import sign_for, verify
 from tests.core.builders import WORKLOAD, record, run_spec
 
@@ -214,3 +215,79 @@ def test_who_looks_at_the_finished_model_once_more_in_a_later_view_goes_no_other
     assert differ_from(one, apart) == 0
     apart.steps = {end: apart.steps[end]}
     assert differ_from(one, apart) == end, "of another model"
+
+
+@pytest.fixture
+def killed_and_back() -> tuple[Checker, Checker]:
+    """A writer alone had committed step 2 when it was killed. The others have done that step again,
+    and two more, until it was back. Returns its transcript, and that of one who stayed."""
+    one, other, first = begun(), begun(), view("a", 1, 0)
+    for checker in (one, other):
+        checker.take(first)
+        led_to = committed(checker, first, range(2))
+    committed(one, first, (2,), led_to)
+    without = view("b", 3, 2, first.snapshot.view_id, led_to)
+    other.take(without)
+    there = committed(other, without, (2, 3, 4), led_to)
+    back = view("a", 4, 5, without.snapshot.view_id)
+    for checker in (one, other):
+        checker.take(back)
+        committed(checker, back, (5, 6), there)
+    assert one.gaps == [(3, 5)] and not other.gaps
+    return one, other
+
+
+def test_a_step_that_others_have_done_again_is_theirs_once_their_transcript_shows_it(
+    killed_and_back: tuple[Checker, Checker],
+) -> None:
+    """The steps that it lacked came from the other transcript, and its own step 2, which leads
+    elsewhere, stayed before them. It counted, no gap was told of, and whoever had rightly signed
+    step 3 was refused by the states of the false one."""
+    main, added = joined(killed_and_back)
+    one, other = killed_and_back
+    assert main is one and added == 3 and not main.gaps and differ_from(main, other) is None
+    assert {peer: it.stage_steps for peer, it in main.tallies().items()} == {"a": 4, "b": 3}
+
+
+def test_what_leads_elsewhere_is_left_out_though_nobody_here_has_that_step(
+    killed_and_back: tuple[Checker, Checker],
+) -> None:
+    one, other = killed_and_back
+    for step in (0, 1, 2):
+        del other.steps[step]
+    main, added = joined([one, other])
+    assert main is one and added == 2 and main.gaps == [(2, 3)]
+
+
+def test_a_view_begins_where_its_members_have_signed_also_if_its_writer_names_an_earlier_step() -> (
+    None
+):
+    """The first step may be what is left of one that failed, so nobody knows whose losses count in
+    it. By its writer's word another step was the first, and whoever had rightly signed this one was
+    named for counting too few."""
+    checker, first = begun(), view("a", 1, 0)
+    checker.take(first)
+    led_to = committed(checker, first, range(4))
+    back = view("b", 3, 4, first.snapshot.view_id, led_to, says_step=3)
+    checker.take(back)
+    assert sorted(checker.steps) == [0, 1, 2, 3], "nothing was given up"
+    (signed,) = words(back, 4, led_to).signed
+    rest = msgspec.structs.replace(decode(signed.payload, Prepared), token_count=1)
+    checker.take(Committed((sign_prepared(rest, sign_of("b")),)))
+    assert sorted(checker.steps) == [0, 1, 2, 3, 4]
+
+
+def test_nobody_answers_for_where_a_writer_has_put_its_words() -> None:
+    """A writer that moved a line, or mixed two, had an honest signer named for it."""
+    checker, first = begun(), view("a", 1, 0)
+    checker.take(first)
+    led_to = committed(checker, first, range(2))
+    after = view("b", 4, 2, first.snapshot.view_id)
+    checker.take(after)
+    late = words(first, 2, led_to)
+    with pytest.raises(NotTrue, match="a view that was over") as found:
+        checker.take(late)
+    assert (found.value.step, found.value.peer_id) == (2, "")
+    with pytest.raises(NotTrue, match="several views") as found:
+        checker.take(Committed((*words(after, 2, led_to).signed, *late.signed)))
+    assert (found.value.step, found.value.peer_id) == (2, "")

@@ -6,7 +6,7 @@ import contextvars
 import errno
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -132,6 +132,55 @@ def test_who_was_there_from_the_beginning_asks_nobody(
     steps = StepsOfOthers(messenger, SPEC, contributions)
     asyncio.run(steps.learn(lambda: ["another"], Lineage))
     assert messenger.asked == []
+
+
+def test_who_lacks_no_step_asks_whether_those_have_stayed_that_it_did_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others had done its last steps again, as after a liar's bar, when it was back at one of
+    these. It lacked none, asked nobody, and went on counting them for itself."""
+    monkeypatch.setattr(of_others, "BEGIN_AFTER_S", 0.0)
+    view, messenger = View(SHOT, compute_plan(SHOT)), Member(TranscriptPiece(0, b""))
+    killed = Contributions(tmp_path / FILE, SPEC, LAYERS, name_of(0))
+    killed.view_took_over(view, 0)
+    for step in range(5):
+        killed.committed(step, 0, 0)
+    killed.write()
+    back = Contributions(tmp_path / FILE, SPEC, LAYERS, name_of(0))
+    back.view_took_over(view, 4)
+    assert (back.missing_steps, back.unproven_steps) == (0, 4)
+    of = StepsOfOthers(cast(Any, messenger), SPEC, back)
+    asyncio.run(of.learn(lambda: ["another"], Lineage))
+    assert messenger.asked == [("another", 0)]
+    back.settle({step: {"another": 1} for step in range(4)})
+    assert back.unproven_steps == 0
+    asyncio.run(of.learn(lambda: ["another"], Lineage))
+    assert len(messenger.asked) == 1, "all is shown"
+
+
+def test_who_was_away_asks_again_though_its_process_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A laptop that had slept never heard who had computed the steps meanwhile."""
+    monkeypatch.setattr(of_others, "BEGIN_AFTER_S", 0.0)
+    view, messenger = View(SHOT, compute_plan(SHOT)), Member(TranscriptPiece(0, b""))
+    given = Contributions(tmp_path / FILE, SPEC, LAYERS, name_of(0))
+    given.view_took_over(view, 0)
+    of, learnt = StepsOfOthers(cast(Any, messenger), SPEC, given), list[int]()
+
+    async def scene() -> None:
+        keeps = asyncio.create_task(
+            of.keep(lambda: ["another"], Lineage, lambda: learnt.append(len(messenger.asked)))
+        )
+        for times in (1, 2):
+            while len(learnt) < times:
+                await asyncio.sleep(0)
+            given.left_views()
+            given.view_took_over(view, 7)
+        keeps.cancel()
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+    assert learnt[:2] == [0, 1]
 
 
 def test_a_line_without_an_end_is_given_up_before_it_fills_the_memory() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.transcript.checking import Checker
+from p2p_dtfm.daemon.proof import of_others
 from p2p_dtfm.daemon.proof.transcript_file import FILE_NAME, TranscriptLines
 from p2p_dtfm.net.contacts.identity import verify
 from p2p_dtfm.testbed.virtual.lies.lying import Lying
@@ -21,6 +22,7 @@ from p2p_dtfm.testbed.virtual.seeds.run import make_run, reference_of, with_audi
 from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Fault, Schedule
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from p2p_dtfm.train.model.checkpoint import list_checkpoints
+from tests.testbed.test_boards_of_late_joiners import ever_tokens, kept
 
 STEPS = 50
 UNDO_STEPS = 16
@@ -179,6 +181,28 @@ def test_after_a_power_cut_of_all_what_was_taken_back_counts_for_nothing(
 
     _, honest = played(world, tmp_path, SEED, meddle)
     require_no_trace(honest, world, [])
+
+
+@pytest.mark.nightly
+def test_who_comes_back_to_what_was_done_again_counts_it_for_those_who_did(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer was killed, the others went back behind what it had counted, and it was back before
+    they had come as far again. It lacked no step, and counted the old ones for good."""
+
+    async def meddle(swarm: Swarm, lying: Lying) -> None:
+        await dies_among_lies(swarm, lying)
+        monkeypatch.setattr(of_others, "BEGIN_AFTER_S", 0.2)  # the run is short
+        monkeypatch.setattr(of_others, "PIECE_EVERY_S", 0.01)
+        swarm.start(swarm.named("c"))
+
+    _, honest = played(world, tmp_path, SEED, meddle)
+    boards = [kept(peer).tallies.board() for peer in honest]
+    assert boards == boards[:1] * 3
+    for peer in honest:
+        given = kept(peer)
+        own = given.tallies.of(peer.peer_id) + given.undone
+        assert ever_tokens(given) * 6 == pytest.approx(own), "it stayed or was done again"
 
 
 @pytest.mark.nightly

@@ -75,10 +75,15 @@ class Tallies(msgspec.Struct, forbid_unknown_fields=True):
                 return span.shares.get(peer_id, 0)
         return 0
 
+    @property
+    def first_kept(self) -> int:
+        """The first step of the oldest span that is kept; of those before there is a sum alone."""
+        return self.spans[0].first_step if self.steps_before and self.spans else 0
+
     def settle(self, known: Mapping[int, Mapping[str, int]]) -> None:
         """Takes over which peers computed these steps, as all of them have signed, whatever was
         seen here. Steps of which only a sum is kept stay as they are."""
-        first_kept = self.spans[0].first_step if self.steps_before and self.spans else 0
+        first_kept = self.first_kept
         for span in _spans_of(known):
             if span.end_step > first_kept:
                 span.first_step = max(span.first_step, first_kept)

@@ -287,13 +287,18 @@ def open_record(signed: Signed, run_digest: str, verify: Verify) -> PeerRecord:
     record = unpacked(signed.peer_id, told)
     if (elsewhere := _fault_of_place(record, run_digest)) is not None:
         raise elsewhere
+    require_sane(record)
+    return record
+
+
+def require_sane(record: PeerRecord) -> None:
+    """Raises `PeerFault` for a record that no peer states, whoever has passed it on."""
     _require_sane_names(record)
     _require_sane_numbers(record)
     if record.brief is not msgspec.UNSET:
         fault = "links told twice" if record.links else fault_of_brief(record.brief)
         if fault:
             raise PeerFault(f"record with {fault}", record.peer_id)
-    return record
 
 
 def _why_elsewhere(signed: Signed, run_digest: str) -> PeerFault | None:

@@ -17,7 +17,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.lineage import GENESIS_LINEAGE, extend, unmarked
 from p2p_dtfm.core.protocol.plan import Plan, flaw_of
-from p2p_dtfm.core.protocol.records import Intent
+from p2p_dtfm.core.protocol.records import Intent, require_sane
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed, Verify, covered, verifying_in
 from p2p_dtfm.core.protocol.snapshot import Snapshot, ViewId
@@ -27,6 +27,8 @@ from p2p_dtfm.core.transcript.entries import FORMAT, Began, Committed, Entry, To
 from p2p_dtfm.core.transcript.tallies import Tally, added, of_step
 
 VIEWS_LIMIT = 1 << 16
+ODD_FACTS = (ArithmeticError, LookupError, ValueError)
+"""What tables of machines and links may raise where what a view says of them was made up."""
 
 
 class NotTrue(Exception):
@@ -103,8 +105,8 @@ class Checker:
         """What each peer did in all steps that trained and stayed."""
         assert self.spec is not None, "it has begun"
         tokens = self.spec.batch.microbatch * self.spec.model.context
-        trained = [step for number, step in sorted(self.steps.items()) if self._trains(number)]
-        return added(of_step(step.view, step.said, tokens) for step in trained)
+        trained = [it for it in sorted(self.steps.items()) if self._trains(it[0])]
+        return added(_tally_of(number, step, tokens) for number, step in trained)
 
     def _trains(self, step: int) -> bool:
         return self._terms is not None and self._terms.trains(step)
@@ -141,9 +143,8 @@ class Checker:
         self._check_certificate(entry, view, name)
         if view.id not in self.views:
             self.views.append(view.id)
-        step = entry.step
-        if not entry.snapshot.planned:  # all signed where it goes on; a later step is one's word
-            step = min(step, entry.snapshot.step)
+        # where an unplanned view goes on, all have signed; the line beside it is its writer's word
+        step = entry.step if entry.snapshot.planned else entry.snapshot.step
         if step < 0:
             raise NotTrue(f"{name} goes on from step {step}")
         self._give_up_from(step)
@@ -202,13 +203,12 @@ class Checker:
         said = [self._opened(signed) for signed in entry.signed]
         if not said:
             raise NotTrue("a step that nobody has prepared", ledger.step)
-        step = said[0].prepared.step
-        if any(it.prepared.step != step for it in said):
-            raise NotTrue("words of several steps where those of one are due", step)
+        step, named = _step_and_view_of(said)
         if step < 0 or (self._terms is not None and step > self._terms.total_steps):
             raise NotTrue("the run has no such step", step)
-        named = said[0].prepared.view
-        if named != view.id and named not in self.views:
+        if named != view.id:
+            if named in self.views:  # its makers have not put it there
+                raise NotTrue("a step of a view that was over by then", step)
             return  # the line of that view is lost, and so are its steps
         if step > ledger.step:
             ledger.skip_to(step)
@@ -239,6 +239,21 @@ class Checker:
         self.steps[step] = Step(view, said, outcome)
 
 
+def _tally_of(number: int, step: Step, tokens_per_microbatch: int) -> dict[str, Tally]:
+    """What each peer did in a step. Raises `NotTrue`."""
+    try:
+        return of_step(step.view, step.said, tokens_per_microbatch)
+    except ODD_FACTS as error:
+        raise of_odd_facts(number, step) from error
+
+
+def of_odd_facts(number: int, step: Step) -> NotTrue:
+    """The fault of a view by whose facts no member could have planned, though all have signed it.
+    It says, for example, that a layer takes no work."""
+    reason = f"view {step.view.id.number} states what is so of no machine, link or layer"
+    return NotTrue(reason, number)
+
+
 def _flaw_of_members(snapshot: Snapshot, spec: RunSpec) -> str | None:
     """Why this can be no view of the run; None if it may be. This is checked before anything is
     made for each pair of its members, or for each layer that it speaks of."""
@@ -249,6 +264,11 @@ def _flaw_of_members(snapshot: Snapshot, spec: RunSpec) -> str | None:
         return f"it is of {counted(work.layer_count, 'layer')}"
     if work.microbatch_count != spec.microbatches_per_step:
         return f"it is of {counted(work.microbatch_count, 'microbatch')} a step"
+    try:
+        for record in snapshot.records:
+            require_sane(record)
+    except PeerFault as fault:
+        return fault.cause
     return None
 
 
@@ -265,6 +285,17 @@ def _flaw_of_places(plan: Plan, view: View, spec: RunSpec) -> str | None:
         if activation not in allowed.activations or gradient not in allowed.gradients:
             return "tensors travel in a codec that the run does not allow"
     return None
+
+
+def _step_and_view_of(said: Sequence[Statement]) -> tuple[int, ViewId]:
+    """Raises `NotTrue` where these are not words of one step. Who has put them together is to blame
+    for that, and none of their makers."""
+    step, view = said[0].prepared.step, said[0].prepared.view
+    if any(it.prepared.step != step for it in said):
+        raise NotTrue("words of several steps where those of one are due", step)
+    if any(it.prepared.view != view for it in said):
+        raise NotTrue("words of several views where those of one are due", step)
+    return step, view
 
 
 def _outcome_of(ledger: Ledger, step: int, said: Sequence[Statement]) -> StepOutcome:

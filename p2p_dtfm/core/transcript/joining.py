@@ -13,19 +13,32 @@ from p2p_dtfm.core.transcript.checking import Checker, Step
 def joined(checkers: Sequence[Checker]) -> tuple[Checker, int]:
     """Of transcripts of one run: the one that has come furthest (of equals the first), with the
     steps that it lacked; and how many those were. Steps of others that lead elsewhere are left out.
+
+    So are its own, where what others have shows that they lead elsewhere: its writer was killed
+    after a step that the others have done again, or has come over from another part of the swarm.
     """
     main = max(checkers, key=lambda each: max(each.steps, default=-1))
     led = _by_end(each.steps for each in checkers if each is not main)
-    before = len(main.steps)
+    added = 0
+    if not led:
+        return main, added  # within one transcript all is in order
     for number in sorted(main.steps, reverse=True):
         at = number
-        while at - 1 not in main.steps:
+        while at in main.steps and not _is_led_to(main.steps, at):
             found = led.get((at, unmarked(base_of(main.steps[at]))))
-            if found is None:
-                break
             at -= 1
+            if found is None:
+                main.steps.pop(at, None)
+                break
             main.steps[at] = found
-    return main, len(main.steps) - before
+            added += 1
+    return main, added
+
+
+def _is_led_to(steps: Mapping[int, Step], number: int) -> bool:
+    """Whether the step before this one is there, and leads to it."""
+    before = steps.get(number - 1)
+    return before is not None and end_of(number - 1, before) == unmarked(base_of(steps[number]))
 
 
 def in_gaps(main: Checker, other: Checker) -> int:

@@ -9,6 +9,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.transcript.checking import Step
 from p2p_dtfm.daemon.proof.sample_again import WorkSample
 from p2p_dtfm.train.data import BlobStore, Dataset, blobs_in, file_digest, parse_manifest
+from p2p_dtfm.train.data.manifest import MANIFEST_LIMIT_BYTES
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.initial_state import initial_layer_state, parse_initial
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -49,7 +50,7 @@ def sample_of(
             "directory that p2p-dtfm prepare wrote",
         )
     try:
-        manifest = parse_manifest(held.read_bytes(), spec.data.manifest)
+        manifest = parse_manifest(_beginning(held), spec.data.manifest)
         dataset = Dataset(manifest, partial(_shard, blobs), spec.model.context)
         batches = Batches(dataset, spec)
     except PeerFault as fault:
@@ -59,6 +60,13 @@ def sample_of(
     return WorkSample(
         spec, steps, batches, lambda: _genesis(spec, blobs), run / "checkpoints", tell
     )
+
+
+def _beginning(path: Path) -> bytes:
+    """A little more of a file than may be in one that names others: a stranger's file of any size
+    may lie under that name."""
+    with path.open("rb") as file:
+        return file.read(MANIFEST_LIMIT_BYTES + 1)
 
 
 def _shard(blobs: _Blobs, digest: str) -> Path:
@@ -82,7 +90,7 @@ def _genesis(spec: RunSpec, blobs: _Blobs) -> dict[int, LayerState]:
     held = blobs.path(spec.model.initial)
     try:
         if held is not None:
-            named = parse_initial(held.read_bytes(), spec).layers
+            named = parse_initial(_beginning(held), spec).layers
             paths = [blobs.path(file.digest) for file in named]
             if None not in paths:
                 found = [path for path in paths if path]

@@ -42,7 +42,8 @@ async def answer_with_piece(transcript: Transcript, request: TranscriptRequest) 
 
 
 class StepsOfOthers:
-    """Used once, after this peer has begun to take part: makes its board one of the whole run."""
+    """Makes this peer's board one of the whole run, once it takes part, and again after each time
+    that the others have gone on without it. What it did before may have been done again."""
 
     def __init__(
         self,
@@ -56,6 +57,20 @@ class StepsOfOthers:
         self._led: dict[str, Led] = {}
         self._known: dict[int, str] = {}
 
+    async def keep(
+        self,
+        members: Callable[[], list[str]],
+        lineage: Callable[[], Lineage],
+        learnt: Callable[[], None],
+    ) -> None:
+        """As `learn`, for ever. `learnt` is called after each time."""
+        while True:
+            self._contributions.was_away.clear()
+            await self.learn(members, lineage)
+            self._led, self._known = {}, {}
+            learnt()
+            await self._contributions.was_away.wait()
+
     async def learn(self, members: Callable[[], list[str]], lineage: Callable[[], Lineage]) -> None:
         """`members`: the others of the view in force. Gives up quietly."""
         while not members():
@@ -64,7 +79,7 @@ class StepsOfOthers:
         others = chance.sample(members(), min(MEMBERS_ASKED, len(members())))
         read = 0
         for peer_id in others:
-            if self._contributions.missing_steps == 0 or read == MEMBERS_READ:
+            if self._contributions.unproven_steps == 0 or read == MEMBERS_READ:
                 return
             self._known |= _remembered(lineage())
             reader = await self._read(peer_id)

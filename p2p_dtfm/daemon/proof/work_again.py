@@ -21,7 +21,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.schedule.one_order import merged
 from p2p_dtfm.core.schedule.sums_in_order import added_up
 from p2p_dtfm.core.schedule.tied_ends import tied_ends
-from p2p_dtfm.core.transcript.checking import NotTrue, Step
+from p2p_dtfm.core.transcript.checking import ODD_FACTS, NotTrue, Step, of_odd_facts
 from p2p_dtfm.daemon.step.neighbours import held_out_indices
 from p2p_dtfm.daemon.step.reduction.segment_exchange import sum_digest
 from p2p_dtfm.daemon.step.stage_account import StageAccount, account_of, norms_of
@@ -77,7 +77,7 @@ class WorkAgain:
         """Compute the present step, judge all of it, and make its update, if it trains. Raises
         `NotTrue` and `Unjudged`."""
         plan, number = _plan(step), step.outcome.step
-        wire = wire_plan(self.spec, plan, step.view.snapshot)
+        wire = self._wire(step)
         computed = self._compute(step, plan, wire, number)
         self._judge_works(step, plan, computed)
         if not self._terms.trains(number):
@@ -91,8 +91,7 @@ class WorkAgain:
     def advance_unseen(self, before: Step, number: int) -> None:
         """Make the update of a missing step as if it was computed as the one before it; nothing of
         it is judged. Raises `Unjudged`."""
-        plan = _plan(before)
-        wire = wire_plan(self.spec, plan, before.view.snapshot)
+        plan, wire = _plan(before), self._wire(before)
         computed = self._compute(before, plan, wire, number)
         reduced = self._sums(plan, computed)
         norms = [added_up(self._norms(plan, wire, it, reduced)) for it in plan.segments()]
@@ -110,6 +109,13 @@ class WorkAgain:
                     reason = f"layer {layer} has another state than {peer_id} has signed"
                     raise NotTrue(reason, step.outcome.step, peer_id)
         return named >= self.states.keys()
+
+    def _wire(self, step: Step) -> WirePlan:
+        """Raises `NotTrue`."""
+        try:
+            return wire_plan(self.spec, _plan(step), step.view.snapshot)
+        except ODD_FACTS as error:
+            raise of_odd_facts(step.outcome.step, step) from error
 
     def _compute(self, step: Step, plan: Plan, wire: WirePlan, number: int) -> _Computed:
         """`number`: the step whose data are taken. Raises `NotTrue` and `Unjudged`."""

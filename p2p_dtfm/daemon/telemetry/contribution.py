@@ -75,7 +75,10 @@ class Contributions:
         self._me = me
         self._kept, self._are_days_lost = _read(path)
         self._members: frozenset[Member] = frozenset()
-        self._seen_from: int | None = None
+        self.was_away = asyncio.Event()
+        """Set where others have gone on without this process."""
+        self._proven = 0
+        """How many of the steps before it came others' transcripts have shown."""
         self._came_at: int | None = None
         """The first step of the unbroken row of views that this peer is in now."""
         self._committed_s: float | None = None
@@ -93,8 +96,6 @@ class Contributions:
         planned_s = view.plan.predicted_step_ns / 1e9 if isinstance(view.plan, Plan) else 0.0
         self._longest_step_s = max(LONGEST_STEP_S, STEPS_AT_MOST * planned_s)
         self._lose(view)
-        seen_from = min(step, self._spec.total_steps)  # what comes after them is no step
-        self._seen_from = seen_from if self._seen_from is None else min(seen_from, self._seen_from)
         self._came_at = step if self._came_at is None else min(step, self._came_at)
         self._committed_s = now.monotonic_s()
 
@@ -102,6 +103,8 @@ class Contributions:
         """Others may take steps meanwhile. This peer may be told of the last of these once it is
         back."""
         self._came_at = None
+        self._proven = 0
+        self.was_away.set()
 
     def _lose(self, view: View) -> None:
         """Count the members that were lost. One that leaves in an orderly way takes part in
@@ -124,13 +127,19 @@ class Contributions:
 
     @property
     def seen_from(self) -> int:
-        """From this step on this process has seen all."""
-        return self._seen_from or 0
+        """From this step on this process has seen all. 0 while it is in no view."""
+        return min(self._came_at or 0, self._spec.total_steps)  # what comes after them is no step
 
     @property
     def missing_steps(self) -> int:
         """How many of the steps before that one are missing here."""
         return self.seen_from - self._kept.tallies.known_before(self.seen_from)
+
+    @property
+    def unproven_steps(self) -> int:
+        """How many of them nobody has shown here. Those that this peer has counted may have been
+        done again without it."""
+        return max(0, self.seen_from - self._kept.tallies.first_kept - self._proven)
 
     def settle(self, known: Mapping[int, Mapping[str, int]]) -> int:
         """Count who computed the steps that made this peer's states, before this process saw all.
@@ -138,7 +147,9 @@ class Contributions:
         more steps the board has."""
         tallies = self._kept.tallies
         steps, mine = tallies.step_count, tallies.of(self._me)
-        tallies.settle({step: shares for step, shares in known.items() if step < self.seen_from})
+        shown = {step: shares for step, shares in known.items() if step < self.seen_from}
+        tallies.settle(shown)
+        self._proven = sum(step >= tallies.first_kept for step in shown)
         more = tallies.of(self._me) - mine
         if more >= 0:  # this peer was killed before it noted them
             self._kept.older = summed((self._kept.older, Given(tokens=more / self._layer_count)))

@@ -371,8 +371,9 @@ def _unreadable(path: Path, error: Exception) -> UserError:
 
 
 def _length(path: Path) -> int:
+    """-1 for what is no file. A link to a device has no length, and is read for ever."""
     try:
-        return path.stat().st_size
+        return path.stat().st_size if path.is_file() else -1
     except OSError:
         return -1
 

@@ -58,8 +58,8 @@ class Background:
         given = self._participant.contributions
         steps = StepsOfOthers(self._network.messenger, self._run.spec, given)
         evidence = self._agreement.recovery_evidence
-        await steps.learn(self._others, lambda: evidence.lineage)
-        self._local.observer.tallies(given)
+        observer = self._local.observer
+        await steps.keep(self._others, lambda: evidence.lineage, lambda: observer.tallies(given))
 
     def _others(self) -> list[str]:
         view = self._agreement.view

@@ -36,6 +36,7 @@ MEANT = {
 """Words that are commands of other programs, and what does the same here."""
 MEANT |= {"quit": MEANT["stop"], "exit": MEANT["stop"], "create": MEANT["found"]}
 
+MAY_USE_IT = "see what it is, and that this user may use it: ls -ld on it and above"
 NAMING = ("--run", "--invite", "--initial-peers", "--run-digest")
 """Options that say which run or swarm is meant. An empty value, of a variable that is not set,
 would count as none: another run would be taken up, joined or played."""
@@ -159,6 +160,8 @@ def _mistake(error: Any) -> UserError:
         words = f"must be one of {choices}" if is_choice else words
         return UserError(f"{name}: {words}, not {said!r}", fix)
     cause = str(error.format_message()).strip().rstrip(".")
+    if cause.endswith("is not readable"):  # no help says more of it
+        more = MAY_USE_IT
     return UserError(f"{place}: {cause[:1].lower()}{cause[1:]}", more)
 
 
@@ -177,8 +180,7 @@ def fault_of_path(error: OSError) -> UserError | None:
     if error.errno == errno.ENAMETOOLONG:
         return UserError(cause, "give a path here; an invitation goes with --invite LINE")
     if error.errno in (errno.EACCES, errno.ELOOP, errno.EROFS, errno.ENOTDIR):
-        fix = "see what it is, and that this user may use it: ls -ld on it and above"
-        return UserError(cause, fix)
+        return UserError(cause, MAY_USE_IT)
     return None
 
 

@@ -88,6 +88,7 @@ def test_what_a_zero_stands_for_is_said_where_somebody_gave_one() -> None:
         ({"name": 3}, "name: must be text, in double quotes"),
         ({"name": "Two words"}, "name: must be a name of at most 63"),
         ({"total_steps": "many"}, "total_steps: must be a whole number"),
+        ({"seed": 1e30}, "seed: must be a smaller whole number"),
         ({"total_steps": 0}, "total_steps: must be 1 or more"),
         ({"model": 5}, "model: must be a table"),
         ({"data": {"manifest": "zz"}}, "data.manifest: must be a digest"),
@@ -109,6 +110,16 @@ def test_what_no_parser_declares_is_told_in_words(value: str, tmp_path: Path) ->
         read_run_spec(path)
     with pytest.raises(UserError, match="not valid TOML"):
         parse_scenario(path.read_text(), "mine.toml")
+
+
+@pytest.mark.parametrize("key", ["count", "memory_gb", "bandwidth_mbps", "factor"])
+def test_true_is_no_number_in_a_scenario(key: str) -> None:
+    """Three peers became one, and a link one of 1 Mbit/s, without a word."""
+    text = (ROOT / "configs" / "scenarios" / "three-homes.toml").read_text()
+    before, _, after = text.partition(f"\n{key} = ")
+    with pytest.raises(UserError) as caught:
+        parse_scenario(f"{before}\n{key} = true\n{after.partition(chr(10))[2]}", "mine.toml")
+    assert f"{key} is true, and must be a number" in caught.value.cause
 
 
 def test_a_key_that_stands_twice_is_not_chosen_from(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -20,10 +20,26 @@ _STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_
 _HEADER = re.compile(r"\s*\[+\s*([\w-]+)\s*\]+")
 
 
-class Resources(BaseModel):
-    """What a peer has. Each may be stated for a group and overridden for one peer."""
+class _Table(BaseModel):
+    """A table of a scenario file."""
 
     model_config = _STRICT
+
+    @model_validator(mode="before")
+    @classmethod
+    def _true_is_no_number(cls, said: Any) -> Any:
+        """Refuses true and false where a number is due: Python takes them for 1 and 0."""
+        for name, value in said.items() if isinstance(said, Mapping) else ():
+            known = cls.model_fields.get(name)
+            kind = known.annotation if known is not None else None
+            if isinstance(value, bool) and kind in (int, float, float | None):
+                raise ValueError(f"{name} is {str(value).lower()}, and must be a number")
+        return said
+
+
+class Resources(_Table):
+    """What a peer has. Each may be stated for a group and overridden for one peer."""
+
     forward_tflops: float | None = Field(default=None, ge=1e-6, le=1e6)
     """Sustained in a forward pass."""
     memory_gb: float | None = Field(default=None, gt=0, le=1e6)
@@ -57,10 +73,9 @@ class PeerTable(Resources):
     name: str = Field(pattern=NAME_PATTERN)
 
 
-class LinkTable(BaseModel):
+class LinkTable(_Table):
     """The way between two groups or peers. `*` stands for all of them."""
 
-    model_config = _STRICT
     origin: str = Field(alias="from", pattern=r"^(\*|[a-z0-9][a-z0-9-]{0,62})$")
     to: str = Field(pattern=r"^(\*|[a-z0-9][a-z0-9-]{0,62})$")
     both: bool = False
@@ -69,10 +84,9 @@ class LinkTable(BaseModel):
     bandwidth_mbps: float = Field(ge=1e-3, le=1e9)
 
 
-class FaultTable(BaseModel):
+class FaultTable(_Table):
     """Something that happens at the start of a step."""
 
-    model_config = _STRICT
     at_step: int = Field(ge=0)
     kind: Literal[
         "kill", "pause", "slow", "cut", "degrade", "corrupt", "join", "leave", "disk full"
@@ -87,10 +101,9 @@ class FaultTable(BaseModel):
     seconds: float = Field(default=0, ge=0, le=86_400)
 
 
-class WorkloadTable(BaseModel):
+class WorkloadTable(_Table):
     """How the work of these peers differs from what the run spec alone would say."""
 
-    model_config = _STRICT
     head: bool = True
     """Whether the last layer is a language-model head. The paper's runs had none to speak of."""
 

@@ -280,8 +280,8 @@ def main() -> None:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # pages that the collector would write to are shared for longer
-    with socket.socket(fileno=int(sys.argv[1])) as far:
-        serve(far)
+    with socket.socket(fileno=int(sys.argv[1])) as far, suppress(ConnectionError):
+        serve(far)  # until who asks is gone, as by Ctrl-C before a first answer
 
 
 if __name__ == "__main__":

@@ -9,10 +9,13 @@ import pytest
 
 from p2p_dtfm.cli.commands.here import service
 from p2p_dtfm.cli.commands.models import told_of
+from p2p_dtfm.cli.terminal.mistyped import lines_for
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.daemon.machine.settings import resolve
 from p2p_dtfm.sim.scenario.files import find_run_spec, read_run_spec
-from p2p_dtfm.train.data import open_prepared, prepare
+from p2p_dtfm.train.data import load_manifest, open_prepared, prepare
+from p2p_dtfm.train.data.saved_data_sets import data_set_files
 from p2p_dtfm.train.hugging_face.export import export_hugging_face
 from p2p_dtfm.train.hugging_face.model_import import Training, import_hugging_face
 from tests.cli.test_odd_surroundings import typed
@@ -83,6 +86,18 @@ def test_a_service_whose_home_no_settings_can_name(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_home_that_no_daemon_could_tell_of(tmp_path: Path) -> None:
+    """It trained there, but `status` was answered 500, and a pause ended it with a traceback."""
+    with pytest.raises(UserError, match="its name is no text in UTF-8"):
+        Home(tmp_path / LATIN).acquire()
+    assert list(tmp_path.iterdir()) == []
+    (there := tmp_path / LATIN).mkdir()
+    (tmp_path / "link").symlink_to(there)
+    home = Home(tmp_path / "link")
+    home.acquire()
+    home.release()
+
+
 def test_somebody_whose_name_is_no_text_is_not_revoked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,3 +135,21 @@ def test_text_is_not_taken_for_prepared_data(texts: Path) -> None:
     made = texts.with_name("my texts-data")
     assert first == f"make them: p2p-dtfm prepare '{texts}' --out '{made}'"
     assert second == f'then say source = "{made}"'
+
+
+def test_lines_to_type_hold_for_names_with_spaces(tmp_path: Path) -> None:
+    """Who pasted the fix made data in another directory, or was told that --out is missing."""
+    (made := tmp_path / "my data").mkdir()
+    with pytest.raises(UserError) as caught:
+        open_prepared(tmp_path / "my other data")
+    assert caught.value.fixes[0].endswith("my other data'")
+    with pytest.raises(UserError) as caught:
+        load_manifest(made / "manifest.json")
+    assert f"p2p-dtfm prepare PATH... --out '{made}' --overwrite" in caught.value.fixes[-1]
+    (splits := tmp_path / "my set").mkdir()
+    (splits / "dataset_dict.json").write_text('{"splits": ["train", "validation"]}')
+    with pytest.raises(UserError) as caught:
+        data_set_files(splits, {"dataset_dict.json"})
+    line = f"prepare '{splits}/train' --validation '{splits}/validation' --out DIR"
+    assert caught.value.fixes == (f"name them: p2p-dtfm {line}",)
+    assert lines_for("my run.toml", ())[0].endswith("p2p-dtfm --run 'my run.toml'")

@@ -1,6 +1,7 @@
 """A program is not always started in a terminal by a user with a home: streams are closed, disks
 full, directories gone, variables not set. It says in words what it then cannot do."""
 
+import errno
 import os
 import resource
 import subprocess
@@ -18,6 +19,7 @@ from p2p_dtfm.daemon.machine.before_start import data_directory
 from p2p_dtfm.daemon.machine.home import Home, home_option
 from p2p_dtfm.daemon.machine.local_client import PATIENCE_S, call_daemon
 from p2p_dtfm.daemon.machine.settings import Settings
+from p2p_dtfm.daemon.peers.recall import recall
 from p2p_dtfm.ports.packages import python_command
 from tests.core.builders import run_spec
 
@@ -61,6 +63,36 @@ def test_a_slash_that_was_forgotten_behind_the_tilde_is_no_bug(
     told = capsys.readouterr().err
     assert "there is no user 'second' here" in told and "~/second" in told
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("folder", ["home", "home/runs"])
+def test_a_home_of_another_user_is_not_one_without_a_past(
+    folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Who had once typed sudo was told that the home remembers no run, and to found one there,
+    where nothing can be written."""
+    (tmp_path / "home" / "runs").mkdir(parents=True)
+    listed = os.scandir
+
+    def refused(path: Path) -> object:
+        if path == tmp_path / folder:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(UserError) as caught:
+        recall(Settings(home=tmp_path / "home"))
+    assert caught.value.cause == f"cannot use {tmp_path / folder}: Permission denied"
+
+
+def test_a_path_of_another_user_is_told_with_what_to_see_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The fix was to read the command's help."""
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    assert typed("status", "--home", str(tmp_path), monkeypatch=monkeypatch) == 2
+    told = capsys.readouterr().err
+    assert "is not readable" in told and "ls -ld" in told and "--help" not in told
 
 
 def test_data_of_a_user_who_is_not_there(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from p2p_dtfm.cli.commands import demo, swarm
+from p2p_dtfm.cli.commands import demo, swarm, trace
 from p2p_dtfm.cli.commands.swarm import _carriers, _given, _safe
 from p2p_dtfm.core.protocol.errors import UserError
 
@@ -37,6 +38,18 @@ def test_a_newcomer_does_not_say_that_a_crash_undoes_everything() -> None:
     assert (_safe(facts) or "").startswith("not known yet")
     assert (_safe({**facts, "safe_step": 270}) or "").startswith("270: a crash")
     assert (_safe({**facts, "members": ["a"]}) or "").startswith("0: a crash"), "nobody has any"
+
+
+def test_a_trace_of_one_peer_is_of_one_peer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It said "of 1 peers"."""
+    peer = {"peer_id": "p", "pipeline": 0, "position": 0, "layers": [0, 6], "clock_error_ns": 0,
+            "steps": {"3": [["forward", 0, 1, 2]]}}  # fmt: skip
+    answer = {"peers": [peer], "missing": [], "names": {}}
+    monkeypatch.setattr(trace, "call_daemon", lambda *_, **__: answer)
+    trace.trace(tmp_path / "steps.json", 1, None)
+    assert "of 1 peer in" in capsys.readouterr().out
 
 
 def test_all_is_said_of_nothing_less(

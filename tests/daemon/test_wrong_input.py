@@ -60,6 +60,11 @@ def refused(**flags: object) -> UserError:
         ({"network": "wann"}, "must be 'auto', 'lan' or 'wan', not 'wann'", "wan"),
         ({"dashboard": "99999"}, 'must be a port from 1 to 65535, "auto" or "off"', "port"),
         ({"run_digest": "zz"}, "must be a digest", "run"),
+        ({"threads": True}, "must be a whole number, not True", "0: half of the cores"),
+        ({"memory_gib": False}, "must be a number, not False", "nearly all that is free"),
+        ({"public_status": True}, "must be a whole number, not True", "port of a page"),
+        ({"dashboard": True}, 'must be a port from 1 to 65535, "auto" or "off"', "port"),
+        ({"name": True}, "must be text, in double quotes", "what others see"),
     ],
 )
 def test_a_wrong_setting_is_told_in_words(flags: dict, cause: str, fix: str) -> None:
@@ -83,6 +88,7 @@ def test_what_a_zero_stands_for_is_said_where_somebody_gave_one() -> None:
         ({"name": 3}, "name: must be text, in double quotes"),
         ({"name": "Two words"}, "name: must be a name of at most 63"),
         ({"total_steps": "many"}, "total_steps: must be a whole number"),
+        ({"seed": 1e30}, "seed: must be a smaller whole number"),
         ({"total_steps": 0}, "total_steps: must be 1 or more"),
         ({"model": 5}, "model: must be a table"),
         ({"data": {"manifest": "zz"}}, "data.manifest: must be a digest"),
@@ -104,6 +110,26 @@ def test_what_no_parser_declares_is_told_in_words(value: str, tmp_path: Path) ->
         read_run_spec(path)
     with pytest.raises(UserError, match="not valid TOML"):
         parse_scenario(path.read_text(), "mine.toml")
+
+
+@pytest.mark.parametrize("key", ["count", "memory_gb", "bandwidth_mbps", "factor"])
+def test_true_is_no_number_in_a_scenario(key: str) -> None:
+    """Three peers became one, and a link one of 1 Mbit/s, without a word."""
+    text = (ROOT / "configs" / "scenarios" / "three-homes.toml").read_text()
+    before, _, after = text.partition(f"\n{key} = ")
+    with pytest.raises(UserError) as caught:
+        parse_scenario(f"{before}\n{key} = true\n{after.partition(chr(10))[2]}", "mine.toml")
+    assert f"{key} is true, and must be a number" in caught.value.cause
+
+
+def test_a_key_that_stands_twice_is_not_chosen_from(tmp_path: Path) -> None:
+    """TOML refuses it; of a run spec in JSON the last one counted, without a word."""
+    text = run_spec().model_dump_json()
+    assert '"microbatch":' in text
+    path = tmp_path / "run.json"
+    path.write_text(text.replace('"microbatch":', '"microbatch":1,"microbatch":', 1))
+    with pytest.raises(UserError, match="not valid JSON: 'microbatch' stands twice"):
+        read_run_spec(path)
 
 
 def test_all_wrong_settings_are_told_at_once() -> None:
@@ -485,6 +511,24 @@ def test_an_option_that_cannot_be_used_is_told_with_cause_and_fix(
     error = capsys.readouterr().err
     assert error.startswith(f"error: {told[0]}") and told[1] in error
     assert "Input should" not in error and "Usage:" not in error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--invite", ""], ["--run", ""], ["--initial-peers", ""], ["--run-digest="],
+     ["doctor", "--invite", ""], ["demo", "--run="], ["peers", "--run-digest", ""],
+     ["service", "install", "--print", "--invite", ""]],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_run_without_a_name_is_not_another_run(words: list[str], monkeypatch, capsys) -> None:
+    """`--invite "$LINE"` took up the home's last run where the variable was not set."""
+    monkeypatch.setattr("sys.argv", ["p2p-dtfm", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    told = "stands without a value: '' follows it"
+    option = next(word for word in words if word.startswith("--") and word != "--print")
+    assert capsys.readouterr().err.startswith(f"error: {option.rstrip('=')} {told}")
 
 
 def test_an_empty_home_is_not_the_directory_one_is_in(monkeypatch) -> None:

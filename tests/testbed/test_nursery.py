@@ -1,8 +1,12 @@
 """Forks of a nursery are processes of their own, and their end is told."""
 
+import array
+import json
 import os
 import resource
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +68,30 @@ def test_all_draw_chances_of_their_own(tmp_path: Path) -> None:
         assert fork(tmp_path / str(number), "draw").wait(60) == 0
         drawn.append((tmp_path / str(number) / "out").read_text())
     assert drawn[0] != drawn[1]
+
+
+def test_who_goes_while_it_loads_is_shown_no_traceback() -> None:
+    """Ctrl-C at the beginning of a demo ended in one, on its user's terminal."""
+    near, far = socket.socketpair()
+    request = {"module": MODULE, "arguments": ["draw"], "environment": dict(os.environ),
+               "directory": os.getcwd()}  # fmt: skip
+    body = json.dumps(request).encode()
+    with open(os.devnull, "r+b") as nothing:
+        streams = array.array("i", [nothing.fileno()] * 4)
+        near.sendmsg(
+            [struct.pack("<I", len(body))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)]
+        )
+    near.sendall(body)
+    near.close()
+    nursery = subprocess.run(
+        [sys.executable, "-m", "p2p_dtfm.testbed.nursery", str(far.fileno())],
+        pass_fds=[far.fileno()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    far.close()
+    assert (nursery.returncode, nursery.stderr) == (0, "")
 
 
 def test_it_ends_with_who_started_it(tmp_path: Path) -> None:

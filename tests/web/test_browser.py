@@ -242,6 +242,18 @@ def test_the_token_lets_act_and_leaves_the_address_bar(page: Page) -> None:
         page.open("about:blank")
 
 
+def test_an_open_page_takes_the_token_that_is_put_behind_its_address(page: Page) -> None:
+    """The button's tooltip says to open the address with the token. In the same tab that loads
+    nothing anew: the buttons stayed dead, and the token stayed in the address bar."""
+    with served(two()) as address:
+        page.open(address)
+        page.wait_for("document.querySelector('#actions button:disabled')")
+        page.open(f"{address}#token={TOKEN}")
+        page.wait_for("document.querySelector('#actions button:enabled')")
+        assert page.evaluate("location.href") == address
+        page.open("about:blank")
+
+
 def test_what_a_daemon_refuses_its_button_says(page: Page) -> None:
     """A refusal is no HTTP error, so the page took the order for done."""
     example = two()

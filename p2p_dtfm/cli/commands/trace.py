@@ -12,6 +12,7 @@ from p2p_dtfm.cli.commands.swarm import how_to_call
 from p2p_dtfm.cli.terminal.output_files import write_text
 from p2p_dtfm.cli.terminal.plain import plain
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.daemon.machine.local_client import call_daemon
 from p2p_dtfm.sim.step_time.trace import complete_event, name_event
 
@@ -38,7 +39,7 @@ def trace(
     worst_ms = max(peer["clock_error_ns"] for peer in answer["peers"]) / 1e6
     numbers = sorted({int(step) for peer in answer["peers"] for step in peer["steps"]})
     typer.echo(
-        f"steps {numbers[0]} to {numbers[-1]} of {len(answer['peers'])} peers in {out}; "
+        f"steps {numbers[0]} to {numbers[-1]} of {counted(len(answer['peers']), 'peer')} in {out}; "
         f"their clocks agree to {worst_ms:.1f} ms"
     )
     if answer["missing"]:

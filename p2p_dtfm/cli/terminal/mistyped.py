@@ -3,6 +3,7 @@
 import difflib
 import errno
 import inspect
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -35,6 +36,11 @@ MEANT = {
 """Words that are commands of other programs, and what does the same here."""
 MEANT |= {"quit": MEANT["stop"], "exit": MEANT["stop"], "create": MEANT["found"]}
 
+MAY_USE_IT = "see what it is, and that this user may use it: ls -ld on it and above"
+NAMING = ("--run", "--invite", "--initial-peers", "--run-digest")
+"""Options that say which run or swarm is meant. An empty value, of a variable that is not set,
+would count as none: another run would be taken up, joined or played."""
+
 
 class Commands(TyperGroup):
     """All commands. An unknown word, an unknown option or a value that an option cannot have is
@@ -43,7 +49,7 @@ class Commands(TyperGroup):
     def make_context(self, *arguments: Any, **more: Any) -> Any:
         with _told_as_others():
             context = super().make_context(*arguments, **more)
-        _refuse_options_as_values(context.params)
+        refuse_what_is_no_value(context.params)
         return context
 
     def invoke(self, ctx: Any) -> Any:
@@ -76,13 +82,17 @@ def _told_as_others() -> Iterator[None]:
         raise
 
 
-def _refuse_options_as_values(given: Mapping[str, Any]) -> None:
+def refuse_what_is_no_value(given: Mapping[str, Any]) -> None:
     """Refuse an option as another option's value: where a pasted line has lost an address, the next
-    option would be taken for it. Raises `UserError`."""
+    option would be taken for it. Refuse an empty value of those that name a run. Raises
+    `UserError`."""
     for name, value in given.items():
+        option = f"--{name.replace('_', '-')}"
         for item in value if isinstance(value, list | tuple) else (value,):
             if isinstance(item, str) and item.startswith("--"):
-                raise _without_value(f"--{name.replace('_', '-')}", shortened(item))
+                raise _without_value(option, shortened(item))
+            if item == "" and option in NAMING:
+                raise _without_value(option, "''")
 
 
 def _paths_of(command: Any) -> list[Any]:
@@ -100,15 +110,14 @@ def _kinds_in(hint: Any) -> set[Any]:
 
 def _refuse_empty_paths(command: Any, words: Sequence[str]) -> None:
     """Refuse an empty path, which comes from a variable that is not set. It would mean the
-    directory that the user happens to be in: fill it, or prepare all that lies there. Raises
-    `UserError`."""
-    if not (paths := _paths_of(command)):
-        return
-    of_paths = _words_before_values(paths)
-    with_values = _words_before_values(command.params)
+    directory that the user happens to be in: fill it, or prepare all that lies there. Of `NAMING`
+    none is empty either. Raises `UserError`."""
+    paths = _paths_of(command)
+    with_values = _words_before_values(getattr(command, "params", ()))
+    not_empty = _words_before_values(paths) | with_values.intersection(NAMING)
     empty = [before for before, word in pairwise(["", *words]) if not word]
     joined = [word[:-1] for word in words if word.endswith("=")]
-    for option in (word for word in (*empty, *joined) if word in of_paths):
+    for option in (word for word in (*empty, *joined) if word in not_empty):
         raise _without_value(option, "''")
     takes_places = any(it.param_type_name == "argument" for it in paths)
     if takes_places and any(word not in with_values for word in empty):
@@ -151,6 +160,8 @@ def _mistake(error: Any) -> UserError:
         words = f"must be one of {choices}" if is_choice else words
         return UserError(f"{name}: {words}, not {said!r}", fix)
     cause = str(error.format_message()).strip().rstrip(".")
+    if cause.endswith("is not readable"):  # no help says more of it
+        more = MAY_USE_IT
     return UserError(f"{place}: {cause[:1].lower()}{cause[1:]}", more)
 
 
@@ -169,8 +180,7 @@ def fault_of_path(error: OSError) -> UserError | None:
     if error.errno == errno.ENAMETOOLONG:
         return UserError(cause, "give a path here; an invitation goes with --invite LINE")
     if error.errno in (errno.EACCES, errno.ELOOP, errno.EROFS, errno.ENOTDIR):
-        fix = "see what it is, and that this user may use it: ls -ld on it and above"
-        return UserError(cause, fix)
+        return UserError(cause, MAY_USE_IT)
     return None
 
 
@@ -189,7 +199,7 @@ def lines_for(word: str, known: Iterable[str]) -> tuple[str, ...]:
     if word.startswith(PREFIX):
         return (f"an invitation stands behind its option: p2p-dtfm --invite {word}",)
     if word.endswith(".toml"):
-        return (f"a run spec stands behind its option: p2p-dtfm --run {word}",)
+        return (f"a run spec stands behind its option: p2p-dtfm --run {shlex.quote(word)}",)
     lower = word.lower()
     if lower in MEANT:
         return tuple(f"type {line}" for line in MEANT[lower])

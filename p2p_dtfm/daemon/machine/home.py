@@ -113,6 +113,18 @@ def home_option(root: Path) -> str:
     return f" --home {shlex.quote(str(root))}"
 
 
+def _require_text(root: Path) -> None:
+    """A daemon tells in UTF-8 where its home is: to commands, to its page, and to the program that
+    takes its place in a pause. Raises `UserError`."""
+    try:
+        str(root).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"cannot use {str(root)!r}: its name is no text in UTF-8",
+            ("name a symbolic link to it: --home LINK", "or rename it"),
+        ) from error
+
+
 def require_made(root: Path) -> None:
     """Raises `UserError` if no home is there, for a service. If the disk of a named home is not
     there yet, another home with another identity would be made in its place."""
@@ -191,6 +203,7 @@ class Home:
 
     def acquire(self) -> None:
         """Make the directory and take its lock. Raises `UserError`; exit code 3 if it is held."""
+        _require_text(self.root)
         try:
             os.umask(PRIVATE_UMASK)
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import ErrorDetails
 
 from p2p_dtfm.core.protocol.errors import UserError
@@ -236,6 +245,16 @@ class Settings(BaseModel):
         default=False, description="peers in the human log by their ids, not their names"
     )
     log: Literal["auto", "human", "json"] = Field(default="auto", description="log format")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse true and false where a number is due. Python takes them for 1 and 0: a page would
+        listen on port 1, and a daemon would have one thread."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and kind is not bool and kind is not str:
+            raise ValueError("must be a whole number" if kind is int else "must be a number")
+        return value
 
     @property
     def compute_threads(self) -> int:

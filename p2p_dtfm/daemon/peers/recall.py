@@ -1,6 +1,9 @@
 """What a daemon is to do, by what it was told and what its home remembers. This is known before
 torch and libp2p are loaded, so that a user that typed nothing is answered at once."""
 
+import contextlib
+import os
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,6 +62,7 @@ def recall(settings: Settings) -> Past:
             "name a directory, which need not be there yet: --home DIR",
         )
     named = _as_written(read_run_spec(settings.run)) if settings.run else None
+    _require_readable(home)
     past = remembered_runs(home)
     wanted = (item for item in past if item.run_digest.startswith(settings.run_digest))
     if named is not None:
@@ -69,6 +73,21 @@ def recall(settings: Settings) -> Past:
     if recalled is None and not settings.run and not settings.initial_peers:
         raise nothing_to_take_up(home, settings.run_digest)
     return Past(past, recalled)
+
+
+def _require_readable(home: Path) -> None:
+    """A home of another user remembers its runs as well, though nobody else may see them: it was
+    made with sudo, say. Raises `UserError`."""
+    for folder in (home, home / "runs"):
+        try:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                os.scandir(folder).close()
+        except OSError as error:
+            raise UserError(
+                f"cannot use {folder}: {error.strerror}",
+                (f"see whose it is: ls -ld {shlex.quote(str(folder))}", "choose another --home"),
+                code_of_what_may_pass(),
+            ) from error
 
 
 def _as_written(spec: RunSpec) -> RunSpec:

@@ -52,7 +52,8 @@ def read_values(path: Path) -> dict[str, Any]:
     kind = "JSON" if path.suffix == ".json" else "TOML"
     try:
         text = path.read_text(encoding="utf-8-sig")  # some editors put a mark in front
-        values = json.loads(text) if kind == "JSON" else tomllib.loads(text)
+        is_json = kind == "JSON"
+        values = json.loads(text, object_pairs_hook=_each_once) if is_json else tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         known = ", ".join(sorted(item.stem for item in packaged_configs().glob("*.toml")))
         raise UserError(
@@ -64,6 +65,17 @@ def read_values(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path} holds no run spec", "p2p-dtfm spec tiny prints an example")
     return values
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The table of these pairs. As in TOML no key stands twice: which one was meant nobody can
+    tell. Raises `ValueError`."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key!r} stands twice in one table")
+        found[key] = value
+    return found
 
 
 def _find(name: str, directory: Path, what: str) -> Path:

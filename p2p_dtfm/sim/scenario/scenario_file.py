@@ -3,8 +3,8 @@
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -20,10 +20,24 @@ _STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_
 _HEADER = re.compile(r"\s*\[+\s*([\w-]+)\s*\]+")
 
 
+def _true_is_no_number(table: type[BaseModel], said: Any) -> Any:
+    """Refuses true and false where a number is due: Python takes them for 1 and 0."""
+    for name, value in said.items() if isinstance(said, Mapping) else ():
+        known = table.model_fields.get(name)
+        kind = known.annotation if known is not None else None
+        if isinstance(value, bool) and kind in (int, float, float | None):
+            raise ValueError(f"{name} is {str(value).lower()}, and must be a number")
+    return said
+
+
+_NUMBERS = model_validator(mode="before")(cast(Any, classmethod(_true_is_no_number)))
+
+
 class Resources(BaseModel):
     """What a peer has. Each may be stated for a group and overridden for one peer."""
 
     model_config = _STRICT
+    _numbers = _NUMBERS
     forward_tflops: float | None = Field(default=None, ge=1e-6, le=1e6)
     """Sustained in a forward pass."""
     memory_gb: float | None = Field(default=None, gt=0, le=1e6)
@@ -61,6 +75,7 @@ class LinkTable(BaseModel):
     """The way between two groups or peers. `*` stands for all of them."""
 
     model_config = _STRICT
+    _numbers = _NUMBERS
     origin: str = Field(alias="from", pattern=r"^(\*|[a-z0-9][a-z0-9-]{0,62})$")
     to: str = Field(pattern=r"^(\*|[a-z0-9][a-z0-9-]{0,62})$")
     both: bool = False
@@ -73,6 +88,7 @@ class FaultTable(BaseModel):
     """Something that happens at the start of a step."""
 
     model_config = _STRICT
+    _numbers = _NUMBERS
     at_step: int = Field(ge=0)
     kind: Literal[
         "kill", "pause", "slow", "cut", "degrade", "corrupt", "join", "leave", "disk full"

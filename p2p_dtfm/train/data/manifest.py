@@ -4,6 +4,7 @@ Canonical JSON: keys sorted, no blanks. Only those very bytes are accepted, so t
 one digest. It holds no paths: where the founder keeps files is nobody's business.
 """
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -186,7 +187,8 @@ def parse_manifest(payload: bytes, expected_digest: str | None = None) -> Manife
 
 def load_manifest(path: Path) -> Manifest:
     """Read the manifest of a prepared directory. Raises `UserError`."""
-    fix = f"make the data anew: p2p-dtfm prepare PATH... --out {path.parent} --overwrite"
+    place = shlex.quote(str(path.parent))
+    fix = f"make the data anew: p2p-dtfm prepare PATH... --out {place} --overwrite"
     return load_part(path, str(path), MANIFEST_LIMIT_BYTES, parse_manifest, fix)
 
 

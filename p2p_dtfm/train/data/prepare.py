@@ -159,17 +159,18 @@ def open_prepared(out: Path) -> PreparedData:
 
     Raises `UserError`.
     """
-    fix = f"make the data anew: p2p-dtfm prepare PATH... --out {out} --overwrite"
+    quoted = shlex.quote(str(out))
+    fix = f"make the data anew: p2p-dtfm prepare PATH... --out {quoted} --overwrite"
     if _may_be_text(out):
         text = out.resolve() if out.name in ("", "..") else out
         made = text.parent / f"{text.stem if text.is_file() else text.name}-data"
-        typed = f"p2p-dtfm prepare {shlex.quote(str(out))} --out {shlex.quote(str(made))}"
+        typed = f"p2p-dtfm prepare {quoted} --out {shlex.quote(str(made))}"
         raise UserError(
             f"no prepared data in {out}",
             (f"make them: {typed}", f'then say source = "{made}"'),
         )
     if not out.is_dir():
-        raise UserError(f"no prepared data in {out}", f"p2p-dtfm prepare PATH... --out {out}")
+        raise UserError(f"no prepared data in {out}", f"p2p-dtfm prepare PATH... --out {quoted}")
     manifest = load_manifest(out / MANIFEST_NAME)
     folder = out / BLOBS_NAME
     if not folder.is_dir():

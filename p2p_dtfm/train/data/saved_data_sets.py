@@ -1,6 +1,7 @@
 """Directories that `datasets.save_to_disk` wrote: which of their files hold rows."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ def data_set_files(folder: Path, names: set[str]) -> set[str] | None:
     if "dataset_dict.json" in names:
         splits = _read_json(folder / "dataset_dict.json").get("splits")
         shown = ", ".join(map(str, splits)) if isinstance(splits, list) else "unknown"
+        train, held_out = (shlex.quote(str(folder / it)) for it in ("train", "validation"))
         raise UserError(
             f"{folder} holds a data set of several splits: {shown}",
-            f"name them: p2p-dtfm prepare {folder}/train --validation {folder}/validation",
+            f"name them: p2p-dtfm prepare {train} --validation {held_out} --out DIR",
         )
     if not {"state.json", "dataset_info.json"} <= names:
         return None

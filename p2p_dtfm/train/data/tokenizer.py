@@ -4,6 +4,7 @@ A tokenizer is a small JSON file that travels between peers by its hash. Nothing
 """
 
 import copy
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -169,7 +170,7 @@ def require_tokenizer_of(model: Path, own: Tokenizer, data: str, given: Tokenize
             "learnt with",
             (
                 "prepare the text with it, and set data.source to what comes out: "
-                f"p2p-dtfm prepare TEXTS --out DATA --tokenizer {model}",
+                f"p2p-dtfm prepare TEXTS --out DATA --tokenizer {shlex.quote(str(model))}",
                 "remove that file, if the model is to learn other tokens from the start",
             ),
         )

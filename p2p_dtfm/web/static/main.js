@@ -23,6 +23,7 @@ let lookedMs = 0;
 let source = null;
 let lost = false;
 let retry = null;
+let offered = [];
 
 /**
  * Listens while somebody looks. A browser keeps six connections to a daemon: of tabs that are left open
@@ -154,6 +155,7 @@ function takeToken() {
 
 function offerActions(actions) {
   const token = takeToken();
+  offered = actions;
   byId("actions").replaceChildren(
     ...actions.map((name) =>
       element("button", {
@@ -188,4 +190,6 @@ async function act(name, token) {
 takeToken();
 connect();
 document.addEventListener("visibilitychange", connect);
+// whoever writes the token behind the address of an open page loads nothing anew
+addEventListener("hashchange", () => offerActions(offered));
 setInterval(showAge, 1000);

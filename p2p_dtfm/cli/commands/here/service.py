@@ -13,6 +13,7 @@ import typer
 
 from p2p_dtfm.cli.app import app, run
 from p2p_dtfm.cli.commands.here.installed import UNIT, places
+from p2p_dtfm.cli.terminal.mistyped import refuse_what_is_no_value
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.home import USUAL_HOME, Home, expanded, home_option
 from p2p_dtfm.daemon.machine.life import FOR_ITS_OWNER
@@ -105,6 +106,7 @@ def install(
     from p2p_dtfm.daemon.peers.guests.pasted_line import with_invitation
 
     typed = {name: value for name, value in given.items() if value is not None and value != []}
+    refuse_what_is_no_value(typed)
     # what is wrong is said now, not in a log that nobody reads
     resolved = resolve(None, typed)
     with_invitation(resolved.settings)

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import shlex
 from collections.abc import Awaitable, Callable
 
 from p2p_dtfm.core.membership.fellows import is_worth_a_return
@@ -87,7 +88,8 @@ class Leads:
         if whole_step(home, memory) != complete.total_steps:
             return complete
         generate, export = next_commands(home.root)
-        founds = f"p2p-dtfm{home_option(home.root)} --run {settings.run or 'FILE'} --new"
+        spec = shlex.quote(settings.run) if settings.run else "FILE"
+        founds = f"p2p-dtfm{home_option(home.root)} --run {spec} --new"
         fixes = (
             f"the whole model is here: {generate}",
             f"for other programs: {export}",

@@ -16,12 +16,24 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Ready,
 )
 from p2p_dtfm.core.protocol.plan import Plan
-from p2p_dtfm.core.protocol.snapshot import GENESIS
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, sorted_records
+from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.sim.faults.agreement_seeds import TIMING
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
+from p2p_dtfm.sim.faults.simulated_process import verify
 from tests.core.builders import WORKLOAD, record
-from tests.core.liars import are_together, contribution, gather, lives, one_pipeline, say, swarm
+from tests.core.liars import (
+    are_together,
+    contribution,
+    gather,
+    lives,
+    one_pipeline,
+    say,
+    self_made_view,
+    swarm,
+    view_of,
+)
 from tests.sim.sim_support import found_together
 
 LIAR, OLD, NEW = "l", ["a", "b"], ["c", "d"]
@@ -124,3 +136,23 @@ def test_a_stranger_splits_nobody_by_a_view_to_which_half_have_said_ready() -> N
     claims()
     settles(world, HONEST, within_s=45)
     assert lives(world, HONEST) == [1, 1, 1, 1]
+
+
+def test_what_strangers_sign_follows_from_no_view_that_was_not_agreed_on() -> None:
+    """A member that lies signs it, too. Only who had said Ready to the view before believed it."""
+    world = swarm(HONEST)
+    strangers = [Member(f"s{number}", 1) for number in range(6)]
+    before = view_of(world, "a")
+    members = tuple(sorted((*before.members, *strangers)))
+    records = sorted_records([record(it.peer_id, life=it.life) for it in members])
+    snapshot = msgspec.structs.replace(
+        before.snapshot, number=2, planned=True, records=records, contributors=members
+    )
+    readied = View(snapshot, before.plan)
+    views = {name: world.peers[name].agreement._state.others.views for name in ("a", "c")}
+    views["a"].says_ready(readied, [before.id])
+    shown = self_made_view(members, 4, (*strangers, before.members[1]))
+    learnt = [it.learn(shown, before.id, verify) for it in views.values()]
+    assert learnt == [False, False]
+    views["a"].note_agreed(readied.id)
+    assert views["a"].learn(shown, before.id, verify)

@@ -258,21 +258,19 @@ class KnownViews:
         it.
 
         A view to which this peer has only said Ready may never have come to be, and keys made for
-        nothing may be most of it: then a member of the present view must have signed, too.
+        nothing may be most of it. It leads to no other before it is seen to be agreed on: other
+        members may not even have said Ready to it.
         """
         number = certificate.view.number
         if self.find(certificate.view) is not None or number <= present.number:
             return False
         here = self._history.get(present)
         later = (*self._readied.values(), *self._certified.values())
-        known = {item.view: item for item in later if present < item.view}
+        known = {it.view: it for it in later if present < it.view and self.is_agreed(it.view)}
         if here is not None:
             known[present] = here
         for root in known.values():
             said = signers(certificate, verify, root.peer_ids) if root.view.number < number else ()
-            are_strangers = here is not None and not set(said) & set(here.members)
-            if are_strangers and root.view in self._readied:
-                continue
             if 2 * len(set(said) & set(root.members)) > len(root.members):
                 return self._certify(certificate)
         return False

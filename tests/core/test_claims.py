@@ -409,7 +409,7 @@ def test_newcomers_that_accuse_everybody_leave_what_members_say_to_be_heard() ->
     attempt = Attempt(me, 4, True, GENESIS, 4)
     mine = contribution(4, None, me)
     attempt.add(mine, decode(mine.payload, Contribution))
-    attempt._cache["members"] = (len(attempt.opened), {me, other})
+    attempt._cache["members"] = ((len(attempt.opened), 0), {me, other})
     newcomers = [Member(f"0{number:03}", 1) for number in range(70)]
     for by in (*newcomers, me, other):
         for of in newcomers:

@@ -87,7 +87,7 @@ def test_who_has_met_many_comes_back_with_a_record_of_a_newcomers_size(tmp_path:
     record.begin_life(Member(own.peer_id, 2))
     said, signed = record.make(own.sign)
     opener = OpenedRecords(lambda it: open_record(it, RUN, verify))
-    assert opener.open_newcomer(signed, len(members)) == said
+    assert opener.open_newcomer(signed) == said
     last = set(peers[5 - LINKS_TOLD :])
     assert said.links.keys() == members | last, "those it has met last may come back"
     record.state_swarm(frozenset(peers[:60]))

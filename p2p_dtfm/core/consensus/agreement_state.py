@@ -283,7 +283,7 @@ class AgreementState:
 
     def open_newcomer(self, signed: Signed) -> PeerRecord:
         """Open a record of a peer that may be in no view at all. Raises `PeerFault`."""
-        return self.others.opened_records.open_newcomer(signed, len(self.members))
+        return self.others.opened_records.open_newcomer(signed)
 
     def present_view(self) -> PresentView | None:
         """What this peer's contributions say of its view."""

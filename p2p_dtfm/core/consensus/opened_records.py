@@ -22,7 +22,8 @@ NEWCOMER_LINKS = 64
 """Links to other newcomers that a newcomer's record may have, beside those to members."""
 FEW_MEMBERS = 64
 """A peer that knows nothing of a view assumes that it may have this many members. Where there are
-more, links are brief."""
+more, links are brief; so members of many let in no larger record either. Others that wait would
+take them for faulty who pass it on."""
 
 
 class OpenedRecords:
@@ -52,15 +53,14 @@ class OpenedRecords:
             self._keep(signed, record)
         return record
 
-    def open_newcomer(self, signed: Signed, member_count: int) -> PeerRecord:
-        """The same, for a peer that may be nobody's fellow: its record is bounded. Raises
-        `PeerFault`."""
-        members = max(member_count, FEW_MEMBERS)
-        require_size(signed, members)
+    def open_newcomer(self, signed: Signed) -> PeerRecord:
+        """The same, for a peer that may be nobody's fellow: its record is bounded, by all peers
+        alike. Raises `PeerFault`."""
+        require_size(signed, FEW_MEMBERS)
         record = self._opened.get(signed)
         if record is None:
             record = self._opener(signed)
-            require_few_links(record, members)
+            require_few_links(record, FEW_MEMBERS)
             self._keep(signed, record)
         return record
 

@@ -49,6 +49,31 @@ def named_newcomers(
     return named
 
 
+def still_counting(
+    contributions: Mapping[Member, Contribution], me: Member, planned: bool
+) -> dict[Member, Contribution]:
+    """The contributions that count without those which are left out here, as seen by `me`.
+
+    Somebody has signed two, which came to some in one order and to some in the other. So nobody may
+    count who counts by one of these alone: it would do so with some, and not with others.
+    """
+    mine = contributions[me].present if me in contributions else None
+    number = mine.view.number if mine is not None else 0
+    kept = {
+        member: part
+        for member, part in contributions.items()
+        if member == me or (part.present is not None and part.present.view.number > number)
+    }
+    while True:
+        named = named_newcomers(kept, planned)
+        presents = {part.present.view: part.present for part in kept.values() if part.present}
+        named |= {member for present in presents.values() for member in present.members}
+        more = {it: contributions[it] for it in named & contributions.keys() - kept.keys()}
+        if not more:
+            return kept
+        kept |= more
+
+
 def unanswered(
     named: Iterable[Member],
     known: Iterable[Member],

@@ -16,6 +16,7 @@ from p2p_dtfm.core.consensus.attempts.outcome import Outcome
 from p2p_dtfm.core.consensus.attempts.wide import Wide
 from p2p_dtfm.core.membership.eligibility import (
     named_newcomers,
+    still_counting,
     unanswered,
     universe,
     without_newcomers_in_doubt,
@@ -105,8 +106,8 @@ class Attempt:
             sizes = len(self.opened), len(self.set_aside.contradicted)
             self._cache["universe"] = (sizes, self._cache["universe"][1])
             members = self._cache.get("members")
-            if members is not None and members[0] == count and members[1]:
-                self._cache["members"] = (len(self.opened), members[1])
+            if members is not None and members[0] == (count, sizes[1]) and members[1]:
+                self._cache["members"] = (sizes, members[1])
 
     def _is_named_already(self, part: Contribution) -> bool:
         held, first = self._cache.get("universe"), self._cache.get("present")
@@ -198,10 +199,17 @@ class Attempt:
         contradicted = self.set_aside.contradicted
         held, sizes = self._cache.get("universe"), (len(self.opened), len(contradicted))
         if held is None or held[0] != sizes:
-            counted = {m: it for m, it in self.opened.items() if m not in contradicted}
+            counted = self._uncontradicted
+            if contradicted and not self.only_newcomers:
+                counted = still_counting(counted, self.me, self.planned)
             held = self._cache["universe"] = (sizes, universe(counted, self.planned))
         assert isinstance(held[1], frozenset)
         return held[1]
+
+    @property
+    def _uncontradicted(self) -> dict[Member, Contribution]:
+        gone = self.set_aside.contradicted
+        return {m: it for m, it in self.opened.items() if m not in gone} if gone else self.opened
 
     @property
     def heard(self) -> dict[Member, Contribution]:
@@ -241,16 +249,18 @@ class Attempt:
     def members(self) -> set[Member]:
         """All members of the views that contributors are in."""
         held = self._cache.get("members")
-        if held is None or held[0] != len(self.opened):
-            views = {p.present.view: p.present for p in self.opened.values() if p.present}
+        sizes = len(self.opened), len(self.set_aside.contradicted)
+        if held is None or held[0] != sizes:
+            parts = self._uncontradicted.values()
+            views = {part.present.view: part.present for part in parts if part.present}
             found = {member for view in views.values() for member in view.members}
-            held = self._cache["members"] = (len(self.opened), found)
+            held = self._cache["members"] = (sizes, found)
         assert isinstance(held[1], set)
         return held[1]
 
     @property
     def named_newcomers(self) -> set[Member]:
-        return named_newcomers(self.opened, self.planned)
+        return named_newcomers(self._uncontradicted, self.planned)
 
     @property
     def dissenting(self) -> tuple[Member, ...]:

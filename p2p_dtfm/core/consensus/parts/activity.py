@@ -10,9 +10,8 @@ from p2p_dtfm.core.consensus.parts.gather.gathering import Gathering
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.proofs import Proofs
 from p2p_dtfm.core.consensus.parts.takeover import Takeover
-from p2p_dtfm.core.messages.agreement_messages import Active, KnownView, passed
+from p2p_dtfm.core.messages.agreement_messages import Active, passed
 from p2p_dtfm.core.messages.certificate import Certificate
-from p2p_dtfm.core.messages.statements import all_signed
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
 from p2p_dtfm.core.recovery.view import View
@@ -204,15 +203,11 @@ class Activity:
             return refused("it is of a view to which this peer has not said Ready")
         if attempt is not None and not attempt.planned and attempt.number > theirs.number:
             return refused("takes part in an attempt with a higher number")
-        if not self._shows_all_ready(proof, known):
+        views, verify = state.others.views, state.settings.verify
+        if proof is None or proof.view != theirs or not views.see_agreed(proof, verify):
             asks = self._outsiders.tell(sender.peer_id, passed(state.me, theirs.number), now_ns)
             return Verdict(asks, "it does not show that all have said Ready to it")
         state.promises.hears_of(theirs.number)
         state.attempts.under_way = None
         reason = f"missed the takeover of view {theirs}"
         return Verdict(self._gathering.open(False, reason, now_ns), reason)
-
-    def _shows_all_ready(self, proof: Certificate | None, known: KnownView) -> bool:
-        if proof is None or KnownView(proof.view, proof.members, proof.plan_digest) != known:
-            return False
-        return all_signed(proof, self._state.settings.verify)

@@ -29,6 +29,8 @@ class Proofs:
         before = views.forget_certified() if takes_side else {}
         for certificate in message.certificates:
             if views.find(certificate.view) is not None:
+                if not views.is_agreed(certificate.view):
+                    views.see_agreed(certificate, verify)
                 continue
             learnt = views.learn(certificate, state.view_id, verify)
             if is_newcomer and not learnt:

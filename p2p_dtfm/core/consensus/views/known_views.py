@@ -40,6 +40,8 @@ class Sources(NamedTuple):
     views: tuple[KnownView, ...]
     is_news: bool
     """The peer came as a newcomer."""
+    came_from: frozenset[ViewId] = frozenset()
+    """The views that its contributors were in."""
 
 
 class KnownViews:
@@ -54,6 +56,10 @@ class KnownViews:
         self._readied: dict[ViewId, KnownView] = {}
         self._certified: dict[ViewId, KnownView] = {}
         self._sources: dict[ViewId, Sources] = {}
+        self._agreed: set[ViewId] = set()
+        """Of the views to which this peer has said Ready: those to which all have."""
+        self._came_from: frozenset[ViewId] = frozenset()
+        """The views that the present view's makers were in before."""
         self._has_left_all = False
         self._trains: dict[ViewId, None] = {}
         """Views that this peer has seen a plan of: nobody was in them without one."""
@@ -65,6 +71,7 @@ class KnownViews:
 
     def begin_life(self) -> None:
         self._readied, self._certified, self._sources = {}, {}, {}
+        self._agreed, self._came_from = set(), frozenset()
         self.of_fellows = FellowsViews()
 
     @property
@@ -91,9 +98,10 @@ class KnownViews:
         Members that let a newcomer in make it a part of what they are part of: where the swarm was
         split before, it goes along with them. `origins`, of a newcomer: what those views come from
         (`views.origins`)."""
-        found = (self.find(source) for source in sources)
+        came_from = frozenset(sources)
+        found = (self.find(source) for source in came_from)
         before = (*(origins or ()), *(known for known in found if known is not None))
-        self._sources[view.id] = Sources(before, is_news=origins is not None)
+        self._sources[view.id] = Sources(before, origins is not None, came_from)
         self._readied[view.id] = _known(view)
         self._note_plan(view)
         self._trim()
@@ -102,6 +110,7 @@ class KnownViews:
         """The view takes over. A newcomer may have been in another part before: views of that part
         are none of its ancestors any more."""
         sources = self._sources.get(view.id, Sources((), is_news=False))
+        self._came_from = sources.came_from
         before = {known.view: known for known in sources.views}
         if sources.is_news and (common := before.keys() & self._history.keys()):
             newest, known = max(common), self._history.items()
@@ -211,31 +220,57 @@ class KnownViews:
             held = self._proven[id(present)] = present, known, members
         return part.member in held[2]
 
-    def is_of(self, certificate: Certificate, named: ViewId) -> bool:
-        """Whether a certificate is of the view of this id, as this peer knows it."""
+    def counts_for_all(self, named: ViewId, present: ViewId) -> bool:
+        """Whether who says that it is in this view is believed by all members of the `present` one.
+
+        All know the views from which those came that made the present view: somebody may not have
+        taken it over. Of others, older ones, newer members may know nothing. A later view counts
+        once it is seen that all have agreed on it. Perhaps only some have said Ready to it, and
+        those alone would believe in it.
+        """
+        if named == present or named in self._came_from:
+            return True
+        later = [it for it in (*self._readied, *self._certified) if present < it]
+        agreed = [it for it in later if self.is_agreed(it)]
+        sources = (self._sources[it].came_from for it in agreed if it in self._sources)
+        return named in agreed or any(named in came_from for came_from in sources)
+
+    def is_agreed(self, view: ViewId) -> bool:
+        """Whether all that were to agree on a view have done so, as far as this peer has seen."""
+        return view in self._agreed or view in self._certified or view in self._history
+
+    def note_agreed(self, view: ViewId) -> None:
+        """All have said Ready to a view, this peer among them."""
+        if view in self._readied:
+            self._agreed.add(view)
+
+    def see_agreed(self, certificate: Certificate, verify: Verify) -> bool:
+        """Whether a certificate shows that all have said Ready to the view of its id, as this peer
+        knows that."""
         told = KnownView(certificate.view, certificate.members, certificate.plan_digest)
-        return certificate.view == named and self.find(named) == told
+        if self.find(certificate.view) != told or not all_signed(certificate, verify):
+            return False
+        self.note_agreed(certificate.view)
+        return True
 
     def learn(self, certificate: Certificate, present: ViewId, verify: Verify) -> bool:
         """Learn a view after the `present` one, if most members of one that is known have signed
         it.
 
         A view to which this peer has only said Ready may never have come to be, and keys made for
-        nothing may be most of it: then a member of the present view must have signed, too.
+        nothing may be most of it. It leads to no other before it is seen to be agreed on: other
+        members may not even have said Ready to it.
         """
         number = certificate.view.number
         if self.find(certificate.view) is not None or number <= present.number:
             return False
         here = self._history.get(present)
         later = (*self._readied.values(), *self._certified.values())
-        known = {item.view: item for item in later if present < item.view}
+        known = {it.view: it for it in later if present < it.view and self.is_agreed(it.view)}
         if here is not None:
             known[present] = here
         for root in known.values():
             said = signers(certificate, verify, root.peer_ids) if root.view.number < number else ()
-            are_strangers = here is not None and not set(said) & set(here.members)
-            if are_strangers and root.view in self._readied:
-                continue
             if 2 * len(set(said) & set(root.members)) > len(root.members):
                 return self._certify(certificate)
         return False
@@ -286,6 +321,7 @@ class KnownViews:
                 del known[next(iter(known))]
         for view in self._sources.keys() - self._readied.keys():
             del self._sources[view]
+        self._agreed &= self._readied.keys()
         if len(self._history) > RECENT_VIEWS:
             kept = _kept(tuple(self._history))
             self._history = {view: it for view, it in self._history.items() if view in kept}

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.messages.agreement_messages import Contribution, Gather
-from p2p_dtfm.core.messages.statements import all_signed
-from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.recovery.view import View
 
 NUMBERS_AHEAD_LIMIT = 1 << 16
@@ -133,16 +132,8 @@ def _of_failure(
         return EntryVerdict(True, "members deal with a failure")
     present = (part.present for part in counting)
     later = {it.view for it in present if it is not None and message.sender in it.members}
-    if any(it.number > view.id.number and _is_agreed(state, it, message) for it in later):
+    # that this peer has said Ready to one does not show that it came to be: a newcomer that says
+    # none, and so is in no view, could have all steps stop
+    if any(it.number > view.id.number and state.others.views.is_agreed(it) for it in later):
         return EntryVerdict(True, "members of a later view deal with a failure")
     return EntryVerdict(False, "its sender is in no view with this peer")
-
-
-def _is_agreed(state: AgreementState, named: ViewId, message: Gather) -> bool:
-    """Whether a later view has been agreed on. That this peer has said Ready to it does not show
-    that: a newcomer that says none, and so is in no view, could have all steps stop."""
-    waiting = (state.next_view, state.agreed.dropped)
-    views, verify = state.others.views, state.settings.verify
-    if named in views.certified or any(it is not None and it.id == named for it in waiting):
-        return True
-    return any(views.is_of(it, named) and all_signed(it, verify) for it in message.certificates)

@@ -206,9 +206,10 @@ class GatherReception:
             if attempt.only_newcomers:
                 return state.is_newcomer
             return part.member in attempt.universe or part.member in attempt.named_newcomers
-        if not state.others.views.is_proven(part):
+        views, there = state.others.views, part.present.view
+        if not views.is_proven(part) or (attempt.planned and there != attempt.base):
             return False
-        if attempt.planned and part.present.view != attempt.base:
+        if not state.is_newcomer and not views.counts_for_all(there, state.view_id):
             return False
         is_later = part.present.view.number > state.view_id.number
         return part.member in attempt.universe or part.member in attempt.members or is_later

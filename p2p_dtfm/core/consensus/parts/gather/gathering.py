@@ -344,6 +344,7 @@ class Gathering:
         proof = certified(attempt.ready[state.me].view, attempt.snapshot.members, answers)
         view = View(attempt.snapshot, attempt.plan, proof)
         state.attempts.disagreements = 0
+        state.others.views.note_agreed(view.id)
         last = self._flooding.end(attempt, now_ns)
         return last + self._waits_or_takes_over(attempt, view, now_ns)
 

@@ -276,6 +276,29 @@ def test_in_the_first_step_of_a_view_nobody_is_audited_by_its_colluders_alone() 
             assert max(done.values()) <= 2 + besides, "none has much more to do than others"
 
 
+@pytest.mark.parametrize(
+    ("holders", "spares", "auditors"), [(7, 0, 1), (7, 1, 2), (5, 3, 2), (11, 1, 3), (8, 30, 4)]
+)
+def test_spares_count_where_colluders_may_have_chosen_the_draw(
+    holders: int, spares: int, auditors: int
+) -> None:
+    """Two colluders of eight members may both have a stage. With seven stages each work had one
+    auditor in a view's first step, and the last of the two to claim chose the other one."""
+    names, idle = [f"{n:02}" for n in range(holders)], tuple(f"x{n}" for n in range(spares))
+    pipelines = (Pipeline((Stage(it, 0, 3, 1),), n, 1) for n, it in enumerate(names))
+    plan = Plan(tuple(pipelines), idle, 1)
+    book = ClaimBook(VIEW, plan, 1)
+    for step in (7, 8):
+        book.step_begins(step)
+        for name in names:
+            share = msgspec.structs.replace(stage_share(plan, name), norms={})
+            now, after = (f"{name}{n:030}".encode() for n in (step, step + 1))
+            said = Claimed(VIEW, step, share, b"w" * 32, now, commitment_to(after))
+            book.record(name, said)
+        by = [{each[it] for each in book.rounds() if it in each} for it in names]
+        assert {len(each) for each in by} == {auditors if step == 7 else 0}
+
+
 def test_nobody_opens_another_thing_than_it_has_committed_itself_to() -> None:
     book = ClaimBook(VIEW, PLAN, ALL)
     claimed(book, 7)

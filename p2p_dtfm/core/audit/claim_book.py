@@ -259,6 +259,14 @@ class ClaimBook:
             if peer in self._commitments and commitment_to(claim.opening) != self._commitments[peer]
         }
 
+    def impossible(self) -> dict[str, str]:
+        """By peer whose claim no honest one makes: why. To change to the arithmetic of others could
+        make that the one of most, by turns, and have honest ones left out for theirs."""
+        names, why = self.arithmetics(), "another arithmetic than its claim before named"
+        counts = Counter(filter(None, names.values()))
+        changed = {it: why for it in self._named_others() if counts[names[it]] > 1}
+        return changed | self.false_openings()
+
     def drawn(self) -> dict[str, str]:
         """By audited peer its auditor, once all have claimed.
 

@@ -309,6 +309,34 @@ def test_nobody_opens_another_thing_than_it_has_committed_itself_to() -> None:
     assert list(book.false_openings()) == ["b"]
 
 
+@pytest.mark.parametrize("before", ["cpu-of-its-own", ""])
+def test_nobody_changes_to_the_arithmetic_of_others(before: str) -> None:
+    """Two of eight named an arithmetic of their own, which nobody could audit. Wherever nobody was
+    drawn they named that of three others, made it the one of most, and three honest ones lost their
+    places, again and again. Nobody found that out."""
+    book = ClaimBook(VIEW, PLAN, 1)
+    for step, name in ((7, before), (8, "cpu-1")):
+        book.step_begins(step)
+        for peer in NAMES:
+            mine = {"b": name, "c": "cpu-2"}.get(peer, "cpu-1")
+            share = share_of(peer, mine)
+            book.record(peer, msgspec.structs.replace(claim(peer, step), share=share))
+        assert list(book.impossible()) == (["b"] if step == 8 else [])
+        assert book.false_openings() == {}
+
+
+def test_who_names_none_or_one_of_its_own_is_left_to_the_others_count() -> None:
+    """A card may find out that its bits do not repeat."""
+    for other in ("", "cpu-of-its-own"):
+        book = ClaimBook(VIEW, PLAN, 1)
+        for step, name in ((7, "cpu-1"), (8, other)):
+            book.step_begins(step)
+            for peer in NAMES:
+                share = share_of(peer, name if peer == "b" else "cpu-1")
+                book.record(peer, msgspec.structs.replace(claim(peer, step), share=share))
+        assert not book.impossible()
+
+
 def test_what_is_found_unlike_is_disputed() -> None:
     book = ClaimBook(VIEW, PLAN, ALL)
     claimed(book, 7)

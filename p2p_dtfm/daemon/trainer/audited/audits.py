@@ -337,9 +337,9 @@ class Audits:
         raise Stopped
 
     async def _true_openings(self, here: OpenStep) -> None:
-        """Where an opening is false, or a name that nobody changes is another one, show the claims
-        to the others. A member that has claimed another thing to the others has signed that as
-        well. Shown to each other the two claims convict it, and nobody is the only one to accuse it.
+        """Where an opening is false, or a claim names what nobody changes otherwise, show the
+        claims to the others. A member that has claimed another thing to the others has signed that
+        as well. Shown to each other the two claims convict it, and nobody accuses it alone.
 
         Where no second claim turns up, this peer accuses the member. Then it raises `Stopped` once
         the others have agreed on how to go on.

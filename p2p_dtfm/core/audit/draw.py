@@ -85,9 +85,10 @@ def drawn_in_rounds(
 
 def further_auditors(plan: Plan) -> int:
     """How many audit a work besides the first one, where colluders may have chosen the draw. It
-    goes by all members: each colluder may have a stage, while the spares are honest."""
+    goes by all members: each colluder may have a stage, while the spares are honest. It is rounded
+    up: two colluders may be of eight members of whom one is away, and they can bring that about."""
     members = len(plan.stage_holders()) + len(plan.spares)
-    return max(0, min(BESIDES_LIMIT, members // COLLUDERS_DIVISOR - 1))
+    return min(BESIDES_LIMIT, -(-members // COLLUDERS_DIVISOR) - 1)
 
 
 def drawn_besides(

@@ -20,7 +20,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
 )
 from p2p_dtfm.core.messages.message_bounds import (
     CONTRIBUTION_LIMIT_BYTES,
-    require_bounded_contribution,
+    require_bounded_part,
 )
 from p2p_dtfm.core.messages.prepared import (
     Prepared,
@@ -212,7 +212,7 @@ def test_no_word_of_a_liar_makes_what_honest_members_pass_on_too_long() -> None:
     assert pending.prepared[0].peer_id == "a"
     assert 4 <= len(pending.prepared) < len(names)
     said = part("a", (), pending=pending)
-    require_bounded_contribution(said, 3)
+    require_bounded_part(said, said.member.peer_id)
     assert len(sign_contribution(said, sign_for("a")).payload) < CONTRIBUTION_LIMIT_BYTES
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.testbed.virtual.seeds import player as players
 from p2p_dtfm.testbed.virtual.seeds.player import Player
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
@@ -38,3 +39,25 @@ def test_who_chooses_what_it_opens_is_audited_by_somebody_honest_as_well(
     assert found.problem == "" and found.lies and not found.stayed
     told = "\n".join(found.reports)
     assert "works otherwise than those who computed it again" in told, told
+
+
+def of_seven(*arguments: Any) -> Path:
+    """A run with work for seven."""
+    run = of_single_sequences(make_run(*arguments))
+    spec = RunSpec.model_validate_json(run.read_text())
+    batch = spec.batch.model_copy(update={"global_batch": 7})
+    run.write_text(spec.model_copy(update={"batch": batch}).model_dump_json())
+    return run
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_so_it_is_where_one_of_the_honest_members_is_a_spare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Two of seven stage-holders are more than a quarter of these. Each work had one auditor, and
+    the last to claim chose it."""
+    monkeypatch.setattr(players, "make_run", of_seven)
+    schedule = lying_to_the_end("chosen-draw", "abcdefgh", "gh", 1.0)
+    found = Player(tmp_path, STEPS).play(LIES + seed, schedule)
+    assert found.problem == "" and found.lies and not found.stayed

@@ -190,9 +190,6 @@ def findings(
     without_input = _doubt_boundaries(shares, plan, due, found)
     _convict_changed(accounts, works, without_input, found)
     _doubt_excused(accounts, found)
-    arithmetics = {peer: share.arithmetic for peer, share in shares.items()}
-    if one_arithmetic:
-        _judge_arithmetics(arithmetics, found)
     judged = {peer: works[peer] for peer in works if peer not in without_input}
     may_judge = partial(judges_of, plan=plan, shares=shares, kept_microbatches=kept_microbatches)
     words = WorksWords(accounts, works, told, may_judge)
@@ -204,6 +201,8 @@ def findings(
         is_secret = words.can_be_judged(peer_id) and not were_told
         _judge(peer_id, stated, is_secret=is_secret, found=found)
         _convict(stated, len(accounts), found)
+    if one_arithmetic:
+        _judge_arithmetics({peer: share.arithmetic for peer, share in shares.items()}, found)
     odd = partial(odd_norms, shares=shares, segments=segments, others=sums)
     _judge_norms(norms - sums, judged.keys() - misled, words, odd, found)
     return found
@@ -274,8 +273,10 @@ def _doubt_boundaries(
 
 
 def _judge_arithmetics(arithmetics: Mapping[str, str], found: Findings) -> None:
-    """Leaves out who computes unlike most: else a liar would claim an arithmetic of its own."""
-    name, count = Counter(arithmetics.values()).most_common(1)[0]
+    """Leaves out who computes unlike most: else a liar would claim an arithmetic of its own. Who
+    goes for its work has no say: it may have named that of others, to make these most."""
+    counts = Counter(name for peer, name in arithmetics.items() if peer not in found.liars)
+    name, count = max(counts.items(), key=lambda it: it[1], default=("", 0))
     if name and 2 * count > len(arithmetics):
         for peer_id in sorted(peer for peer, other in arithmetics.items() if other != name):
             found.liars.setdefault(peer_id, "computes by another arithmetic than most")

@@ -109,8 +109,8 @@ def _has_auditors(cost: PlacementCost) -> bool:
 
 
 def _chosen(model: StepModel, snapshot: Snapshot, able: Sequence[_Whole]) -> list[_Whole]:
-    """As many peers as there are microbatches: first those that have a stage, then others by a draw
-    that nobody alone decides."""
+    """As many peers as there are microbatches: first those that have a stage, then others by a
+    draw. Who tells last what it knows can choose that draw (decision 77)."""
     ids = model.problem.peer_ids
     holders = snapshot.present.stage_holders() if snapshot.present is not None else ()
     seed = snapshot.knowledge or snapshot.run_digest

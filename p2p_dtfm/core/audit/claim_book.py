@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from p2p_dtfm.core.audit.accounts import fault_of_claim
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due, unlike_boundaries
-from p2p_dtfm.core.audit.draw import draw, drawn_besides, drawn_watched, rate_in_force, seed_of
+from p2p_dtfm.core.audit.draw import drawn_in_rounds, drawn_watched, rate_in_force, seed_of
 from p2p_dtfm.core.audit.earlier_claims import StoppedStep, WayOfWork, way_of
 from p2p_dtfm.core.audit.judging import FEWEST_JUDGES, Judges, judged_for_norms, judges_of
 from p2p_dtfm.core.audit.roles import watched
@@ -43,10 +43,6 @@ from p2p_dtfm.core.protocol.signed import Verify
 from p2p_dtfm.core.protocol.snapshot import Bar, ViewId
 
 ALL_MILLIONTHS = 1_000_000
-COLLUDERS_DIVISOR = 4
-"""At most one part in so many of the stage-holders lies together."""
-BESIDES_LIMIT = 3
-"""Auditors of one work besides the first: each takes as long as the work."""
 
 
 def always_training(step: int) -> Due | None:
@@ -263,6 +259,14 @@ class ClaimBook:
             if peer in self._commitments and commitment_to(claim.opening) != self._commitments[peer]
         }
 
+    def impossible(self) -> dict[str, str]:
+        """By peer whose claim no honest one makes: why. To change to the arithmetic of others could
+        make that the one of most, by turns, and have honest ones left out for theirs."""
+        names, why = self.arithmetics(), "another arithmetic than its claim before named"
+        counts = Counter(filter(None, names.values()))
+        changed = {it: why for it in self._named_others() if counts[names[it]] > 1}
+        return changed | self.false_openings()
+
     def drawn(self) -> dict[str, str]:
         """By audited peer its auditor, once all have claimed.
 
@@ -284,14 +288,11 @@ class ClaimBook:
             unlike = unlike_boundaries(self._shares(), self._plan, self._open)
             always = {sender for _, sender in unlike | unlike_losses(self._shares())}
             always |= drawn_watched(seed, watched(self._bars, self._step))
-            holders = self._plan.stage_holders()
-            judges = {it: self._judges_of(it).all for it in holders}
-            drawn = draw(seed, holders, judges.__getitem__, rate, always)
+            judges = {it: self._judges_of(it).all for it in self._plan.stage_holders()}
             misled = {receiver for receiver, _ in unlike}
-            self._draw = {peer: by for peer, by in drawn.items() if peer not in misled}
             is_chosen = not knows_all or not self._open.trains
-            count = min(BESIDES_LIMIT, len(holders) // COLLUDERS_DIVISOR - 1) if is_chosen else 0
-            self._besides = drawn_besides(seed, self._draw, judges.__getitem__, count)
+            of_it = seed, self._plan, judges.__getitem__, rate, always, misled
+            self._draw, self._besides = drawn_in_rounds(*of_it, is_chosen=is_chosen)
         return self._draw
 
     def _seed(self) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from p2p_dtfm.core.audit.roles import WATCHED_MILLIONTHS
 from p2p_dtfm.core.protocol.canonical import digest_bytes, encode
+from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import Bar
 
 ALARM_MILLIONTHS = 200_000
@@ -17,6 +18,10 @@ that peer is found soon, and little need be taken back for each."""
 ALARM_STEPS = 300
 """The alarm lasts so many steps from the verdict's step on. Steps before that, which are done
 again, are under it as well."""
+COLLUDERS_DIVISOR = 4
+"""At most one part in so many of the members lies together."""
+BESIDES_LIMIT = 3
+"""Auditors of one work besides the first: each takes as long as the work."""
 
 _SCALE = 1 << 64
 
@@ -58,6 +63,32 @@ def draw(
             busy[auditor] += 1
             found[peer_id] = auditor
     return found
+
+
+def drawn_in_rounds(
+    seed: str,
+    plan: Plan,
+    judges_of: Callable[[str], Sequence[str]],
+    rate_millionths: int,
+    always: Collection[str],
+    misled: Collection[str],
+    *,
+    is_chosen: bool,
+) -> tuple[dict[str, str], tuple[dict[str, str], ...]]:
+    """`draw`, without the works of `misled`. If it `is_chosen`, also `drawn_besides`: colluders may
+    have chosen the draw."""
+    drawn = draw(seed, plan.stage_holders(), judges_of, rate_millionths, always)
+    first = {peer: by for peer, by in drawn.items() if peer not in misled}
+    besides = further_auditors(plan) if is_chosen else 0
+    return first, drawn_besides(seed, first, judges_of, besides)
+
+
+def further_auditors(plan: Plan) -> int:
+    """How many audit a work besides the first one, where colluders may have chosen the draw. It
+    goes by all members: each colluder may have a stage, while the spares are honest. It is rounded
+    up: two colluders may be of eight members of whom one is away, and they can bring that about."""
+    members = len(plan.stage_holders()) + len(plan.spares)
+    return min(BESIDES_LIMIT, -(-members // COLLUDERS_DIVISOR) - 1)
 
 
 def drawn_besides(

@@ -17,10 +17,11 @@ from p2p_dtfm.core.messages.agreement_messages import (
 from p2p_dtfm.core.messages.certificate import Certificate
 from p2p_dtfm.core.messages.prepared import ACCOUNT_LIMIT_BYTES
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.plan import Plan
+from p2p_dtfm.core.protocol.plan import Plan, flaw_of
 from p2p_dtfm.core.protocol.records import RECORD_LIMIT_BYTES
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Member, ViewId
+from p2p_dtfm.core.protocol.workload import Workload
 
 NUMBER_LIMIT = 1 << 53
 """No step, number of a view, life, round, version or progress is ever so high."""
@@ -78,27 +79,38 @@ def require_bounded(message: AgreementMessage, sender: str) -> None:
         _require_sorted_signatures(message, sender)
 
 
-def require_bounded_contribution(part: Contribution, layer_count: int) -> None:
-    """Raises `PeerFault` for a contribution beyond the bounds, or with layers that do not exist."""
-    require_bounded_part(part, part.member.peer_id)
-    require_layers(part, layer_count)
-
-
 def require_bounded_part(part: msgspec.Struct, maker: str) -> None:
     """Raises `PeerFault` if a part's sizes or numbers are beyond the bounds."""
     _walk(part, "", maker)
 
 
-def require_layers(part: Contribution, layer_count: int) -> None:
-    """Raises `PeerFault` if a contribution names layers that do not exist."""
+def require_of_run(part: Contribution, workload: Workload) -> None:
+    """Raises `PeerFault` for a contribution with layers that do not exist, or with a plan that no
+    member of the run can have agreed on.
+
+    Whoever goes through a plan of 2^53 layers, or of no pipeline, stands still or errs. And a peer
+    in no view believes a view that its only member has signed, whatever its plan is."""
+    peer_id, present = part.member.peer_id, part.present
     named = [*part.held]
     for saved in (*part.saved, *part.cuts):
         named += saved.layers
     for step in (part.pending, part.retained):
         named += step.reduced_layers if step is not None else ()
-    if any(layer >= layer_count for layer in named):
-        peer_id = part.member.peer_id
+    if any(layer >= workload.layer_count for layer in named):
         raise PeerFault("a contribution with layers that there are not", peer_id)
+    if present is None or present.plan is None:
+        return
+    try:
+        _require_sound(present.plan, workload.layer_count, workload.microbatch_count)
+    except PeerFault as fault:
+        raise PeerFault(fault.cause, peer_id) from fault
+
+
+@lru_cache(maxsize=32)
+def _require_sound(plan: Plan, layer_count: int, microbatch_count: int) -> None:
+    """Looks once at a plan that each member tells. A refused one is not remembered."""
+    if (flaw := flaw_of(plan, layer_count, microbatch_count)) is not None:
+        raise PeerFault(f"a contribution with a plan that there cannot be: {flaw}", "")
 
 
 def _require_sorted_signatures(message: Standing, sender: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from p2p_dtfm.core.audit.claim_book import COLLUDERS_DIVISOR
+from p2p_dtfm.core.audit.draw import COLLUDERS_DIVISOR
 from p2p_dtfm.core.commit.shares import shares_of
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT, Account, auditor_and_audited
 from p2p_dtfm.core.messages.prepared import Prepared

@@ -276,6 +276,18 @@ def test_who_computes_otherwise_than_most_has_no_place_if_the_run_says_so() -> N
     assert not findings(step_of(nobodys, {}), PLAN, SEGMENTS, one_arithmetic=True).liars
 
 
+def test_who_is_out_for_its_work_makes_no_arithmetic_that_of_most() -> None:
+    """One of four named the arithmetic of two, in a work that both of these found false. They were
+    three of four then, and the fourth was out for its own."""
+    arithmetics = {"a": "cpu-1", "b": "cpu-1", "c": "cpu-2", "d": "cpu-1"}
+    said = {it: share_of(it, name) for it, name in arithmetics.items()}
+    false = {judge: {"d": b"0" * 32} for judge in "ab"}
+    found = findings(step_of(said, false), PLAN, SEGMENTS, one_arithmetic=True)
+    assert set(found.liars) == {"d"}
+    found = findings(step_of(said, {}), PLAN, SEGMENTS, one_arithmetic=True)
+    assert set(found.liars) == {"c"}, "nobody finds it false"
+
+
 @pytest.mark.parametrize("audits", [False, True])
 def test_an_account_is_due_where_the_run_audits(audits: bool) -> None:
     terms = msgspec.structs.replace(TERMS, audits=audits)

@@ -23,7 +23,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     RetainedStep,
 )
 from p2p_dtfm.core.messages.audit_messages import HeardClaim
-from p2p_dtfm.core.messages.message_bounds import require_bounded_contribution
+from p2p_dtfm.core.messages.message_bounds import require_bounded_part
 from p2p_dtfm.core.messages.prepared import Prepared
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.protocol.snapshot import Bar, Member, ViewId
@@ -197,7 +197,7 @@ def test_nobody_is_barred_from_a_step_that_none_is_in_and_a_verdict_stays_what_i
     brought_by("c", parts, two_of("c", view, step))
     (bar,) = chosen(parts).bars
     assert (bar.view, bar.step, bar.until_step) == (VIEW, 7, 7 + FIRST_STEPS)
-    require_bounded_contribution(part("a", (bar,)), 3)
+    require_bounded_part(part("a", (bar,)), "a")
 
 
 @pytest.mark.parametrize("step", [1, 90])

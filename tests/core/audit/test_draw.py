@@ -276,6 +276,31 @@ def test_in_the_first_step_of_a_view_nobody_is_audited_by_its_colluders_alone() 
             assert max(done.values()) <= 2 + besides, "none has much more to do than others"
 
 
+@pytest.mark.parametrize(
+    ("holders", "spares", "auditors"),
+    [(4, 0, 1), (7, 0, 2), (7, 1, 2), (5, 3, 2), (10, 1, 3), (8, 30, 4)],
+)
+def test_spares_and_who_is_away_count_where_colluders_may_have_chosen_the_draw(
+    holders: int, spares: int, auditors: int
+) -> None:
+    """Two colluders of eight members may both have a stage. With seven stages each work had one
+    auditor in a view's first step, and the last of the two to claim chose the other one. So it was
+    where one of the honest members was away: a norm of 1.03 was committed in place of 1.81."""
+    names, idle = [f"{n:02}" for n in range(holders)], tuple(f"x{n}" for n in range(spares))
+    pipelines = (Pipeline((Stage(it, 0, 3, 1),), n, 1) for n, it in enumerate(names))
+    plan = Plan(tuple(pipelines), idle, 1)
+    book = ClaimBook(VIEW, plan, 1)
+    for step in (7, 8):
+        book.step_begins(step)
+        for name in names:
+            share = msgspec.structs.replace(stage_share(plan, name), norms={})
+            now, after = (f"{name}{n:030}".encode() for n in (step, step + 1))
+            said = Claimed(VIEW, step, share, b"w" * 32, now, commitment_to(after))
+            book.record(name, said)
+        by = [{each[it] for each in book.rounds() if it in each} for it in names]
+        assert {len(each) for each in by} == {auditors if step == 7 else 0}
+
+
 def test_nobody_opens_another_thing_than_it_has_committed_itself_to() -> None:
     book = ClaimBook(VIEW, PLAN, ALL)
     claimed(book, 7)
@@ -284,6 +309,34 @@ def test_nobody_opens_another_thing_than_it_has_committed_itself_to() -> None:
     for name in NAMES:
         book.record(name, forged if name == "b" else claim(name, 8))
     assert list(book.false_openings()) == ["b"]
+
+
+@pytest.mark.parametrize("before", ["cpu-of-its-own", ""])
+def test_nobody_changes_to_the_arithmetic_of_others(before: str) -> None:
+    """Two of eight named an arithmetic of their own, which nobody could audit. Wherever nobody was
+    drawn they named that of three others, made it the one of most, and three honest ones lost their
+    places, again and again. Nobody found that out."""
+    book = ClaimBook(VIEW, PLAN, 1)
+    for step, name in ((7, before), (8, "cpu-1")):
+        book.step_begins(step)
+        for peer in NAMES:
+            mine = {"b": name, "c": "cpu-2"}.get(peer, "cpu-1")
+            share = share_of(peer, mine)
+            book.record(peer, msgspec.structs.replace(claim(peer, step), share=share))
+        assert list(book.impossible()) == (["b"] if step == 8 else [])
+        assert book.false_openings() == {}
+
+
+def test_who_names_none_or_one_of_its_own_is_left_to_the_others_count() -> None:
+    """A card may find out that its bits do not repeat."""
+    for other in ("", "cpu-of-its-own"):
+        book = ClaimBook(VIEW, PLAN, 1)
+        for step, name in ((7, "cpu-1"), (8, other)):
+            book.step_begins(step)
+            for peer in NAMES:
+                share = share_of(peer, name if peer == "b" else "cpu-1")
+                book.record(peer, msgspec.structs.replace(claim(peer, step), share=share))
+        assert not book.impossible()
 
 
 def test_what_is_found_unlike_is_disputed() -> None:

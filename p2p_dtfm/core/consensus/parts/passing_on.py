@@ -4,7 +4,7 @@ A liar that tells its own Prepared to all but one peer would otherwise have that
 others wait for it.
 """
 
-from p2p_dtfm.core.audit.claim_book import COLLUDERS_DIVISOR
+from p2p_dtfm.core.audit.draw import COLLUDERS_DIVISOR
 from p2p_dtfm.core.consensus.actions import Actions, SendMessage
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.messages.agreement_messages import Heartbeat

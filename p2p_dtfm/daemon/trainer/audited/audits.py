@@ -337,15 +337,15 @@ class Audits:
         raise Stopped
 
     async def _true_openings(self, here: OpenStep) -> None:
-        """Where an opening is false, show the claims to the others. A member that has opened
-        another thing to the others has signed that as well. Shown to each other the two claims
-        convict it, and nobody is the only one to accuse it.
+        """Where an opening is false, or a claim names what nobody changes otherwise, show the
+        claims to the others. A member that has claimed another thing to the others has signed that
+        as well. Shown to each other the two claims convict it, and nobody accuses it alone.
 
         Where no second claim turns up, this peer accuses the member. Then it raises `Stopped` once
         the others have agreed on how to go on.
         """
         book, state = here.book, self._state
-        if not book.false_openings():
+        if not book.impossible():
             return
         here.words.show()
         ends_s = now.monotonic_s() + SHOWN_AFTER_S
@@ -359,7 +359,6 @@ class Audits:
             await state.until_over(here.view)
 
     def _not_shown(self, book: ClaimBook) -> dict[str, str]:
-        """By member, what is false in its opening, if no other claim of the member is known
-        here."""
+        """By member, what is false in its claim, if no other claim of the member is known here."""
         known = book.contradicted()
-        return {it: cause for it, cause in book.false_openings().items() if it not in known}
+        return {it: cause for it, cause in book.impossible().items() if it not in known}

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from p2p_dtfm.core.audit.claim_book import COLLUDERS_DIVISOR, ClaimBook
+from p2p_dtfm.core.audit.claim_book import ClaimBook
+from p2p_dtfm.core.audit.draw import COLLUDERS_DIVISOR
 from p2p_dtfm.core.audit.work import heard_of
 from p2p_dtfm.core.messages.audit_messages import UNLIKE_LIMIT, HeardAudit, ShownClaims
 from p2p_dtfm.core.messages.work import Kind, Work
@@ -129,7 +130,8 @@ class LateWords:
         def turn(it: str) -> str:
             return digest_bytes(f"{self._step} {peer_id} {whose} {it}".encode())
 
-        return self._me in sorted(others, key=turn)[: 1 + len(others) // COLLUDERS_DIVISOR]
+        may_collude = (len(others) + len(self._plan.spares)) // COLLUDERS_DIVISOR
+        return self._me in sorted(others, key=turn)[: 1 + may_collude]
 
     def show(self) -> None:
         """Show all stage-holders what this peer has heard. Audits take long: others may have heard

@@ -31,7 +31,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     open_contribution,
     passed,
 )
-from p2p_dtfm.core.messages.message_bounds import require_bounded_contribution, require_layers
+from p2p_dtfm.core.messages.message_bounds import require_bounded_part, require_of_run
 from p2p_dtfm.core.messages.outlines import OUTLINE, open_outline
 from p2p_dtfm.core.messages.statements import is_charge, stated
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -348,11 +348,9 @@ class GatherReception:
         opens = state.open_record if contribution.present is not None else state.open_newcomer
         if opens(contribution.record).life != contribution.member.life:
             raise PeerFault("a contribution with a record of another life", signed.peer_id)
-        layer_count = state.settings.workload.layer_count
-        if signed.kind == OUTLINE:  # an outline's bounds were checked when it was opened
-            require_layers(contribution, layer_count)
-        else:
-            require_bounded_contribution(contribution, layer_count)
+        if signed.kind != OUTLINE:  # an outline's bounds were checked when it was opened
+            require_bounded_part(contribution, signed.peer_id)
+        require_of_run(contribution, state.settings.workload)
         _require_few_joiners(contribution)
         return contribution
 

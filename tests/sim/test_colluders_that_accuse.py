@@ -7,9 +7,9 @@ from p2p_dtfm.core.consensus.actions import LAN, SECOND_NS
 from p2p_dtfm.core.liveness.liveness import LAN_LIVENESS
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
-from tests.core.builders import WORKLOAD, record
+from tests.core.builders import record
 from tests.sim.sim_support import found_together
-from tests.sim.test_lying_members import replicas
+from tests.sim.test_lying_members import MANY_MICROBATCHES, replicas
 
 WATCHED_NS = 40 * SECOND_NS
 
@@ -22,7 +22,7 @@ class Colluders:
         self._members, self._liars, self._wait_for_all = members, liars, wait_for_all
         self._at_once, self._accused = at_once, dict.fromkeys(sorted(set(members) - set(liars)), 0)
         self.views: dict[int, View] = {}
-        self.world = world = AgreementWorld(1, WORKLOAD, record("t"), replicas, timing=LAN)
+        self.world = world = AgreementWorld(1, MANY_MICROBATCHES, record("t"), replicas, timing=LAN)
         world.liars, world.liveness_timing = frozenset(liars), LAN_LIVENESS
         found_together(world, list(members))
         world.rejoins = True

@@ -8,8 +8,8 @@ import pytest
 from p2p_dtfm.core.consensus.actions import LAN, SECOND_NS
 from p2p_dtfm.core.liveness.liveness import LAN_LIVENESS, LivenessTiming
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
-from tests.core.builders import WORKLOAD, record
-from tests.sim.test_lying_members import replicas
+from tests.core.builders import record
+from tests.sim.test_lying_members import MANY_MICROBATCHES, replicas
 
 NAMES = ("a", "b", "c", "d", "e")
 LONGEST_S = 1.3
@@ -34,7 +34,7 @@ class Loaded:
 
     def __init__(self, seed: int, timing: LivenessTiming, longest_s: float) -> None:
         self.world = world = AgreementWorld(
-            seed, WORKLOAD, record("template"), replicas, timing=LAN
+            seed, MANY_MICROBATCHES, record("template"), replicas, timing=LAN
         )
         world.liveness_timing, world.rejoins = timing, True
         world.tick_ns = SECOND_NS // 10

@@ -62,8 +62,12 @@ class Lying(SimulatedPeer):
                 self.send(name, SignedPrepared(sign_prepared(other, sign_for(LIAR))))
 
 
+MANY_MICROBATCHES = msgspec.structs.replace(WORKLOAD, microbatch_count=16)
+"""For so many members `replicas` makes a plan that a run can have."""
+
+
 def replicas(snapshot: Snapshot) -> Plan | NoPlan:
-    """A plan in which each member holds the whole model."""
+    """A plan in which each member holds the whole model. It needs a microbatch for each."""
     names = [member.peer_id for member in snapshot.members]
     total, count = snapshot.workload.microbatch_count, len(names)
     cuts = [total * number // count for number in range(count + 1)]
@@ -135,7 +139,7 @@ def test_an_honest_member_that_is_found_at_fault_fails_the_simulation() -> None:
 
 
 def started(seed: int, kind: str, liars: frozenset[str]) -> AgreementWorld:
-    world = AgreementWorld(seed, WORKLOAD, record("template"), replicas, timing=TIMING)
+    world = AgreementWorld(seed, MANY_MICROBATCHES, record("template"), replicas, timing=TIMING)
     world.peer_type, world.liars = type("Liar", (Lying,), {"kind": kind}), liars
     found_together(world, MEMBERS)
     world.run_until(lambda: all(peer.agreement.step >= 1 for peer in world.peers.values()))

@@ -12,9 +12,9 @@ from p2p_dtfm.sim.faults.agreement_seeds import TIMING
 from p2p_dtfm.sim.faults.agreement_world import AgreementWorld
 from p2p_dtfm.sim.faults.simulated_peer import SimulatedPeer
 from p2p_dtfm.sim.faults.simulated_training import SimulatedTraining
-from tests.core.builders import WORKLOAD, record
+from tests.core.builders import record
 from tests.sim.sim_support import found_together
-from tests.sim.test_lying_members import replicas
+from tests.sim.test_lying_members import MANY_MICROBATCHES, replicas
 
 MEMBERS = ["a", "b", "c", "d", "e"]
 LIAR = "a"
@@ -42,7 +42,7 @@ class PickedOff(SimulatedPeer):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_liar_does_not_have_the_others_go_one_after_the_other(seed: int) -> None:
-    world = AgreementWorld(seed, WORKLOAD, record("template"), replicas, timing=TIMING)
+    world = AgreementWorld(seed, MANY_MICROBATCHES, record("template"), replicas, timing=TIMING)
     # the member that says what it got is honest, but the simulation would call it a liar
     world.peer_type, world.liars = PickedOff, frozenset(MEMBERS)
     found_together(world, MEMBERS)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from p2p_dtfm.core.audit import claim_book
+from p2p_dtfm.core.audit import draw as draws
 from p2p_dtfm.core.audit.draw import draw
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.testbed.virtual import swarm as swarms
@@ -50,7 +50,7 @@ def test_who_audits_many_microbatches_is_seen_to_get_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(swarms, "FLOPS_PER_S", (1, FLOPS_PER_S))
-    monkeypatch.setattr(claim_book, "draw", draw_one)
+    monkeypatch.setattr(draws, "draw", draw_one)
     monkeypatch.setattr(work, "runner_once", timed_runner)
     run = make_run(tmp_path, STEPS)
     spec = json.loads(run.read_text())

@@ -8,6 +8,7 @@ import pytest
 
 from p2p_dtfm.core.consensus.parts.gather.gathering import DISAGREEMENT_LIMIT_NS
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
+from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.process import PROCESS
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
@@ -17,6 +18,29 @@ from tests.testbed.begun import agreement_of, are_in_views_of, begun
 SEED = 1
 
 
+async def _two_go_on(swarm: Swarm, run: Path) -> list[Peer]:
+    """Three train, and two of them lose the third."""
+    a, b, c = await begun(swarm, run, "abc")
+    await swarm.until(lambda: a.step() >= 20, "steps", 120)
+    swarm.cut(a, c)
+    swarm.cut(b, c)
+    await swarm.until(are_in_views_of([a, b], 2), "two go on", 60)
+    return [a, b, c]
+
+
+async def _is_outside_again(swarm: Swarm, a: Peer, b: Peer, c: Peer) -> None:
+    swarm.mend(a, c)
+    swarm.mend(b, c)
+    await swarm.until(lambda: agreement_of(c).is_outside, "one is outside", 60)
+
+
+async def _comes_back_alone(swarm: Swarm, a: Peer, b: Peer) -> None:
+    swarm.kill(a)
+    swarm.kill(b)
+    swarm.start(a)
+    await swarm.until(lambda: a.is_in_a_view, "it goes on alone", 150)
+
+
 def test_who_comes_back_alone_does_not_wait_for_a_peer_that_is_in_no_view(tmp_path: Path) -> None:
     """The others had gone on without that peer, and its disk took no number of its next life. It
     went on saying that it lets others in, and heard no wish of theirs. Nobody trained until its
@@ -24,20 +48,11 @@ def test_who_comes_back_alone_does_not_wait_for_a_peer_that_is_in_no_view(tmp_pa
     run = make_run(tmp_path, 2000, saves_every_steps=10)
 
     async def scene(swarm: Swarm) -> None:
-        a, b, c = await begun(swarm, run, "abc")
-        await swarm.until(lambda: a.step() >= 20, "steps", 120)
-        swarm.cut(a, c)
-        swarm.cut(b, c)
-        await swarm.until(are_in_views_of([a, b], 2), "two go on", 60)
+        a, b, c = await _two_go_on(swarm, run)
         c.disk.is_full = True
-        swarm.mend(a, c)
-        swarm.mend(b, c)
-        await swarm.until(lambda: agreement_of(c).is_outside, "one is outside", 60)
+        await _is_outside_again(swarm, a, b, c)
         await swarm.until(lambda: "cannot be noted" in c.standing(), "its disk is full", 30)
-        swarm.kill(a)
-        swarm.kill(b)
-        swarm.start(a)
-        await swarm.until(lambda: a.is_in_a_view, "it goes on alone", 150)
+        await _comes_back_alone(swarm, a, b)
         assert agreement_of(c).is_outside
         c.disk.is_full = False
         await swarm.until(are_in_views_of([a, c], 2), "the other is let in", 60)
@@ -61,18 +76,9 @@ def test_nor_for_one_that_waits_because_the_others_have_contradicted_it(
     run = make_run(tmp_path, 2000, saves_every_steps=10)
 
     async def scene(swarm: Swarm) -> None:
-        a, b, c = await begun(swarm, run, "abc")
-        await swarm.until(lambda: a.step() >= 20, "steps", 120)
-        swarm.cut(a, c)
-        swarm.cut(b, c)
-        await swarm.until(are_in_views_of([a, b], 2), "two go on", 60)
-        swarm.mend(a, c)
-        swarm.mend(b, c)
-        await swarm.until(lambda: agreement_of(c).is_outside, "one is outside", 60)
-        swarm.kill(a)
-        swarm.kill(b)
-        swarm.start(a)
-        await swarm.until(lambda: a.is_in_a_view, "it goes on alone", 150)
+        a, b, c = await _two_go_on(swarm, run)
+        await _is_outside_again(swarm, a, b, c)
+        await _comes_back_alone(swarm, a, b)
         assert agreement_of(c).is_outside
 
     play(SEED, tmp_path / "world", scene)

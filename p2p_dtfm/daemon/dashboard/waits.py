@@ -35,6 +35,7 @@ WAITS_FOR_WORK = {
     "node.acquaintances.Acquaintances.keep_remembering": "members that it has not met",
     "node.background.presence.PresenceKeeping.keep": "addresses of its own that are news",
     "peers.messenger.Messenger._next": "messages to one peer",
+    "proof.of_others.StepsOfOthers.keep": "others that go on without this peer",
     "state_transfer.donor.Donor._feed": "news of states for a subscriber",
     "state_transfer.donor.Donor.drain": "the last of its subscribers, which end it",
     "state_transfer.following.follower.Follower.run": "layers that it lacks",

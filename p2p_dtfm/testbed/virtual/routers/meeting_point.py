@@ -31,6 +31,8 @@ class MeetingPoint:
         self._lives = 0
         self._process: Process | None = None
         self._host: VirtualHost | None = None
+        self._life: asyncio.Task[None] | None = None
+        """Kept: what it waits for nobody else knows, so it would be collected while it waits."""
         self._graves: list[VirtualTask] = []
 
     @property
@@ -42,7 +44,7 @@ class MeetingPoint:
         self._process = Process(f"{NAME}.{self._lives}", self._loop, draws)
         self._lives += 1
         self._host = self._network.join(self._process, self._identity)
-        self._process.begin(_live(self._host))
+        self._life = self._process.begin(_live(self._host))
 
     def kill(self) -> None:
         assert self._process is not None and self._host is not None

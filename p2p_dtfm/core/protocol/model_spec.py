@@ -20,6 +20,17 @@ are all unlike, but for about one pair. With half as many, a fifth of the tokens
 """
 
 
+def true_is_no_number(table: type[BaseModel], said: Any) -> Any:
+    """Refuses true and false where a number is due: Python takes them for 1 and 0. Returns what was
+    said; raises `ValueError`."""
+    for name, value in said.items() if isinstance(said, Mapping) else ():
+        known = table.model_fields.get(name)
+        kind = known.annotation if known is not None else None
+        if isinstance(value, bool) and kind in (int, float, float | None):
+            raise ValueError(f"{name} is {str(value).lower()}, and must be a number")
+    return said
+
+
 class Section(BaseModel):
     """A table of a run spec."""
 
@@ -27,13 +38,8 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _true_is_no_number(cls, said: Any) -> Any:
-        """Refuses true and false where a number is due: Python takes them for 1 and 0."""
-        for name, value in said.items() if isinstance(said, Mapping) else ():
-            known = cls.model_fields.get(name)
-            if isinstance(value, bool) and known is not None and known.annotation in (int, float):
-                raise ValueError(f"{name} is {str(value).lower()}, and must be a number")
-        return said
+    def _numbers(cls, said: Any) -> Any:
+        return true_is_no_number(cls, said)
 
 
 class RopeSpec(Section):

@@ -3,12 +3,13 @@
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.model_spec import true_is_no_number
 from p2p_dtfm.core.protocol.plain_words import in_plain_words
 
 NAME_PATTERN = "^[a-z0-9][a-z0-9-]{0,62}$"
@@ -18,19 +19,7 @@ LARGEST_SCENARIO = 4096
 
 _STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
 _HEADER = re.compile(r"\s*\[+\s*([\w-]+)\s*\]+")
-
-
-def _true_is_no_number(table: type[BaseModel], said: Any) -> Any:
-    """Refuses true and false where a number is due: Python takes them for 1 and 0."""
-    for name, value in said.items() if isinstance(said, Mapping) else ():
-        known = table.model_fields.get(name)
-        kind = known.annotation if known is not None else None
-        if isinstance(value, bool) and kind in (int, float, float | None):
-            raise ValueError(f"{name} is {str(value).lower()}, and must be a number")
-    return said
-
-
-_NUMBERS = model_validator(mode="before")(cast(Any, classmethod(_true_is_no_number)))
+_NUMBERS = model_validator(mode="before")(cast(Any, classmethod(true_is_no_number)))
 
 
 class Resources(BaseModel):

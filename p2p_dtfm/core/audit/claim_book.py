@@ -281,18 +281,18 @@ class ClaimBook:
         """
         assert not self.not_claimed()
         if self._draw is None:
-            knows_all = self._holders <= self._commitments.keys()
+            is_chosen = not (self._holders <= self._commitments.keys() and self._open.trains)
             seed = self._seed()
             rate = rate_in_force(self._rate, self._bars, self._step)
-            rate = rate if knows_all and self._open.trains else ALL_MILLIONTHS
+            rate = ALL_MILLIONTHS if is_chosen else rate
             unlike = unlike_boundaries(self._shares(), self._plan, self._open)
             always = {sender for _, sender in unlike | unlike_losses(self._shares())}
             always |= drawn_watched(seed, watched(self._bars, self._step))
             judges = {it: self._judges_of(it).all for it in self._plan.stage_holders()}
             misled = {receiver for receiver, _ in unlike}
-            is_chosen = not knows_all or not self._open.trains
-            of_it = seed, self._plan, judges.__getitem__, rate, always, misled
-            self._draw, self._besides = drawn_in_rounds(*of_it, is_chosen=is_chosen)
+            self._draw, self._besides = drawn_in_rounds(
+                seed, self._plan, judges.__getitem__, rate, always, misled, is_chosen=is_chosen
+            )
         return self._draw
 
     def _seed(self) -> str:

@@ -137,5 +137,6 @@ def test_what_seeds_have_found_stays_mended(tmp_path: Path) -> None:
     """Two liars of eight gave one honest member at a time another sum than the rest. Of two in
     doubt the one with the higher id went, each time, until the liars were alone. In the other seed
     the member that both contradicted went."""
+    player = Player(tmp_path)
     for seed in (200_002, 600_002):
-        assert Player(tmp_path).play(seed).problem == ""
+        assert player.play(seed).problem == ""

@@ -88,6 +88,22 @@ def test_what_a_barred_peer_did_is_taken_back_whatever_its_colluder_says(said: s
     assert restart.target == Target(KEPT, marked(lineage(KEPT), EPOCH))
 
 
+def test_a_copy_is_the_same_under_its_new_name() -> None:
+    """Who has gone back has given the kept state its new name on its disk. Under neither name did
+    most tell of it, and a colluder's forged copy, which was newer, became the model of all."""
+    forged = SavedState(KEPT + 2, "f" * 64, tuple(LAYERS))
+    parts, _ = judged(msgspec.structs.replace(SAYS["nothing"], saved=(forged,)))
+    kept = SavedState(KEPT, marked(lineage(KEPT), EPOCH), tuple(LAYERS))
+    parts = [
+        msgspec.structs.replace(it, saved=(kept,)) if it.present == AFTER else it for it in parts
+    ]
+    found = chosen_of({it.member: it for it in parts}, TERMS, (), lambda rest: NOW)
+    restart = restart_of(parts, len(LAYERS), TERMS, found.epochs, found.undo)
+    assert restart.target == Target(KEPT, marked(lineage(KEPT), EPOCH))
+    have_all = {it.peer_id for it, layers in restart.held.items() if layers == tuple(LAYERS)}
+    assert have_all == set("abdefg")
+
+
 def test_a_planned_view_convicts_nobody_as_it_takes_nothing_back() -> None:
     """A liar that was in no step under way brought two Prepared of its own along. It was barred,
     and what it had done before was never taken back."""

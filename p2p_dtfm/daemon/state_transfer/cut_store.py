@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 from p2p_dtfm.core.cost_model.cuts import cuts_that_stay
 from p2p_dtfm.core.messages.agreement_messages import SavedState
-from p2p_dtfm.core.protocol.lineage import unmarked
 from p2p_dtfm.train.model.layer_state import LayerSnapshot
 
 CutKey = tuple[int, str]
@@ -31,12 +30,8 @@ class CutStore:
         return self.layers(step, lineage).get(layer)
 
     def layers(self, step: int, lineage: str) -> Mapping[int, LayerSnapshot]:
-        """What is here of one cut, in whatever epoch it was named."""
-        found = dict[int, LayerSnapshot]()
-        for (of_step, name), copies in self._cuts.items():
-            if of_step == step and unmarked(name) == unmarked(lineage):
-                found |= copies
-        return found
+        """What is here of one cut."""
+        return self._cuts.get((step, lineage), {})
 
     def keep_from(self, safe: int, is_on_lineage: Callable[[int, str], bool]) -> None:
         """Drop what is older than the newest whole cut, or of another lineage."""

@@ -12,7 +12,7 @@ from p2p_dtfm.core.cost_model.cuts import LINE_SHARE, CutClock
 from p2p_dtfm.core.cost_model.guardians import guarded_pairs
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.protocol.errors import PeerFault
-from p2p_dtfm.core.protocol.lineage import is_lineage, unmarked
+from p2p_dtfm.core.protocol.lineage import is_lineage
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.protocol.workload import workload_of
@@ -172,10 +172,10 @@ class Cuts:
                 self._store.keep_from(clock.safe, self._is_on_lineage)
 
     def _is_on_lineage(self, step: int, lineage: str) -> bool:
-        """Whether a copy may lie on the present lineage, in whatever epoch that is named. Of steps
-        so long ago that their lineage is forgotten nothing is known."""
+        """Whether a copy may lie on the present lineage. Of steps so long ago that their lineage is
+        forgotten nothing is known."""
         present = self._view is not None and step <= self._state.step
-        return present and unmarked(self._outlet.lineage_at(step)) in (unmarked(lineage), "")
+        return present and self._outlet.lineage_at(step) in (lineage, "")
 
     # a stage-holder's part ----------------------------------------------------------------------
 

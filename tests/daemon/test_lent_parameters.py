@@ -74,8 +74,11 @@ def test_what_all_holders_have_claimed_and_none_shows_is_held_against_them() -> 
         borrowed(lender, {"a": "cuts", "c": "cuts"})
 
 
-def test_where_a_holder_is_not_reached_nobody_is_to_blame() -> None:
-    assert borrowed(BegunWith(FIRSTS), {"a": "denies", "c": "is far"}) is None
+@pytest.mark.parametrize("a", ["denies", "is far"])
+def test_what_no_holder_gives_is_lost_like_any_tensor(a: str) -> None:
+    """Otherwise nobody would audit holders that are always too busy to give it."""
+    with pytest.raises(BlobUnavailable):
+        borrowed(BegunWith(FIRSTS), {"a": a, "c": "is far"})
 
 
 def test_without_room_there_is_no_word(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from p2p_dtfm.core.audit.draw import ALARM_MILLIONTHS, ALARM_STEPS
 from p2p_dtfm.core.audit.roles import WATCHED_MILLIONTHS, watched_until
 from p2p_dtfm.core.commit.step_terms import StepTerms
-from p2p_dtfm.core.membership.bars import bar_ends_step, voters
+from p2p_dtfm.core.membership.bars import agreed_bars, bar_ends_step, voters
 from p2p_dtfm.core.messages.agreement_messages import Contribution
 from p2p_dtfm.core.protocol.lineage import Epochs, epochs_of
 from p2p_dtfm.core.protocol.snapshot import Bar, ViewId
@@ -40,6 +40,23 @@ def _epochs(part: Contribution) -> Epochs:
         return epochs_of(part.pending.base)
     names = [*part.lineages.values(), *(it.lineage for it in (*part.saved, *part.cuts))]
     return max(map(epochs_of, names), default=Epochs())
+
+
+def bars_gone_back_for(
+    known: Iterable[Bar],
+    convicted: Collection[str],
+    contributions: Collection[Contribution],
+    epochs: Epochs,
+) -> tuple[Bar, ...]:
+    """Those of the `known` bars for which the run has gone back before it came to `epochs`.
+
+    Of a peer that is convicted now, only those that are in these epochs can say so. Where some have
+    taken over the view that goes back, and as many have not, a colluder decides what most say. It
+    could name the bar and not the epoch: then nobody would go back, for good.
+    """
+    there = [it for it in voters(contributions) if _epochs(it).number == epochs.number]
+    named = (bar for bar in agreed_bars(there) if bar.peer_id in convicted)
+    return (*(bar for bar in known if bar.peer_id not in convicted), *named)
 
 
 def undo_due(

@@ -13,7 +13,14 @@ import msgspec
 
 from p2p_dtfm.core.commit.step_terms import StepTerms
 from p2p_dtfm.core.messages.agreement_messages import Contribution, SavedState
-from p2p_dtfm.core.protocol.lineage import Epochs, epochs_of, is_undone, marked, named_in
+from p2p_dtfm.core.protocol.lineage import (
+    Epochs,
+    epochs_of,
+    is_undone,
+    marked,
+    named_in,
+    unmarked,
+)
 from p2p_dtfm.core.recovery.complete_steps import Target
 from p2p_dtfm.core.recovery.restart_point import (
     Recovery,
@@ -93,8 +100,9 @@ def _kept_state(parts: list[Contribution], layer_count: int, undo: Undo) -> Reco
     First choice is the newest whole state that is old enough and not older than the undo needs.
     Next come the initial parameters, if the undo reaches back to them. Last comes the oldest newer
     state, and the steps before it stay. States that most members tell of come first, since a single
-    member may invent one."""
-    oldest = undo.newest - undo.every
+    member may invent one. A state is the same under whatever name: some may have gone back to it
+    already, and named it anew."""
+    oldest, parts = undo.newest - undo.every, [_with_bare_names(part) for part in parts]
     targets = {Target(it.version, it.lineage) for part in parts for it in (*part.saved, *part.cuts)}
     by_most = [target for target in targets if _is_told_by_most(target, parts)]
     for among in (by_most, targets):
@@ -108,6 +116,15 @@ def _kept_state(parts: list[Contribution], layer_count: int, undo: Undo) -> Reco
         if later:
             return later[min(later)]
     return None
+
+
+def _with_bare_names(part: Contribution) -> Contribution:
+    saved, cuts = (
+        tuple(msgspec.structs.replace(it, lineage=unmarked(it.lineage)) for it in each)
+        for each in (part.saved, part.cuts)
+    )
+    lineages = {version: unmarked(lineage) for version, lineage in part.lineages.items()}
+    return msgspec.structs.replace(part, saved=saved, cuts=cuts, lineages=lineages)
 
 
 def _is_told_by_most(target: Target, parts: list[Contribution]) -> bool:

@@ -86,8 +86,8 @@ class Borrowing:
         self, peer_id: str, digests: Mapping[int, bytes]
     ) -> dict[int, LentLayer] | None:
         """The layers of another member's stage that are not here. None where there is no room for
-        them, or a holder cannot be reached: neither is a fault of the member that is judged. Raises
-        `NoParameters`."""
+        them: that is no fault of the member that is judged. Raises `NoParameters`, and
+        `BlobUnavailable` where no holder gives them."""
         layers = [layer for layer in self._plan.layers_of(peer_id) if layer not in self._states]
         device = next(iter(self._states.values())).device
         counts = await self._compute.run_beside(
@@ -101,20 +101,19 @@ class Borrowing:
         found = {}
         for layer in layers:
             payload = await self._payload(layer, digests[layer], FLOAT_BYTES * counts[layer])
-            if payload is None:
-                return None
             found[layer] = await self._compute.run_beside(LentLayer, layer, payload, device)
         return found
 
-    async def _payload(self, layer: int, digest: bytes, size_bytes: int) -> bytes | None:
+    async def _payload(self, layer: int, digest: bytes, size_bytes: int) -> bytes:
+        """Raises `BlobUnavailable` where nobody gives them, and not all holders deny that they have
+        them: without a word liars that are always too busy would be audited by nobody."""
         holders = self._holders(layer)
         try:
             payload = await self._fetch(holders, digest.hex(), size_bytes)
         except BlobUnavailable as error:
             if set(holders) <= error.denied:  # the holders have claimed it in this step
                 raise NoParameters(holders, layer) from error
-            log.warning("nobody gives layer %d for an audit: %s", layer, error)
-            return None
+            raise
         if len(payload) != size_bytes:
             raise NoParameters(holders, layer)
         return payload

@@ -290,7 +290,8 @@ class Attempt:
             heard, links = {m: self.opened[m] for m in self.universe & counted}, self.accusations
             if self.planned:
                 heard, links = without_newcomers_in_doubt(heard, links)
-            chosen = chosen_of(heard, self.terms, links, self._reached_step, self._bounds)
+            of_rest = self._reached_step, self._bounds
+            chosen = chosen_of(heard, self.terms, links, *of_rest, planned=self.planned)
             held = self._cache["participants"] = (sizes, chosen)
         assert isinstance(held[1], Chosen)
         return held[1]

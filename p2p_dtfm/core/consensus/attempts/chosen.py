@@ -16,7 +16,7 @@ from p2p_dtfm.core.membership.bars import (
     with_convicted,
 )
 from p2p_dtfm.core.membership.eligibility import mutually_reachable
-from p2p_dtfm.core.membership.undo import agreed_epochs, undo_due
+from p2p_dtfm.core.membership.undo import agreed_epochs, bars_gone_back_for, undo_due
 from p2p_dtfm.core.messages.agreement_messages import Accusation, Contribution
 from p2p_dtfm.core.protocol.lineage import Epochs
 from p2p_dtfm.core.protocol.snapshot import Bar, Member
@@ -43,15 +43,22 @@ def chosen_of(
     accusations: Collection[Accusation],
     reached_step: Callable[[list[Contribution]], int],
     bounds: Callable[[Collection[Contribution]], FurthestStep] | None = None,
+    *,
+    planned: bool = False,
 ) -> Chosen:
     """Leave out those that are barred, by what most contributors have from before, and those that
-    lie now; choose from the rest."""
-    known, step = agreed_bars(heard.values()), step_of_most(heard.values())
-    epochs = agreed_epochs(heard.values())
-    stayed = [it for it in voters(heard.values()) if it.present is not None]
+    lie now; choose from the rest.
+
+    In a `planned` attempt nobody lies now: honest members bring no Prepared there, and no state is
+    gone back to. A liar that convicts itself there would have nothing taken back.
+    """
+    told = tuple(heard.values())
+    known, step = agreed_bars(told), step_of_most(told)
+    epochs = agreed_epochs(told)
+    stayed = [it for it in voters(told) if it.present is not None]
     barred = barred_at(known, step)
     heard = {member: part for member, part in heard.items() if member.peer_id not in barred}
-    found = evidence(heard.values(), terms)
+    found = Conflict() if planned else evidence(heard.values(), terms)
     heard = {member: part for member, part in heard.items() if member.peer_id not in found.left_out}
     named = {member.peer_id: member for member in heard}
     pairs = (pair for pair in found.doubts if set(pair) <= set(named))
@@ -64,7 +71,8 @@ def chosen_of(
     if terms is not None and terms.follow_steps > 0:
         convicted = {bar.peer_id for bar in set(bars).difference(known) if bar.count > 0}
         bars = _with_roles(bars, names, stayed, step, terms, convicted)
-    return Chosen(participants, found, bars, epochs, undo_due(known, bars, terms, epochs))
+    gone_back = bars_gone_back_for(known, found.convicted, told, epochs)
+    return Chosen(participants, found, bars, epochs, undo_due(gone_back, bars, terms, epochs))
 
 
 def _with_roles(

@@ -133,8 +133,10 @@ class AnnouncedFiles:
         said = self._agreed.get(step, {}).get(layer)
         return said.parameters if said is not None else b""
 
-    def refuse(self, step: int, layer: int) -> None:
-        """The file that the layer's holders have named is not what they claimed: no file of it is
-        taken any more, or it would be fetched again and again."""
-        if (said := self._agreed.get(step, {})) and layer in said:
+    def refuse(self, step: int, layer: int, blob: str) -> None:
+        """This file, which the layer's holders have named, is not what they claimed. No file of it
+        is taken any more, or it would be fetched again and again. If they have named another one
+        since, as the step was done again, that one is taken."""
+        said = self._agreed.get(step, {})
+        if layer in said and self._is_that(step, layer, blob):
             self._agreed[step] = {**said, layer: said[layer]._replace(file=NO_FILE)}

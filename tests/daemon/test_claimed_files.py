@@ -27,10 +27,12 @@ STEP, LAYER, LINEAGE, OTHER = 4, 1, "ab" * 32, "cd" * 32
 
 
 class File:
-    """What a holder has saved of the layer, after it has computed with `claimed`."""
+    """What a holder has saved of a layer, and what it has claimed of that."""
 
-    def __init__(self, folder: Path, name: str, value: float, is_true: bool = True) -> None:
-        state = LayerState.genesis(SPEC, LAYER)
+    def __init__(
+        self, folder: Path, name: str, value: float, is_true: bool = True, layer: int = LAYER
+    ) -> None:
+        state = LayerState.genesis(SPEC, layer)
         state.version = STEP
         claimed = parameters_digest(state.parameters.add_(value))
         if not is_true:
@@ -38,8 +40,8 @@ class File:
         self.path = folder / name
         self.path.write_bytes(state.to_bytes())
         self.blob = file_digest(self.path)
-        self.agreed = {LAYER: AgreedState(bytes.fromhex(self.blob)[:DIGEST_BYTES], claimed)}
-        self.named = {LAYER: (self.blob, self.path.stat().st_size)}
+        self.agreed = {layer: AgreedState(bytes.fromhex(self.blob)[:DIGEST_BYTES], claimed)}
+        self.named = {layer: (self.blob, self.path.stat().st_size)}
 
 
 def begun(root: Path, lineage: str) -> Path:
@@ -54,18 +56,20 @@ def begun(root: Path, lineage: str) -> Path:
 
 
 def fetched(
-    directory: Path, announced: AnnouncedFiles, file: File, meanwhile: Callable[[], object]
+    directory: Path, announced: AnnouncedFiles, meanwhile: Callable[[], object], *files: File
 ) -> Exception | None:
-    """The only holder gives its file, and something happens before its end."""
+    """The only holder gives its files, and something happens before the end of the first one."""
+    by_blob = {file.blob: file.path for file in files}
 
     class Blobs:
         async def fetch(self, blob: str, donors: Any, target: Path, size_bytes: int) -> None:
             meanwhile()
-            target.write_bytes(file.path.read_bytes())
+            target.write_bytes(by_blob[blob].read_bytes())
 
     async def scene() -> Exception | None:
         fetches = LayerFetches(Blobs(), announced, _Room(), asyncio.Lock())  # type: ignore[arg-type]
-        told = {"holder": CheckpointFiles(STEP, LINEAGE, file.named)}
+        named = {layer: file for each in files for layer, file in each.named.items()}
+        told = {"holder": CheckpointFiles(STEP, LINEAGE, named)}
         return await fetches.complete(directory, told, (), _came)
 
     return asyncio.run(scene())
@@ -93,7 +97,7 @@ def test_a_file_of_a_step_that_was_done_again_has_nobody_refuse_the_new_one(
         begun(root, OTHER)
         announced.agree(STEP, after.agreed)
 
-    fetched(directory, announced, before, goes_back)
+    fetched(directory, announced, goes_back, before)
     manifest = read_manifest(directory)
     assert manifest.lineage == OTHER and str(LAYER) not in manifest.layers
     told = {"holder": CheckpointFiles(STEP, OTHER, after.named)}
@@ -103,15 +107,17 @@ def test_a_file_of_a_step_that_was_done_again_has_nobody_refuse_the_new_one(
 @pytest.mark.parametrize("is_true", [True, False])
 def test_a_holder_that_takes_long_is_held_to_its_claim(tmp_path: Path, is_true: bool) -> None:
     """What was claimed was forgotten after four more checkpoints, and any parameters would do."""
-    file = File(tmp_path, "file", 1.0, is_true)
-    announced = AnnouncedFiles(SPEC)
-    announced.agree(STEP, file.agreed)
+    files = [File(tmp_path, f"file {n}", 1.0, is_true, n) for n in (LAYER, LAYER + 1)]
+    announced, agreed = AnnouncedFiles(SPEC), files[0].agreed | files[1].agreed
+    announced.agree(STEP, agreed)
     directory = begun(tmp_path / "checkpoints", LINEAGE)
 
     def others_are_saved() -> None:
         for step in range(STEP + 1, STEP + 1 + STEPS_REMEMBERED):
-            announced.agree(step, file.agreed)
+            announced.agree(step, agreed)
 
-    failure = fetched(directory, announced, file, others_are_saved)
-    assert (str(LAYER) in read_manifest(directory).layers) == is_true
+    failure = fetched(directory, announced, others_are_saved, *files)
+    assert len(read_manifest(directory).layers) == (3 if is_true else 1)
     assert (failure is None) == is_true
+    announced.agree(STEP + 10, agreed)
+    assert len(announced._agreed) == STEPS_REMEMBERED + 1, "no more are remembered for that"

@@ -26,6 +26,7 @@ from p2p_dtfm.train.model.checkpoint import (
     add_layer_file,
     is_begun,
     read_manifest,
+    step_of,
 )
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -43,7 +44,7 @@ class _LackedLayer(NamedTuple):
     lineage: str
     claimed: bytes
     """What its holders have claimed of the parameters in the offered file; empty if unknown. A file
-    may take long: by then this is forgotten, or is said of the same step as it was done again."""
+    may take long: by then they may have done that step again, and claimed others."""
 
 
 class _Failed(NamedTuple):
@@ -80,6 +81,7 @@ class LayerFetches:
         `NoRoom`, and `UserError` and `OSError` where the disk is at fault.
         """
         failed: dict[int, _Failed] = {}
+        self._announced.completed_step = step_of(directory)
         while (wanted := self._next(directory, told, withheld, failed)) is not None:
             try:
                 await self._fetch(directory, wanted)

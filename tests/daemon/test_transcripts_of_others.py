@@ -183,6 +183,32 @@ def test_who_was_away_asks_again_though_its_process_is_the_same(
     assert learnt[:2] == [0, 1]
 
 
+def test_who_comes_back_after_a_while_asks_though_its_old_view_names_others_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its next life a peer knows the members of the view that has gone on without it. It
+    looked by these for steps before it was back, found that it lacks none, and asked nobody."""
+    monkeypatch.setattr(of_others, "BEGIN_AFTER_S", 0.01)
+    view, messenger = View(SHOT, compute_plan(SHOT)), Member(TranscriptPiece(0, b""))
+    contributions = Contributions(tmp_path / FILE, SPEC, LAYERS, name_of(0))
+    contributions.view_took_over(view, 0)
+    of, begun = StepsOfOthers(cast(Any, messenger), SPEC, contributions), asyncio.Event()
+
+    async def scene() -> None:
+        keeps = asyncio.create_task(of.keep(lambda: ["another"], Lineage, begun.set))
+        await begun.wait()
+        contributions.left_views()
+        await asyncio.sleep(0.2)  # it waits to be let in
+        assert messenger.asked == []
+        contributions.view_took_over(view, 7)
+        while not messenger.asked:
+            await asyncio.sleep(0.01)
+        keeps.cancel()
+
+    asyncio.run(asyncio.wait_for(scene(), 5))
+    assert messenger.asked == [("another", 0)]
+
+
 def test_a_line_without_an_end_is_given_up_before_it_fills_the_memory() -> None:
     """A member may give 64 MiB. Of these 665 MB were made, and nothing else ran for a second."""
     reader, statements = EarlierSteps(verify, SPEC), (LINE_LIMIT_BYTES // 4) // 7

@@ -57,10 +57,10 @@ class OpenedRecords:
         """The same, for a peer that may be nobody's fellow: its record is bounded, by all peers
         alike. Raises `PeerFault`."""
         require_size(signed, FEW_MEMBERS)
-        record = self._opened.get(signed)
-        if record is None:
-            record = self._opener(signed)
-            require_few_links(record, FEW_MEMBERS)
+        found = self._opened.get(signed)
+        record = found if found is not None else self._opener(signed)
+        require_few_links(record, FEW_MEMBERS)  # it may have been opened as that of a member
+        if found is None:
             self._keep(signed, record)
         return record
 

@@ -72,8 +72,11 @@ class StepsOfOthers:
             await self._contributions.was_away.wait()
 
     async def learn(self, members: Callable[[], list[str]], lineage: Callable[[], Lineage]) -> None:
-        """`members`: the others of the view in force. Gives up quietly."""
-        while not members():
+        """`members`: the others of the view in force. Gives up quietly.
+
+        It begins once this peer is in a view. Until its next life it names those who have gone on
+        without it, and by their view it would lack no step, and ask nobody once it is back."""
+        while not (self._contributions.is_in_view and members()):
             await asyncio.sleep(BEGIN_AFTER_S)
         await asyncio.sleep(BEGIN_AFTER_S)
         others = chance.sample(members(), min(MEMBERS_ASKED, len(members())))

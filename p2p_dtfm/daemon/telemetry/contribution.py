@@ -126,6 +126,11 @@ class Contributions:
         self._kept.undone += before - self._kept.tallies.of(self._me)
 
     @property
+    def is_in_view(self) -> bool:
+        """Whether this process takes part, and the others have not gone on without it."""
+        return self._came_at is not None
+
+    @property
     def seen_from(self) -> int:
         """From this step on this process has seen all. 0 while it is in no view."""
         return min(self._came_at or 0, self._spec.total_steps)  # what comes after them is no step

@@ -38,6 +38,9 @@ class AnnouncedFiles:
         """The steps of each sender, the one told last at the end; the senders are in the same
         order."""
         self._agreed: dict[int, Mapping[int, AgreedState]] = {}
+        self.completed_step = -1
+        """The step whose files are fetched now, or were last. What was agreed on of it is kept:
+        whoever has a file alone may take longer to give it than later steps take to be saved."""
 
     def take(self, sender: str, message: CheckpointFiles, committed_step: int) -> bool:
         """Another member has these files; `committed_step` is -1 while no step has committed.
@@ -107,7 +110,8 @@ class AnnouncedFiles:
             return
         self._agreed[step] = agreed
         for oldest in sorted(self._agreed)[:-STEPS_REMEMBERED]:
-            del self._agreed[oldest]
+            if oldest != self.completed_step:
+                del self._agreed[oldest]
 
     def offers_of(
         self, layer: int, manifest: CheckpointManifest, told: Mapping[str, CheckpointFiles]
@@ -133,8 +137,10 @@ class AnnouncedFiles:
         said = self._agreed.get(step, {}).get(layer)
         return said.parameters if said is not None else b""
 
-    def refuse(self, step: int, layer: int) -> None:
-        """The file that the layer's holders have named is not what they claimed: no file of it is
-        taken any more, or it would be fetched again and again."""
-        if (said := self._agreed.get(step, {})) and layer in said:
+    def refuse(self, step: int, layer: int, blob: str) -> None:
+        """This file, which the layer's holders have named, is not what they claimed. No file of it
+        is taken any more, or it would be fetched again and again. If they have named another one
+        since, as the step was done again, that one is taken."""
+        said = self._agreed.get(step, {})
+        if layer in said and self._is_that(step, layer, blob):
             self._agreed[step] = {**said, layer: said[layer]._replace(file=NO_FILE)}

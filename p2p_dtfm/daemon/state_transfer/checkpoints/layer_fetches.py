@@ -26,6 +26,7 @@ from p2p_dtfm.train.model.checkpoint import (
     add_layer_file,
     is_begun,
     read_manifest,
+    step_of,
 )
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
@@ -41,6 +42,9 @@ class _LackedLayer(NamedTuple):
     layer: int
     offers: dict[str, tuple[str, int]]
     lineage: str
+    claimed: bytes
+    """What its holders have claimed of the parameters in the offered file; empty if unknown. A file
+    may take long: by then they may have done that step again, and claimed others."""
 
 
 class _Failed(NamedTuple):
@@ -77,6 +81,7 @@ class LayerFetches:
         `NoRoom`, and `UserError` and `OSError` where the disk is at fault.
         """
         failed: dict[int, _Failed] = {}
+        self._announced.completed_step = step_of(directory)
         while (wanted := self._next(directory, told, withheld, failed)) is not None:
             try:
                 await self._fetch(directory, wanted)
@@ -104,8 +109,11 @@ class LayerFetches:
         manifest = read_manifest(directory)
         every = range(layer_count(manifest.spec()))
         missing = [n for n in every if str(n) not in manifest.layers and n not in withheld]
+        announced, step, lineage = self._announced, manifest.step, manifest.lineage
         wanted = (
-            _LackedLayer(n, self._announced.offers_of(n, manifest, told), manifest.lineage)
+            _LackedLayer(
+                n, announced.offers_of(n, manifest, told), lineage, announced.parameters_of(step, n)
+            )
             for n in missing
             if n not in failed
         )
@@ -124,7 +132,7 @@ class LayerFetches:
         Meanwhile others may save: a peer that has a file alone may take as long as it likes to give
         it.
         """
-        layer, offers, lineage = wanted
+        layer, offers, lineage, _ = wanted
         ranked = Counter(offers.values()).most_common()
         for number, ((blob, size_bytes), _) in enumerate(ranked, 1):
             donors = [peer for peer, offer in offers.items() if offer == (blob, size_bytes)]
@@ -132,7 +140,7 @@ class LayerFetches:
             target = directory / f"fetched-{layer}.partial"
             try:
                 await self._blobs.fetch(blob, donors, target, size_bytes)
-                await self._require_claimed(directory, layer, target)
+                await self._require_claimed(directory, wanted, blob, target)
                 async with self._busy:
                     if read_manifest(directory).lineage == lineage:  # or it was begun anew
                         await asyncio.to_thread(add_layer_file, directory, layer, target)
@@ -144,16 +152,17 @@ class LayerFetches:
             finally:
                 target.unlink(missing_ok=True)
 
-    async def _require_claimed(self, directory: Path, layer: int, file: Path) -> None:
+    async def _require_claimed(
+        self, directory: Path, wanted: _LackedLayer, blob: str, file: Path
+    ) -> None:
         """Raises `UserError` for a state whose holders computed with other parameters. They alone
         sign its digest: else they could save something that nobody has evaluated or audited."""
-        manifest = read_manifest(directory)
-        claimed = self._announced.parameters_of(manifest.step, layer)
-        if not claimed:
+        if not wanted.claimed:
             return
+        manifest, layer = read_manifest(directory), wanted.layer
         got = await asyncio.to_thread(_parameters_in, manifest.spec(), layer, file)
-        if got != claimed:
-            self._announced.refuse(manifest.step, layer)
+        if got != wanted.claimed:
+            self._announced.refuse(manifest.step, layer, blob)
             raise UserError(
                 f"layer {layer} of step {manifest.step} as its holders give it is not what they "
                 "have computed with",

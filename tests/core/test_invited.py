@@ -75,6 +75,19 @@ def test_the_founders_line_lets_in_whoever_has_it_and_nobody_else() -> None:
     assert "0 signatures" in refused(found, EVE, ())
 
 
+def test_a_lines_own_key_is_no_guest() -> None:
+    """A person with the line could be the very peer of its key. No answer came to whoever revoked
+    that peer or the line. By a guest's line, the word fell on that guest."""
+    found, line = guests(), line_of(FOUNDER, LINE, may_invite=True)
+    trusted = shown(ALICE, line, LINE)
+    found.introduce(ALICE.peer_id, trusted, NOW_S)
+    for key, links in ((LINE, line), (SECOND, line_of(ALICE, SECOND, trusted))):
+        itself = accepted(links, key.peer_id, key.sign)
+        assert "names a line, and no peer" in refused(found, key, itself)
+        with pytest.raises(PeerFault, match="names a line"):
+            found.told_of(itself)
+
+
 def test_forged_foreign_and_late_invitations_are_refused_with_the_reason() -> None:
     found = guests()
     by_eve = shown(EVE, line_of(EVE, LINE), LINE)

@@ -155,6 +155,17 @@ class GateKeeper:
             role is Role.MEMBER and (self.is_outside or peer_id in self._in_force)
         )
 
+    def may_hear(self, peer_id: str) -> bool:
+        """Whether a peer may be told of the run unasked. In a run by invitation these are guests,
+        and peers that views or members have named: of those this peer may not know the invitation.
+        """
+        guests, agreement = self.guests, self._agreement
+        if guests is None or agreement is None:
+            return True
+        if guests.refusal(peer_id) is not None:
+            return False
+        return self.role_of(peer_id) is not Role.STRANGER or agreement.familiar.has_met(peer_id)
+
     # the door ---------------------------------------------------------------------------------
 
     def enter(self, sender: str, kind: str, size_bytes: int) -> Leave | str:

@@ -75,6 +75,36 @@ def test_the_founders_line_lets_in_whoever_has_it_and_nobody_else() -> None:
     assert "0 signatures" in refused(found, EVE, ())
 
 
+def test_a_lines_own_key_is_no_guest() -> None:
+    """A person with the line could be the very peer of its key. No answer came to whoever revoked
+    that peer or the line. By a guest's line, the word fell on that guest."""
+    found, line = guests(), line_of(FOUNDER, LINE, may_invite=True)
+    trusted = shown(ALICE, line, LINE)
+    found.introduce(ALICE.peer_id, trusted, NOW_S)
+    for key, links in ((LINE, line), (SECOND, line_of(ALICE, SECOND, trusted))):
+        itself = accepted(links, key.peer_id, key.sign)
+        assert "names a line, and no peer" in refused(found, key, itself)
+        with pytest.raises(PeerFault, match="names a line"):
+            found.told_of(itself)
+
+
+@pytest.mark.parametrize(
+    "around", ["'{}'", '"{}"', "`{}`", "“{}”", "<{}>", "({}).", "p2p-dtfm --invite {}\u00a0"]
+)
+def test_a_line_is_read_out_of_the_text_around_it(around: str) -> None:
+    """Quotes of a text are none of the shell. Messengers put spaces of no width into long words."""
+    line = InvitationLine(
+        bytes(32), bytes(32), bytes(32), line_of(FOUNDER, LINE), ("/ip4/1.1.1.1",)
+    )
+    text = line.text()
+    broken = f"{text[:40]}\u200b{text[40:90]}\n{text[90:120]}\u00ad{text[120:]}\ufeff"
+    for each in (text, broken):
+        assert read_line(around.format(each)) == line
+    for damaged in (text[:-5], f"{text[:90]}…{text[90:]}", text.upper(), f"{text}%0A"):
+        with pytest.raises(UserError, match="no whole invitation"):
+            read_line(around.format(damaged))
+
+
 def test_forged_foreign_and_late_invitations_are_refused_with_the_reason() -> None:
     found = guests()
     by_eve = shown(EVE, line_of(EVE, LINE), LINE)

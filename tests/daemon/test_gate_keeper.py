@@ -188,6 +188,32 @@ def test_outside_of_views_a_run_by_invitation_hears_no_stranger_either() -> None
         keeper.require_message("nobody", _gather("nobody"), 100)
 
 
+@pytest.mark.parametrize("agreement", [_agreement(), None])
+def test_who_is_named_and_no_guest_gets_nothing_though_this_peer_is_in_no_view(
+    agreement: Any,
+) -> None:
+    """A bootstrap node was taken for a member until the first view: it got transcript, data and
+    weights."""
+    founder, guest, key = (identity_of_seed(bytes([n]) * 32) for n in (1, 2, 3))
+    run = "ab" * 32
+    keeper = _keeper(agreement, vouched=("bootstrap node", guest.peer_id, founder.peer_id))
+    keeper.guests = GuestList(founder.peer_id, run, verify)
+    assert keeper.is_outside and keeper.role_of("bootstrap node") is Role.STRANGER
+    for kind in (*TABLE, "something new"):
+        if kind not in FIRST_WORDS:
+            with pytest.raises(PeerFault, match="not invited"):
+                keeper.require("bootstrap node", kind)
+    assert keeper.trusts("bootstrap node"), "this peer calls it"
+    assert keeper.role_of(founder.peer_id) is Role.MEMBER
+    # a member that was named has come before, however old its line, and shows it
+    assert keeper.role_of(guest.peer_id) is Role.STRANGER and keeper.came_before(guest.peer_id)
+    line = ChainLink(run_mark(run), key.peer_id, True, False, 1_000_000_000)
+    signed = (sign_link(line, founder.peer_id, founder.sign),)
+    shown = bound_to(signed, run, guest.peer_id, key.sign, guest.sign)
+    keeper.guests.introduce(guest.peer_id, shown, 2_000_000_000, came_before=True)
+    assert keeper.role_of(guest.peer_id) is Role.MEMBER
+
+
 @pytest.mark.parametrize("view", [_view("me", "a"), None])
 def test_what_it_costs_to_read_newcomers_is_paid_by_all_of_them_together(view: Any) -> None:
     keeper, message = _keeper(_agreement(view=view)), _gather("new", "new", "a")

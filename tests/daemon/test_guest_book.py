@@ -279,7 +279,7 @@ def test_a_delegate_takes_back_a_line_that_nobody_has_used_and_hears_how_long_it
     own.kept = msgspec.structs.replace(own.kept, lines={})  # too many since
     with pytest.raises(UserError, match="not this peer that invited"):
         revoke(again, second.holder, (), str)
-    revoke(again, second.text(), (), str)
+    revoke(again, f"p2p-dtfm --invite {second.text()}", (), str)
     for line in (first, second):
         with pytest.raises(PeerFault, match="was revoked"):
             again.introduced(BOB.peer_id, chain_by(line, BOB))
@@ -357,6 +357,28 @@ def test_who_is_away_is_revoked_by_name(tmp_path: Path) -> None:
     assert "ada, bob" in unknown.value.fixes[0]
     assert revoke(book, "ada", (FOUNDER.peer_id,), names.of)["revoked"] == ALICE.peer_id
     assert not book.known.admits(ALICE.peer_id) and book.known.admits(BOB.peer_id)
+
+
+def test_who_has_come_by_anothers_invitation_too_is_not_said_to_be_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`revoke` said that it was revoked, and it trained on."""
+    folder = tmp_path / "founder"
+    trusted, of_founder = founders_line(folder, may_invite=True), founders_line(folder)
+    founder, book = book_of(folder, FOUNDER), book_of(tmp_path / "alice", ALICE)
+    for each in (founder, book):
+        each.introduced(ALICE.peer_id, chain_by(trusted, ALICE))
+    book._own.kept = msgspec.structs.replace(book._own.kept, chain=chain_by(trusted, ALICE))
+    of_alice = book.invite(int(now.wall_s()) + DAY_S, False, ("/ip4/127.0.0.1/tcp/1",))
+    for each in (founder, book):
+        for line in (of_alice, of_founder):
+            each.introduced(BOB.peer_id, chain_by(line, BOB))
+    for by, said in ((book, "it stays"), (founder, "is revoked")):
+        ordered = lambda home, what, method, by=by: revoke(by, BOB.peer_id, (), str)  # noqa: E731
+        monkeypatch.setattr(cli_invite, "call_daemon", ordered)
+        cli_invite.revoke(BOB.peer_id, None)
+        assert said in capsys.readouterr().out
+        assert by.known.admits(BOB.peer_id) == (by is book)
 
 
 @pytest.mark.parametrize("is_another_daemon", [False, True])

@@ -61,4 +61,10 @@ def revoke(
     """Take an invitation back: a member goes with the next view; with a line, all who came by it
     go."""
     done = call_daemon(home, f"revoke?{urlencode({'who': who}, errors='replace')}", "POST")
+    if done.get("stays"):
+        typer.echo(
+            f"the invitation of {done['revoked']} is taken back, and it stays: it has come by "
+            "somebody else's, too; the founder can send it away"
+        )
+        return
     typer.echo(f"{done['revoked']} is revoked; the other members are told")

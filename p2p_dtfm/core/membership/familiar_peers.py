@@ -47,6 +47,10 @@ class FamiliarPeers:
     def holds(self, peer_id: str) -> bool:
         return peer_id in self._given or peer_id in self._familiar
 
+    def has_met(self, peer_id: str) -> bool:
+        """As `holds`, but the user's word alone does not count: it may be a bootstrap node."""
+        return peer_id in self._familiar
+
     def any_of(self, peer_ids: Iterable[str]) -> bool:
         """Whether one of them is familiar."""
         return any(map(self.holds, peer_ids))

@@ -7,6 +7,7 @@ from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.consensus.actions import LAN, WAN, ComputePlan, PassOnSoon, Report, SendMessage
 from p2p_dtfm.core.consensus.agreement import Agreement
 from p2p_dtfm.core.consensus.agreement_state import RunConstants
+from p2p_dtfm.core.messages.agreement_messages import Standing
 from p2p_dtfm.core.protocol.records import Intent, PeerRecord
 from p2p_dtfm.core.protocol.signed import signing_in, verifying_in
 from p2p_dtfm.core.protocol.snapshot import Member, Snapshot
@@ -142,8 +143,13 @@ class Membership:
     # what the agreement asks for -----------------------------------------------------------------
 
     def _send(self, action: SendMessage) -> None:
+        book, messenger = self.network.guest_book, self.network.messenger
         for peer_id in action.to:
-            self.network.messenger.tell(peer_id, action.message)
+            may_hear = self.network.keeper.may_hear
+            if book is None or not isinstance(action.message, Standing) or may_hear(peer_id):
+                messenger.tell(peer_id, action.message)
+            elif (told := book.told_instead(peer_id)) is not None:
+                messenger.tell(peer_id, told)
 
     def _pass_on_soon(self, action: PassOnSoon) -> None:
         self.local.life.spawn(self._pass_on(action.after_ns))

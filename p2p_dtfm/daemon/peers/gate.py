@@ -97,23 +97,28 @@ class GateKeeper:
 
     def role_of(self, peer_id: str) -> Role:
         """What a peer is to this one now."""
-        agreement, guests = self._agreement, self.guests
+        guests = self.guests
         if guests is not None and guests.refusal(peer_id) is not None:
             return Role.STRANGER
-        return self._role_in_views(peer_id, agreement)
+        # a bootstrap node is named as well, and need not be a guest
+        is_named = self._is_named(peer_id) and (guests is None or guests.admits(peer_id))
+        return Role.MEMBER if is_named else self._role_in_views(peer_id)
 
     def came_before(self, peer_id: str) -> bool:
-        """Whether views say that others have let this peer in, even if its invitation is known to
-        be taken back since."""
-        return self._role_in_views(peer_id, self._agreement) in NEAR
+        """Whether views, or in no view a peer that is believed, say that others have let this peer
+        in, even if its invitation is known to be taken back since."""
+        return self._is_named(peer_id) or self._role_in_views(peer_id) in NEAR
 
-    def _role_in_views(self, peer_id: str, agreement: Agreement | None) -> Role:
+    def _is_named(self, peer_id: str) -> bool:
+        """Whether a peer counts because it was named, while this peer is in no view."""
+        return self.is_outside and peer_id in self._vouched
+
+    def _role_in_views(self, peer_id: str) -> Role:
+        agreement = self._agreement
         if agreement is None:
-            return Role.MEMBER if peer_id in self._vouched else self._newcomer_or_stranger(peer_id)
+            return self._newcomer_or_stranger(peer_id)
         self._look_at_views(agreement)
         if peer_id in self._members or peer_id in agreement.agreed_contributors:
-            return Role.MEMBER
-        if agreement.view is None and peer_id in self._vouched:
             return Role.MEMBER
         if peer_id in agreement.awaited:
             return Role.CONTRIBUTOR
@@ -149,6 +154,17 @@ class GateKeeper:
         return role is Role.FORMER or (
             role is Role.MEMBER and (self.is_outside or peer_id in self._in_force)
         )
+
+    def may_hear(self, peer_id: str) -> bool:
+        """Whether a peer may be told of the run unasked. In a run by invitation these are guests,
+        and peers that views or members have named: of those this peer may not know the invitation.
+        """
+        guests, agreement = self.guests, self._agreement
+        if guests is None or agreement is None:
+            return True
+        if guests.refusal(peer_id) is not None:
+            return False
+        return self.role_of(peer_id) is not Role.STRANGER or agreement.familiar.has_met(peer_id)
 
     # the door ---------------------------------------------------------------------------------
 

@@ -157,6 +157,8 @@ def open_shown(
     `PeerFault` with the reason in words."""
     links = links_of(shown)
     chain = open_chain(links, founder, run_digest, peer_id, verify)
+    if len(links) % 2:  # all that were given the line have its key: it names nobody
+        raise PeerFault(f"{NOT_INVITED}: the invitation names a line, and no peer", peer_id)
     word = (shown[-1].peer_id, shown[-1].payload)
     if not is_accepted(shown) or word != (peer_id, _acceptance_of(links)):
         raise PeerFault(f"{NOT_INVITED}: its peer has not signed that it comes by it", peer_id)

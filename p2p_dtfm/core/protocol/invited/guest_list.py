@@ -196,6 +196,12 @@ class GuestList:
             return None if None in reasons else reasons[0]
         return self._word_against(peer_id, {self.founder}, is_guest=True)
 
+    def words_against(self, peer_id: str) -> tuple[Signed, ...]:
+        """The revocations of this peer, and of those above it in its chains."""
+        holders = {peer_id}.union(*(chain.holders for chain in self.chains_of(peer_id)))
+        held = self._revocations.items()
+        return tuple(signed for (_, holder), (_, signed) in held if holder in holders)
+
     def revoke(self, signed: Signed) -> bool:
         """Takes a revocation, and returns whether it is news and is kept. Raises `PeerFault` for
         one that nobody relays in good faith."""

@@ -4,6 +4,7 @@ import base64
 import binascii
 import zlib
 from collections.abc import Sequence
+from unicodedata import category
 
 import msgspec
 
@@ -13,6 +14,10 @@ from p2p_dtfm.core.protocol.invited.chains import SKEW_S, ChainLink
 from p2p_dtfm.core.protocol.signed import Signed
 
 PREFIX = "p2pi1-"
+BEHIND = "'\"`\u2018\u2019\u201c\u201d\u00ab\u00bb>)].,;"
+"""Signs that come with a line where it was copied out of a text."""
+UNSEEN = "Cf"
+"""Unicode's class of signs without a shape, such as the space of no width."""
 TEXT_LIMIT = 8192
 UNPACKED_LIMIT_BYTES = 16384
 ADDRESSES_LIMIT = 5
@@ -65,9 +70,10 @@ def open_line(run_digest: str, addresses: Sequence[str]) -> InvitationLine:
 
 def read_line(text: str) -> InvitationLine:
     """Reads a line. What stands before it, as where it was copied together with its command, is
-    passed over. Raises `UserError` if the line is damaged."""
-    word = "".join(text.split())
-    word = word[max(word.find(PREFIX), 0) :]
+    passed over. So are quotes around it, and what nobody sees in it: programs that show messages
+    put such signs there. Raises `UserError` if the line is damaged."""
+    word = "".join(it for it in text if not it.isspace() and category(it) != UNSEEN)
+    word = word[max(word.find(PREFIX), 0) :].rstrip(BEHIND)
     try:
         if not word.startswith(PREFIX) or len(word) > TEXT_LIMIT:
             raise ValueError

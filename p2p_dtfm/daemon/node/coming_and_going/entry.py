@@ -238,7 +238,8 @@ class Entry:
             task.cancel()
 
     def _possible_members(self) -> list[str]:
-        """Peers that may be members, or not. Those heard last come first."""
+        """Peers that may be members, or not. Those heard last come first. Who is asked learns what
+        this machine is, so in a run by invitation a bootstrap node is not."""
         membership, messenger = self._membership, self._network.messenger
         first = membership.asked_first
         known = {
@@ -247,7 +248,7 @@ class Entry:
             *messenger.known,
             *membership.agreement.known_peers,
         }
-        known -= {"", membership.me.peer_id}
+        known = set(filter(self._network.keeper.may_hear, known - {"", membership.me.peer_id}))
         heard_s = messenger.heard_s
         return sorted(known, key=lambda peer: (peer != first, -heard_s.get(peer, 0.0), peer))
 

@@ -82,19 +82,20 @@ def new_line(
 def revoke(
     book: GuestBook | None, who: str, members: Sequence[str], name_of: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Take back the invitation of a member, by its name or id, or of a line. Raises `UserError`."""
+    """Take back the invitation of a member, by its name or id, or of a line. `stays`: the member
+    has come by somebody else's invitation, too, which holds. Raises `UserError`."""
     if book is None:
         raise UserError(
             "this run is not by invitation, so nobody can be revoked",
             'found one whose run spec says [admission] mode = "invited"',
         )
     who = who.strip()
-    line = read_line(who) if who.startswith(PREFIX) else None
+    line = read_line(who) if PREFIX in who else None
     if line is not None and line.run_digest != book.run_digest:
         raise UserError("that invitation is to another run", "use the home that gave it")
     holder = line.holder if line is not None else _whom(who, members, book, name_of)
     book.revoke(holder, line)
-    return {"revoked": holder}
+    return {"revoked": holder, "stays": book.known.admits(holder)}
 
 
 def _whom(who: str, members: Sequence[str], book: GuestBook, name_of: Callable[[str], str]) -> str:

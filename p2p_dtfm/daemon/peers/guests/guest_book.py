@@ -28,6 +28,7 @@ from p2p_dtfm.core.protocol.records import PeerRecord
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.daemon.peers.guests.own_invitation import OwnInvitation, not_let_in
+from p2p_dtfm.daemon.peers.wire import Introduction, Revocations
 from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.contacts.identity import identity_of_seed, verify
 from p2p_dtfm.ports import now
@@ -88,6 +89,14 @@ class GuestBook:
         finally:
             if is_news:
                 self._heard()
+
+    def told_instead(self, peer_id: str) -> Introduction | Revocations | None:
+        """What a peer is told that may not hear where this one stands. One whose invitation was
+        taken back may have slept meanwhile, and hears that. To another this peer shows its own
+        invitation: a guest of others then says where it stands itself. None: nothing."""
+        if self.known.refusal(peer_id) is not None:
+            return Revocations(self.known.words_against(peer_id)[:TOLD_AT_ONCE])
+        return self._own.introduction
 
     def revoked(self, signed: Sequence[Signed]) -> None:
         """Take revocations that another member passes on. They may have come a long way, so a bad

@@ -115,6 +115,7 @@ class Cuts:
         self._clock = None if pace is None else CutClock(step, pace.every_steps, guarded)
         if self.whole_step is not None:
             self.whole_step = min(self.whole_step, step)
+        self._store.name_anew(step, self._outlet.lineage_at(step))
         self._store.keep_from(self.whole_step or 0, self._is_on_lineage)
 
     def _go_on(self, view: View, clock: CutClock, every_steps: int) -> None:
@@ -319,10 +320,11 @@ class Cuts:
         )
 
     async def _keep(self, holder: str, coming: PartialCopy) -> None:
-        """All of a layer's copy is here: keep it once its lineage is known, and say so. The next
-        view may go on with the cut meanwhile."""
+        """All of a layer's copy is here: keep it once its lineage is known, and what is frozen of
+        the layer is here, and say so. The next view may go on with the cut meanwhile."""
         copy = coming.snapshot(self._tools.spec)
         digest = await asyncio.to_thread(copy.digest)
+        await self._tools.stores.initial.keep(coming.layer)
         await rarely.lingers("receipt late")
         end_s = now.monotonic_s() + RECEIPT_LIMIT_S
         while self._lineage_of(holder, coming.step) is None and now.monotonic_s() < end_s:

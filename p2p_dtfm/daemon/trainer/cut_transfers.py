@@ -26,6 +26,7 @@ from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from p2p_dtfm.ports import now, rarely
 from p2p_dtfm.train.model.layer_copy import PartialCopy, pieces_of
 from p2p_dtfm.train.model.layer_state import LayerSnapshot, LayerState
+from p2p_dtfm.train.stage.finite import is_finite
 from p2p_dtfm.train.stage.tensor_bytes import tensor_from_bytes, tensor_to_bytes
 
 RECEIPT_LIMIT_S = 10.0
@@ -304,7 +305,10 @@ class Cuts:
             raise PeerFault(
                 f"piece {header.index} of layer {layer} in a form it cannot have", sender
             )
-        is_news = coming.take(header.index, tensor_from_bytes(payload, header.shape))
+        piece = tensor_from_bytes(payload, header.shape)
+        if not is_finite(piece):
+            raise PeerFault(f"a copy of layer {layer} that is not finite", sender)
+        is_news = coming.take(header.index, piece)
         if coming.is_whole and (is_news or header.index == coming.last_index):
             self._check(sender, coming)
 

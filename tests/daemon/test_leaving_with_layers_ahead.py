@@ -1,10 +1,17 @@
-"""A peer that leaves while layers for its next place are further than its own."""
+"""What a peer saves that leaves while layers for its next place are here."""
 
+import asyncio
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence
+from p2p_dtfm.daemon.node.participation.participant import Participant
+from p2p_dtfm.daemon.trainer.trainer import Trainer
 from tests.daemon.test_endings import in_quick_time
 from tests.daemon.test_leaving_with_a_full_disk import leaves_with
+from tests.daemon.trainer_parts import QuietOutlet, settle, trainer_tools, view_of
 
 
 class Disk:
@@ -35,3 +42,34 @@ def test_its_own_layers_are_saved_though_others_have_gone_further() -> None:
     participant.lineage_at = lambda step: ""
     in_quick_time(lambda passes: leaves.end())
     assert len(disk.saved) == 1
+
+
+def test_states_of_the_other_side_are_not_saved_as_those_of_its_own(tmp_path: Path) -> None:
+    """Its side of a split swarm gave way. It knew what its own side had come to by each step, and
+    saved the states that it was given under that name, beside layers of its own from before."""
+
+    async def scenario() -> None:
+        tools, evidence, disk = trainer_tools(tmp_path), RecoveryEvidence(), Disk()
+        for step in range(12):
+            evidence.lineage.committed(step, f"{step + 1:064x}")
+        trainer = Trainer(tools, QuietOutlet())
+        agreement = SimpleNamespace(recovery_evidence=evidence)
+        member: Any = SimpleNamespace(trainer=trainer, _agreement=agreement)
+        leaves = leaves_with(disk, 2)  # type: ignore[arg-type]
+        participant: Any = leaves.participant
+        participant.trainer = trainer
+        participant.lineage_at = partial(Participant.lineage_at, member)
+        view = view_of(9, 2)
+        trainer.view_agreed(view, True)
+        await settle()
+        given: Any = SimpleNamespace(version=12)
+        trainer.states[0] = given
+        await leaves._save()
+        assert not disk.saved
+        trainer.take_over(view, 12, None, None)
+        await leaves._save()
+        assert disk.saved == [(12, {0})], "by now it knows the others' lineage"
+        await trainer.close()
+        tools.compute.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))

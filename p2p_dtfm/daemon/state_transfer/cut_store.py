@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from p2p_dtfm.core.cost_model.cuts import cuts_that_stay
 from p2p_dtfm.core.messages.agreement_messages import SavedState
+from p2p_dtfm.core.protocol.lineage import unmarked
 from p2p_dtfm.train.model.layer_state import LayerSnapshot
 
 CutKey = tuple[int, str]
@@ -32,6 +33,14 @@ class CutStore:
     def layers(self, step: int, lineage: str) -> Mapping[int, LayerSnapshot]:
         """What is here of one cut."""
         return self._cuts.get((step, lineage), {})
+
+    def name_anew(self, step: int, lineage: str) -> None:
+        """Training goes on from `step` of this lineage. Where that begins an epoch, the same states
+        have another name from now on."""
+        for key in [key for key in self._cuts if key[0] == step and key[1] != lineage]:
+            if unmarked(key[1]) == unmarked(lineage):
+                before = self._cuts.pop(key)
+                self._cuts[step, lineage] = before | self._cuts.get((step, lineage), {})
 
     def keep_from(self, safe: int, is_on_lineage: Callable[[int, str], bool]) -> None:
         """Drop what is older than the newest whole cut, or of another lineage."""

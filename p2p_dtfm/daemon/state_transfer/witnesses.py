@@ -222,6 +222,11 @@ class StateVotes:
         await self._until(lambda: peer_id in self._of(layer, version))
         return self._of(layer, version).get(peer_id)
 
+    def has_only(self, donor: str, layer: int, version: int) -> bool:
+        """Whether nobody but the donor has spoken of that version. Others may not have come to it
+        yet, whatever the donor says."""
+        return not self._of(layer, version).keys() - {donor}
+
     async def _until(self, is_clear: Callable[[], bool]) -> None:
         """Wait until it is clear by what is said, or the time for it is over."""
         with contextlib.suppress(TimeoutError):

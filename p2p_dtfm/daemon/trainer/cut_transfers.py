@@ -26,6 +26,7 @@ from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from p2p_dtfm.ports import now, rarely
 from p2p_dtfm.train.model.layer_copy import PartialCopy, pieces_of
 from p2p_dtfm.train.model.layer_state import LayerSnapshot, LayerState
+from p2p_dtfm.train.stage.finite import is_finite
 from p2p_dtfm.train.stage.tensor_bytes import tensor_from_bytes, tensor_to_bytes
 
 RECEIPT_LIMIT_S = 10.0
@@ -115,6 +116,7 @@ class Cuts:
         self._clock = None if pace is None else CutClock(step, pace.every_steps, guarded)
         if self.whole_step is not None:
             self.whole_step = min(self.whole_step, step)
+        self._store.name_anew(step, self._outlet.lineage_at(step))
         self._store.keep_from(self.whole_step or 0, self._is_on_lineage)
 
     def _go_on(self, view: View, clock: CutClock, every_steps: int) -> None:
@@ -303,7 +305,10 @@ class Cuts:
             raise PeerFault(
                 f"piece {header.index} of layer {layer} in a form it cannot have", sender
             )
-        is_news = coming.take(header.index, tensor_from_bytes(payload, header.shape))
+        piece = tensor_from_bytes(payload, header.shape)
+        if not is_finite(piece):
+            raise PeerFault(f"a copy of layer {layer} that is not finite", sender)
+        is_news = coming.take(header.index, piece)
         if coming.is_whole and (is_news or header.index == coming.last_index):
             self._check(sender, coming)
 
@@ -319,10 +324,11 @@ class Cuts:
         )
 
     async def _keep(self, holder: str, coming: PartialCopy) -> None:
-        """All of a layer's copy is here: keep it once its lineage is known, and say so. The next
-        view may go on with the cut meanwhile."""
+        """All of a layer's copy is here: keep it once its lineage is known, and what is frozen of
+        the layer is here, and say so. The next view may go on with the cut meanwhile."""
         copy = coming.snapshot(self._tools.spec)
         digest = await asyncio.to_thread(copy.digest)
+        await self._tools.stores.initial.keep(coming.layer)
         await rarely.lingers("receipt late")
         end_s = now.monotonic_s() + RECEIPT_LIMIT_S
         while self._lineage_of(holder, coming.step) is None and now.monotonic_s() < end_s:

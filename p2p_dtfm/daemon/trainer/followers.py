@@ -3,15 +3,18 @@
 import asyncio
 import contextlib
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
+from p2p_dtfm.core.liveness.pace import GRADIENTS_ON_THEIR_WAY, bytes_per_s_from
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import ViewId
+from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, workload_of
 from p2p_dtfm.core.recovery.receipts import Receipts
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import (
@@ -24,6 +27,7 @@ from p2p_dtfm.daemon.peers.wire import (
     LayersCommitted,
     StateDigest,
 )
+from p2p_dtfm.daemon.state_transfer.following.donor_choice import donors_of
 from p2p_dtfm.daemon.state_transfer.following.follower import Follower
 from p2p_dtfm.daemon.state_transfer.following.replaying import MayRoll, OnGradient
 from p2p_dtfm.daemon.state_transfer.state_tools import FollowerTools
@@ -48,6 +52,9 @@ Following = (
 CATCH_UP_S = 3.0
 """How long a layer that is to be guarded may take to come to the view's first step, by what its old
 donors still send. It is one step if that is longer. Then its holder is asked for its state."""
+LAST_STEPS_S = 2.0
+"""How long the last steps of a place's layers may take, beside the time that their donors' lines
+take. The others wait for `FLOOR_NS` beside it: within the rest the states come from others."""
 
 
 class Followers:
@@ -92,6 +99,37 @@ class Followers:
         if follower is None or follower.view.id != view.id:
             return set()
         return await follower.unlike(self._state.step)
+
+    def last_steps_s(self, view: View) -> float:
+        """How long the last steps of what was brought for this peer's place in `view` may take, as
+        their donors' lines are known: less than the others wait for this peer."""
+        follower, owed_bytes = self.follower, Counter[str]()
+        if follower is None or follower.view.id != view.id:
+            return math.inf
+        for layer, donors in follower.came_from.items():
+            parameters = workload_of(self._tools.spec).cost(layer).parameter_count
+            for donor in donors:
+                owed_bytes[donor] += GRADIENTS_ON_THEIR_WAY * FLOAT_BYTES * parameters
+        lines_s = (size / bytes_per_s_from(it, view) for it, size in owed_bytes.items())
+        return LAST_STEPS_S + max(lines_s, default=0.0)
+
+    def not_moved_on(self, view: View, late: set[int]) -> set[int]:
+        """Those of the late layers that were brought for `view`, and that others have as well."""
+        follower, me = self.follower, self._tools.me
+        if follower is None:
+            return set()
+        here = (late & self.brought_for(view)) - follower.missing
+        gave = {layer: follower.came_from.get(layer, set()) for layer in here}
+        return {it for it in here if set(donors_of(view, it, me, taken_over=True)) - gave[it]}
+
+    def refuse(self, layers: Collection[int]) -> None:
+        """What was given of these layers is of no use: whoever gave it is asked last from now
+        on."""
+        follower = self.follower
+        if follower is not None and not follower.layers.isdisjoint(layers):
+            for donors in map(follower.came_from.get, layers):
+                self._slow_donors.update(donors or ())
+            self.stop_following()
 
     def stop_following(self) -> None:
         self._stop(self.follower)

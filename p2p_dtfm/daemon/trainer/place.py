@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Collection
 from typing import Any, TypeVar
 
@@ -145,9 +146,11 @@ class PlaceInView:
         """Wait until all of these layers are here, as of the step that comes. Raises `Stopped`."""
         state, followers = self._state, self._followers
         grace_end_s = now.monotonic_s() + GUARDIAN_GRACE_S
+        due_s = now.monotonic_s() + followers.last_steps_s(view)
         has_waited = False
         while late := state.late(mine):
             has_waited = True
+            self._refuse_wrong(view, late, is_due=now.monotonic_s() >= due_s)
             guardian = followers.guardian
             guarded = guardian.layers if guardian is not None else frozenset()
             rest = late - followers.brought_for(view)
@@ -156,15 +159,34 @@ class PlaceInView:
                 followers.stop_guarding()
                 state.memory.forget(late)
                 followers.follow(view, late)
+                due_s = min(due_s, now.monotonic_s() + followers.last_steps_s(view))
             text = f"waits for {counted(len(late), 'layer')} as of step {state.step}"
             self._tools.status.say(State.SYNCING, text)
             await self.offer_states()
-            await state.wait(grace_s if grace_s > 0 else None)
+            limits_s = (it for it in (grace_s, due_s - now.monotonic_s()) if 0 < it < math.inf)
+            await state.wait(min(limits_s, default=None))
             if state.is_over(view):
                 raise Stopped
         if has_waited:  # where others are busy it takes a while until they have said so
             what = f"its layers are here as of step {state.step}: asks whether others have the same"
             self._tools.status.say(State.SYNCING, what)
+
+    def _refuse_wrong(self, view: View, late: set[int], is_due: bool) -> None:
+        """Ask others for states that never come to the step at which all wait for this peer.
+
+        Of a step to come the other holders say nothing, so the donor's word stood alone. A donor
+        that keeps the last steps back says nothing either, and this peer would be taken for the one
+        that holds up all. `is_due`: these steps should be here by now.
+        """
+        held, step = self._state.states, self._state.step
+        wrong = {layer for layer in late & held.keys() if held[layer].version > step}
+        wrong |= self._followers.not_moved_on(view, late) if is_due else set()
+        if wrong:
+            text = "asks others for layers %s, which do not come to step %d"
+            log.warning(text, sorted(wrong), step)
+            self._followers.refuse(wrong)
+            for layer in wrong:
+                held.pop(layer, None)
 
     async def _make_ready(self, mine: Collection[int]) -> None:
         """Complete this peer's layers and move them to where they are computed; move what is

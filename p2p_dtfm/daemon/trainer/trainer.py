@@ -78,6 +78,9 @@ class Trainer:
         self.waits = StepWaits(tools, self._state, self._steps, self._followers)
         self.seen_paces = self._state.paces
         self._is_closed = False
+        self.are_given = False
+        """Whether the states here were given to this peer before it is in the others' view. What it
+        knows of its own lineage is not theirs."""
         self._behind: Ledger | None = None
         """The ledger of the view before, if this peer has not seen its last step commit yet."""
 
@@ -137,6 +140,7 @@ class Trainer:
         if self._is_closed:
             return
         if discard:
+            self.are_given = True
             self._restarting.forget()
         self._mail.agreed(view)
         self._tools.stores.donor.agreed(view)
@@ -184,7 +188,7 @@ class Trainer:
         """From `step` on, steps happen in this view and commit in `ledger`. `replay` says what is
         kept of `step`, if it has failed before."""
         state = self._state
-        state.stuck_at = None
+        state.stuck_at, self.are_given = None, False
         self._waits_for_nobody()
         before = state.ledger
         self._behind = before if before is not None and restart is None else None

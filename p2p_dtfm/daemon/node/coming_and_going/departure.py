@@ -127,15 +127,15 @@ class Departure:
             log.warning("what was trained from step %d to %d is lost: no disk has it", kept, step)
 
     async def _save(self) -> int:
-        """Save the newest states; returns their step. A peer that has not taken over yet does not
-        know the lineage of the states that it was given. Without a lineage they would replace a
-        sound checkpoint."""
-        states = self.participant.trainer.states
-        step = max((state.version for state in states.values()), default=0)
+        """Save the newest states whose lineage is known; returns their step, or 0. A peer that has
+        not taken over yet does not know that of the states that it was given, and they may be
+        further than its own layers. Without a lineage they would replace a sound checkpoint."""
+        states, lineage_at = self.participant.trainer.states, self.participant.lineage_at
+        versions = (state.version for state in states.values())
+        step = max((it for it in versions if it > 0 and lineage_at(it)), default=0)
         newest = {n: state for n, state in states.items() if state.version == step}
-        lineage = self.participant.lineage_at(step)
-        if step > 0 and lineage:  # states that it guarded for others may be a step behind
-            await self.participant.checkpoints.save(step, newest, lineage)
+        if step > 0:  # states that it guarded for others may be a step behind
+            await self.participant.checkpoints.save(step, newest, lineage_at(step))
         return step
 
     async def run_ended(self) -> None:

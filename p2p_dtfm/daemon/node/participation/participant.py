@@ -286,6 +286,9 @@ class Participant:
         self._later(self._agreement.repeat_step(reason, now.monotonic_ns()))
 
     def lineage_at(self, step: int) -> str:
+        """The lineage of the states here at that step; empty if it is not known."""
+        if self.trainer.are_given:
+            return ""
         return self._agreement.recovery_evidence.lineage.at(step) or ""
 
     def vouch(self) -> ViewId | None:

@@ -45,8 +45,6 @@ class ArrivingGradients:
         self._limit_bytes = max(GRADIENTS_LIMIT_BYTES, 2 * step_bytes)
         self._found: dict[tuple[int, int], _Gradient] = {}
         self._held_bytes = 0
-        self.rolled: set[int] = set()
-        """Layers whose states were moved on by any gradient, or are at this moment."""
 
     def require_possible(self, sender: str, header: FrameHeader) -> None:
         """Raises `PeerFault` for a frame that cannot be a chunk of a gradient."""

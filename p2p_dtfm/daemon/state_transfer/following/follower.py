@@ -112,8 +112,7 @@ class Follower:
             assert donors, f"nobody holds layer {layer}"
             is_mine = self._tools.me in holders_in(self.view.plan, layer)
             first = layer % len(donors) if is_mine else 0
-            in_turn = donors[first:] + donors[:first]
-            self._donor_of[layer] = self._givers.best_of(in_turn)
+            self._donor_of[layer] = self._givers.best_of(donors[first:] + donors[:first])
             self._ask_soon(self._donor_of[layer])
         async with asyncio.TaskGroup() as group:
             group.create_task(self._ask_donors())
@@ -181,8 +180,8 @@ class Follower:
 
     async def unlike(self, version: int) -> set[int]:
         """See `unlike_layers`."""
-        rolled = self._replaying.rolled & (self.layers - self.missing)
-        givers = {layer: self._donor_of.get(layer, "") for layer in rolled}
+        unsure = self._replaying.unsure & (self.layers - self.missing)
+        givers = {layer: self._donor_of.get(layer, "") for layer in unsure}
         return await unlike_layers(self.view, self._tools, self._votes, givers, version)
 
     def _turn_from(self, donor: str) -> None:
@@ -232,8 +231,7 @@ class Follower:
             raise PeerFault(f"offers layer {message.layer}, for which it was not asked", sender)
         if self._donor_of.get(message.layer) != sender:
             return  # it has been too slow with others, and somebody else is to give this one
-        has_blob = message.blob != ""  # else the state is here already
-        size_bytes = message.size_bytes
+        size_bytes, has_blob = message.size_bytes, message.blob != ""  # else it is here already
         if has_blob and not 0 < size_bytes <= state_bytes_limit(self._tools.spec, message.layer):
             raise PeerFault(f"offers a layer of {size_bytes} bytes", sender)
         if has_blob and not is_digest(message.blob):
@@ -371,6 +369,8 @@ class Follower:
             tools.states[offer.layer] = state
             self.came_from[offer.layer] = {donor}
             self._asks_anew.discard(offer.layer)
+            if witnesses and self._votes.has_only(donor, offer.layer, offer.version):
+                self._replaying.unsure.add(offer.layer)
         self._arrived(offer.layer)
 
     async def _take(self, donor: str, offer: LayerOffered) -> bytes | None:

@@ -62,14 +62,12 @@ class Replaying:
         self._seen: dict[int, float] = {}
         """The same for steps that this peer has seen commit itself: it needs no donor's word for
         them."""
+        self.unsure: set[int] = set()
+        """Layers of which others have not confirmed what is here: their states were moved on by any
+        gradient, or are at this moment, or were given at a version of which nobody else spoke."""
         self._noted: set[tuple[int, int]] = set()
         self._wake = asyncio.Event()
         self._has_stopped = False
-
-    @property
-    def rolled(self) -> set[int]:
-        """Layers whose states were moved on by any gradient, or are at this moment."""
-        return self._gradients.rolled
 
     def committed(self, sender: str, message: LayersCommitted) -> None:
         """Raises `PeerFault` for a gradient norm that is none."""
@@ -167,7 +165,7 @@ class Replaying:
         gradient = self._gradients.whole(layer, step)
         if norm is None or gradient is None or not self._may_roll(step):
             return False
-        self._gradients.rolled.add(layer)  # before it moves: its version changes first, and is read
+        self.unsure.add(layer)  # before it moves: its version changes first, and is read
         self._coming.came_from.setdefault(layer, set()).add(donor)
         await tools.compute.run(replay_outcome, tools.spec, state, gradient, step, norm)
         self._gradients.replayed(layer, step)

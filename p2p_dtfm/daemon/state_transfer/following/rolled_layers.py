@@ -3,6 +3,9 @@
 The state that a donor gives counts once the other holders confirm it (`witnesses`). Nobody else
 sees the gradients after it. A peer that gets false ones would compute from a state of its own, and
 the others would take it for a liar. So in the first step of its place it asks once more.
+
+It does so, too, where nobody but the donor had spoken of the version that it gave. A donor that
+names the step to come, where steps take long, has nobody beside it that could speak of that yet.
 """
 
 import asyncio
@@ -22,7 +25,7 @@ async def unlike_layers(
     view: View, tools: FollowerTools, votes: StateVotes, givers: Mapping[int, str], version: int
 ) -> set[int]:
     """Layers that are not what the holders of the view before have at `version`, at which they wait
-    for this peer. `givers`: by layer, who gave the gradients.
+    for this peer. `givers`: by layer, who gave the gradients, or the state that nobody confirmed.
 
     A layer that is to be guarded is left out while its last gradient is on its way. To take it for
     false would throw away what may be the only other copy.

@@ -12,6 +12,7 @@ import pytest
 
 from p2p_dtfm.daemon.machine.home import Home
 from p2p_dtfm.testbed import swarm_directory
+from p2p_dtfm.testbed.kill_storm import KillStorm
 from p2p_dtfm.testbed.local_swarm import Child, LocalSwarm
 from p2p_dtfm.testbed.storm_facts import LEAST_SAMPLES, StormFacts
 from p2p_dtfm.testbed.swarm_directory import processes_left
@@ -30,6 +31,9 @@ class _Process:
 
     def wait(self) -> None:
         """It has ended."""
+
+    def send_signal(self, number: int) -> None:
+        self.returncode = 1
 
 
 def _child(home: Path, process: Any) -> Child:
@@ -88,3 +92,16 @@ def test_a_p2pd_that_outlives_its_daemon_is_a_process_left(
         p2pd.kill()
         p2pd.wait()
     assert processes_left(tmp_path) == 0
+
+
+def test_a_daemon_that_ends_with_an_error_as_the_last_one_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When nobody ran any more, nobody was looked at any more."""
+    swarm = LocalSwarm(tmp_path)
+    swarm.children.append(_child(tmp_path, _Process(7)))
+    storm = KillStorm(swarm, {"id": tmp_path.name}, lambda *_: pytest.fail(), lambda *_: None, 1, 9)
+    storm.stop()
+    monkeypatch.setattr(storm, "_until_whole", lambda *_, **__: False)
+    (wrong,) = storm.run(3).wrong
+    assert f"{tmp_path.name} ended with code 1" in wrong

@@ -33,8 +33,8 @@ class StormFacts:
     """Facts of one storm. Call `sample` after each kill."""
 
     resident_bytes: dict[int, list[int]] = field(default_factory=dict)
-    """Samples of each process that was not killed, by its id. A storm uses up more ids than there
-    are, so another process may have a killed one's."""
+    """Samples of each process that was not killed, with its p2pd, by its id. A storm uses up more
+    ids than there are, so another process may have a killed one's."""
     lock_folder: Path | None = None
     """Where daemons hold their identities' locks, if not in the usual place."""
     _of_killed: list[list[int]] = field(default_factory=list)
@@ -45,7 +45,7 @@ class StormFacts:
             try:
                 process = psutil.Process(child.process.pid)
                 samples = self.resident_bytes.setdefault(process.pid, [])
-                samples.append(process.memory_info().rss)
+                samples.append(sum(it.memory_info().rss for it in _with_p2pd(process)))
                 if process.pid not in self._files:
                     self._files[process.pid] = self._beside(child.home, process)
             except psutil.Error:
@@ -84,10 +84,14 @@ class StormFacts:
         return MemoryGrowth(len(before), sum(after) / sum(before) - 1, worst)
 
 
+def _with_p2pd(process: psutil.Process) -> list[psutil.Process]:
+    return [process, *process.children()]
+
+
 def _sockets_of(process: psutil.Process) -> set[Path]:
     """The sockets that the daemon and its p2pd have in the file system."""
     found = set()
-    for each in (process, *process.children()):
+    for each in _with_p2pd(process):
         for one in each.net_connections("unix"):
             if str(one.laddr).startswith("/"):
                 found.add(Path(str(one.laddr)))

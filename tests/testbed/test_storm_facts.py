@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from p2p_dtfm.daemon.machine.home import Home
@@ -105,3 +106,21 @@ def test_a_daemon_that_ends_with_an_error_as_the_last_one_is_told_of(
     monkeypatch.setattr(storm, "_until_whole", lambda *_, **__: False)
     (wrong,) = storm.run(3).wrong
     assert f"{tmp_path.name} ended with code 1" in wrong
+
+
+def test_the_memory_of_a_daemon_is_also_that_of_its_p2pd(tmp_path: Path) -> None:
+    """It has a sixth of it, and grows with each peer that came and went."""
+    home = Home(tmp_path / "home", tmp_path)
+    home.acquire()
+    waits = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as p2pd:
+        assert p2pd.stdout is not None
+        p2pd.stdout.readline()
+        facts = StormFacts(lock_folder=tmp_path)
+        facts.sample([_child(home.root, _Process(os.getpid()))])
+        theirs = psutil.Process(p2pd.pid).memory_info().rss
+        own = psutil.Process().memory_info().rss
+        p2pd.kill()
+    (sample,) = facts.resident_bytes[os.getpid()]
+    assert sample > own + theirs // 2
+    home.release()

@@ -149,7 +149,10 @@ def _holder(path: Path) -> str:
 
 def _remove_stale_locks(folder: Path) -> None:
     """Remove locks of identities that killed processes of ours have left, which nobody holds."""
-    for path in itertools.islice(folder.glob(f"{_IDENTITY}*.lock"), LOOKED_AT_LIMIT):
+    found: list[Path] = []
+    with contextlib.suppress(OSError):  # a folder that is not to be read
+        found += itertools.islice(folder.glob(f"{_IDENTITY}*.lock"), LOOKED_AT_LIMIT)
+    for path in found:
         with contextlib.suppress(OSError):  # one that is held, or that another daemon removes
             status = path.lstat()
             if status.st_uid == os.getuid() and now.wall_s() - status.st_mtime > STALE_AFTER_S:

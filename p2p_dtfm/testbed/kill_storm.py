@@ -82,6 +82,7 @@ class KillStorm:
         self._tell("all are told to leave")
         watched.end_all()
         self._until(lambda: not watched.running, "all were told to leave", END_LIMIT_S)
+        report.wrong += [end for end in watched.wrong_ends() if end not in report.wrong]
         return report
 
     def _kill_one(self, kills: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 
 from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.machine.locks import identity_lock_of
 from p2p_dtfm.testbed.local_swarm import Child
 
 SETTLED_AFTER = 3
@@ -15,7 +16,6 @@ SETTLED_AFTER = 3
 COMPARED = 3
 """Samples that are compared at either end. A survivor has been sampled at least twice as often."""
 LEAST_SAMPLES = SETTLED_AFTER + 2 * COMPARED
-_LISTENS = "-listen=/unix"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,11 @@ class StormFacts:
     """Facts of one storm. Call `sample` after each kill."""
 
     resident_bytes: dict[int, list[int]] = field(default_factory=dict)
-    """Samples of each process, by its id."""
+    """Samples of each process that was not killed, with its p2pd, by its id. A storm uses up more
+    ids than there are, so another process may have a killed one's."""
+    lock_folder: Path | None = None
+    """Where daemons hold their identities' locks, if not in the usual place."""
+    _of_killed: list[list[int]] = field(default_factory=list)
     _files: dict[int, set[Path]] = field(default_factory=dict)
 
     def sample(self, children: Iterable[Child]) -> None:
@@ -41,15 +45,21 @@ class StormFacts:
             try:
                 process = psutil.Process(child.process.pid)
                 samples = self.resident_bytes.setdefault(process.pid, [])
-                samples.append(process.memory_info().rss)
+                samples.append(sum(it.memory_info().rss for it in _with_p2pd(process)))
                 if process.pid not in self._files:
-                    self._files[process.pid] = {Home(child.home).socket, *_sockets_of(process)}
+                    self._files[process.pid] = self._beside(child.home, process)
             except psutil.Error:
                 continue  # it ends just now
+
+    def _beside(self, home: Path, process: psutil.Process) -> set[Path]:
+        """Files that go with the daemon: its sockets, and its identity's lock."""
+        lock = identity_lock_of(Home(home).identity, self.lock_folder)
+        return {Home(home).socket, lock, *_sockets_of(process)}
 
     def forget_killed(self, pid: int) -> None:
         """Deletes a killed process's files, since it could not. The next daemon that starts on the
         machine would; after the last, this process must."""
+        self._of_killed.append(self.resident_bytes.pop(pid, []))
         for path in self._files.pop(pid, set()):
             path.unlink(missing_ok=True)
 
@@ -63,7 +73,7 @@ class StormFacts:
         """The growth of memory; None if nobody survived for long enough."""
         before: list[float] = []
         after: list[float] = []
-        for samples in self.resident_bytes.values():
+        for samples in (*self._of_killed, *self.resident_bytes.values()):
             if len(samples) >= LEAST_SAMPLES:
                 settled = samples[SETTLED_AFTER:]
                 before.append(statistics.median(settled[:COMPARED]))
@@ -74,11 +84,15 @@ class StormFacts:
         return MemoryGrowth(len(before), sum(after) / sum(before) - 1, worst)
 
 
+def _with_p2pd(process: psutil.Process) -> list[psutil.Process]:
+    return [process, *process.children()]
+
+
 def _sockets_of(process: psutil.Process) -> set[Path]:
-    """The sockets on which the daemon's p2pd listens for it."""
+    """The sockets that the daemon and its p2pd have in the file system."""
     found = set()
-    for child in process.children():
-        for word in child.cmdline():
-            if word.startswith(_LISTENS):
-                found.add(Path(word.removeprefix(_LISTENS)))
+    for each in _with_p2pd(process):
+        for one in each.net_connections("unix"):
+            if str(one.laddr).startswith("/"):
+                found.add(Path(str(one.laddr)))
     return found

@@ -38,7 +38,8 @@ def kept_directory(keep: Path | None) -> Iterator[Path]:
 
 
 def processes_left(directory: Path) -> int:
-    """How many processes still write into this directory's homes after a moment."""
+    """How many daemons of this directory's homes, and p2pds of theirs, are still there after a
+    moment."""
     end_s = time.monotonic() + LEFT_AFTER_S
     while (count := _process_count(directory)) and time.monotonic() < end_s:
         time.sleep(POLL_S)
@@ -49,7 +50,8 @@ def _process_count(directory: Path) -> int:
     count = 0
     for process in psutil.process_iter(["pid", "cmdline"]):
         command = " ".join(process.info["cmdline"] or ())
-        count += f"--home {directory}/" in command or writes_below(process.info["pid"], directory)
+        is_theirs = f"--home {directory}/" in command or f" -id={directory}/" in command
+        count += is_theirs or writes_below(process.info["pid"], directory)
     return count
 
 

@@ -32,9 +32,9 @@ class WatchedSwarm:
         self._read_to_the_end: set[str] = set()
         """Daemons that had ended when their history was read: a storm has hundreds of dead."""
         self._told_views: set[str] = set()
-        self._killed: set[int] = set()
-        """Ids of killed processes."""
-        self._told_to_leave: set[int] = set()
+        self._killed: set[object] = set()
+        """Killed processes, and not their ids: in a storm another one may have one of these."""
+        self._told_to_leave: set[object] = set()
 
     # processes ----------------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ class WatchedSwarm:
     def kill(self, name: str) -> None:
         """Ends the process at once, without a word."""
         process = self.child(name).process
-        self._killed.add(process.pid)
+        self._killed.add(process)
         process.kill()
         process.wait()
 
@@ -66,7 +66,7 @@ class WatchedSwarm:
     def tell_to_leave(self, name: str) -> None:
         """Tells the daemon to leave, and does not wait."""
         process = self.child(name).process
-        self._told_to_leave.add(process.pid)
+        self._told_to_leave.add(process)
         process.send_signal(signal.SIGTERM)
 
     def end_all(self) -> None:
@@ -79,9 +79,10 @@ class WatchedSwarm:
         """Daemons that ended by themselves though not all was done, or with an error."""
         wrong = []
         for child in self._swarm.children:
-            code, pid = child.process.poll(), child.process.pid
-            was_killed = code == -signal.SIGKILL and pid in self._killed
-            if code == 0 and pid not in self._told_to_leave and self.step < self._last_step:
+            process = child.process
+            code = process.poll()
+            was_killed = code == -signal.SIGKILL and process in self._killed
+            if code == 0 and process not in self._told_to_leave and self.step < self._last_step:
                 how = "by itself before the last step"
             elif code not in (None, 0) and not was_killed:
                 how = f"with code {code}"

@@ -72,6 +72,22 @@ def test_a_damaged_history_tells_of_nothing(tmp_path: Path, text: str) -> None:
     )
 
 
+def test_what_a_life_tells_first_is_not_glued_to_what_the_last_one_wrote_half(
+    tmp_path: Path,
+) -> None:
+    """As a power cut leaves it, or a kill in the middle of a write: a whole line was lost by it,
+    such as the view with which the peer went back."""
+    EventLog(tmp_path / FILE_NAME).write("step", step=0)
+    with (tmp_path / FILE_NAME).open("a") as file:
+        file.write('{"time_s": 7, "event": "st')
+    life = EventLog(tmp_path / FILE_NAME)
+    life.write("view", view=2)
+    life.write("step", step=1)
+    found = [(event["event"], event.get("step")) for event in read_events(tmp_path)]
+    assert found == [("step", 0), ("view", None), ("step", 1)]
+    assert (tmp_path / FILE_NAME).read_text().count("\n") == 4, "no empty line"
+
+
 def test_of_steps_that_are_lost_no_loss_is_told() -> None:
     """All members had lost all their steps: the daemon told the last loss beside "step 0"."""
     status = Status()

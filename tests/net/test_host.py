@@ -297,3 +297,20 @@ def test_only_provably_dead_sockets_are_removed(
     assert around_hivemind.remove_stale_sockets() == 1
     assert paths[0].exists() and not paths[1].exists() and paths[2].exists() and other.exists()
     bound[0].close()
+
+
+@pytest.mark.parametrize("name", [b"\0p2p-dtfm-test-\xff\xfe", b"\0p2p-dtfm-test-\n\n"])
+def test_no_name_of_another_programs_socket_keeps_a_peer_from_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: bytes
+) -> None:
+    """The kernel's list has names as they are: any bytes, and any program of any user binds some.
+    What was no UTF-8, or an empty line, ended each daemon of the machine at its start."""
+    monkeypatch.setattr(around_hivemind, "_FOLDER", tmp_path)
+    path = tmp_path / "hivemind-p2pd-x.sock"
+    with socket.socket(socket.AF_UNIX) as of_another, socket.socket(socket.AF_UNIX) as dead:
+        of_another.bind(name)
+        dead.bind(str(path))
+        os.utime(path, (0, 0))
+        assert around_hivemind.remove_stale_sockets() == 0, "it is bound"
+        dead.close()
+        assert around_hivemind.remove_stale_sockets() == 1

@@ -15,7 +15,11 @@ from p2p_dtfm.core.protocol.canonical import digest_bytes
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.core.protocol.records import LIFE_LIMIT
 from p2p_dtfm.daemon.machine.life import code_of_what_may_pass
-from p2p_dtfm.daemon.machine.locks import hold_identity, temporary_folder
+from p2p_dtfm.daemon.machine.locks import (
+    hold_identity,
+    let_go_of_identity,
+    temporary_folder,
+)
 from p2p_dtfm.ports import disk, now
 
 log = logging.getLogger("p2p_dtfm")
@@ -293,7 +297,7 @@ class Home:
             self._lock.close()
             self._lock = None
         if self._identity_lock is not None:
-            self._identity_lock.close()
+            let_go_of_identity(self._identity_lock)
             self._identity_lock = None
 
     def next_life(self) -> int:

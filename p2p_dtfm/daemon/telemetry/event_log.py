@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ class EventLog:
         self._path = path
         self._troubles = troubles or Troubles()
         self._has_warned = False
+        self._before = "\n" if _ends_within_a_line(path) else ""
+        """What ends the line that an earlier life was writing when it ended."""
 
     def write(self, event: str, **facts: Any) -> None:
         """A full disk costs the line, not the daemon."""
@@ -31,7 +34,8 @@ class EventLog:
         try:
             if self._path.exists() and self._path.stat().st_size > LIMIT_BYTES:
                 disk.name(self._path, self._path.with_suffix(".old"))
-            disk.append(self._path, line + "\n")
+            disk.append(self._path, f"{self._before}{line}\n")
+            self._before = ""
             self._troubles.over("history")
             self._has_warned = False
         except OSError as error:
@@ -101,6 +105,15 @@ def read_events(directory: Path) -> Iterator[dict[str, Any]]:
             for line in lines:
                 if (event := _parsed(line)) is not None:
                     yield event
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except OSError:  # none is there, or it is empty
+        return False
 
 
 def _parsed(line: str | bytes) -> dict[str, Any] | None:

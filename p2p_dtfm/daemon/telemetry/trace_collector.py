@@ -19,6 +19,7 @@ from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.peers.wire import TracedStep, TraceReply, TraceRequest
 from p2p_dtfm.daemon.telemetry.step_recorder import RecordedStep, StepRecorder
+from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.errors import Refused, Unreachable
 from p2p_dtfm.net.libp2p.peer_clock import ClockReading, read_clock
 from p2p_dtfm.net.libp2p.port import HostPort
@@ -32,6 +33,7 @@ REPLY_SPANS_LIMIT = 24_000
 DEADLINE_S = 3.0
 AT_ONCE = 32
 CLOCK_KEPT_S = 60.0
+CLOCKS_KEPT = 1024
 TIMELINE_EVERY_S = 4.0
 TIMELINE_PEERS_LIMIT = 32
 SPANS_SHOWN = 1500
@@ -118,7 +120,7 @@ class TraceCollector:
         held = self._clocks.get(peer_id)
         if held is None or now_s - held[0] > CLOCK_KEPT_S:
             held = (now_s, await read_clock(self._host, peer_id, DEADLINE_S))
-            self._clocks[peer_id] = held
+            put_newest(self._clocks, peer_id, held, CLOCKS_KEPT)
         return held[1]
 
     async def keep_timeline(

@@ -4,11 +4,13 @@ Both sides show one, over TLS 1.3 only. There is no authority: each certificate 
 itself, and after the handshake its fingerprint says whose it is.
 """
 
+import contextlib
 import logging
+import os
 import socket
 import ssl
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.net.contacts.calling import put_newest
@@ -21,6 +23,7 @@ CARDS_LIMIT = 1024
 REPLACED_LIMIT, REPLACED_S = 4, 240.0
 """How many new certificates a member may show within how many seconds. Each start of a peer brings
 one. To begin anew with those of a thousand takes half a second."""
+_OPEN_FILES = "/proc/self/fd"
 
 log = logging.getLogger(__name__)
 
@@ -114,13 +117,29 @@ class Trust:
         context.verify_mode = ssl.CERT_REQUIRED
         if is_server:
             context.num_tickets = 0  # no session is resumed
-        with tempfile.NamedTemporaryFile() as file:  # mode 0600, for as long as it is read
-            file.write(self.own().pem)
-            file.flush()
-            context.load_cert_chain(file.name)
+        with _file_of(self.own().pem) as path:
+            context.load_cert_chain(path)
         for peer_id, card in self._cards.items():
             _let_in(context, peer_id, card)
         return context
+
+
+@contextlib.contextmanager
+def _file_of(content: bytes) -> Iterator[str]:
+    """A file with this content, for as long as it is read: TLS takes a key from files alone. It
+    lies in memory where the system has such files, so no full disk matters, and no kill leaves
+    it."""
+    in_memory = getattr(os, "memfd_create", None)  # not of each Python, even on Linux
+    if in_memory is not None and os.path.isdir(_OPEN_FILES):
+        with os.fdopen(in_memory("certificate"), "wb") as file:
+            file.write(content)
+            file.flush()
+            yield f"{_OPEN_FILES}/{file.fileno()}"
+        return
+    with tempfile.NamedTemporaryFile() as named:  # mode 0600
+        named.write(content)
+        named.flush()
+        yield named.name
 
 
 def _let_in(context: ssl.SSLContext, peer_id: str, card: Card) -> None:

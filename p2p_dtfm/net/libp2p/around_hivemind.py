@@ -79,13 +79,14 @@ def remove_stale_sockets() -> int:
     """Remove sockets that dead processes of ours left behind, to which provably nobody is bound.
     Returns how many. hivemind's names for them are random, so they would pile up."""
     try:
-        bound = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()}
+        # names are any bytes, and may even have the ends of lines in them
+        bound = {*Path("/proc/net/unix").read_bytes().split()}
     except OSError:
         return 0  # without the kernel's list nothing is provable
     removed = 0
     for path in itertools.islice(_FOLDER.glob(_PATTERN), _AT_MOST):
         try:
-            if str(path) not in bound and _is_old_and_ours(path) and _refuses(path):
+            if os.fsencode(path) not in bound and _is_old_and_ours(path) and _refuses(path):
                 path.unlink()
                 removed += 1
         except OSError:

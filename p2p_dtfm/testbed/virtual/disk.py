@@ -86,7 +86,7 @@ class VirtualDisk:
 
     def append(self, path: Path, text: str) -> None:
         if path.name == HISTORY:
-            self.told += [(self._now_ns() / 1e9, line) for line in text.splitlines()]
+            self.told += [(self._now_ns() / 1e9, line) for line in text.splitlines() if line]
         self._require_room(path)
         with path.open("a") as file:
             kept_bytes = file.tell()

@@ -30,23 +30,27 @@ FIRSTS = {layer: STATES[layer] for layer in (0, 1)}
 LASTS = {layer: STATES[layer] for layer in range(2, END)}
 
 
-def borrowed(lender: BegunWith, answers: dict[str, str]) -> dict[int, LentLayer] | None:
-    """The parameters that b borrows, for a's work. `answers`: "gives", "denies", "is far" or
-    "cuts", by holder."""
+def borrowed(
+    lender: BegunWith, answers: dict[str, str], plan: Plan = PLAN
+) -> dict[int, LentLayer] | None:
+    """The parameters that b borrows, for a's work. `answers`: "gives", "denies", "is far",
+    "cuts" or "lingers", by holder."""
 
     async def fetch(peer_ids: Sequence[str], blob: str, size_bytes: int) -> bytes:
-        assert set(peer_ids) == set("ac")
+        assert set(peer_ids) == answers.keys()
         for peer_id in peer_ids:
             found = lender.find(blob)
             assert found is not None and len(found) == size_bytes
-            if answers[peer_id] in ("gives", "cuts"):
+            if answers[peer_id] == "lingers":
+                await asyncio.sleep(1.0)
+            if answers[peer_id] in ("gives", "cuts", "lingers"):
                 return bytes(found)[: -4 if answers[peer_id] == "cuts" else None]
         denied = {peer_id for peer_id in peer_ids if answers[peer_id] == "denies"}
         raise BlobUnavailable(blob, answers, denied)
 
     compute = Compute()
     try:
-        borrowing = Borrowing("b", SPEC, PLAN, LASTS, fetch, compute)
+        borrowing = Borrowing("b", SPEC, plan, LASTS, fetch, compute, lambda peer_id: 1 << 20)
         return asyncio.run(borrowing.borrowed("a", lender.digests))
     finally:
         compute.close()
@@ -79,6 +83,25 @@ def test_what_no_holder_gives_is_lost_like_any_tensor(a: str) -> None:
     """Otherwise nobody would audit holders that are always too busy to give it."""
     with pytest.raises(BlobUnavailable):
         borrowed(BegunWith(FIRSTS), {"a": a, "c": "is far"})
+
+
+def test_what_its_only_holder_lends_slower_than_its_line_carries_is_lost_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The judge asked for it for as long as anything came. All others took it for the one that
+    holds them up, each judge in turn."""
+    monkeypatch.setattr(lent_parameters, "LENT_WITHIN_S", 0.2)
+    with pytest.raises(BlobUnavailable) as told:
+        borrowed(BegunWith(FIRSTS), {"a": "lingers"}, Plan(PLAN.pipelines[:1], (), 1))
+    assert set(told.value.causes) == {"a"} and not told.value.denied
+
+
+def test_of_several_holders_none_is_blamed_as_one_of_them_lingers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others have it, and are asked next."""
+    monkeypatch.setattr(lent_parameters, "LENT_WITHIN_S", 0.2)
+    assert borrowed(BegunWith(FIRSTS), {"a": "lingers", "c": "lingers"})
 
 
 def test_without_room_there_is_no_word(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ def planned_in_pairs(
     """The present peers of `firsts` and of `lasts` are paired in this order, and the others are
     spares. With `evens_out` the last peers of the longer side go over to the other side instead.
     Nobody has room for the whole model."""
-    ids = {name: _peer_id(seed, name) for name in firsts + lasts}
+    ids = {name: peer_id_of(seed, name) for name in firsts + lasts}
     honest = worlds.compute_plan
 
     def compute_plan(snapshot: Snapshot) -> Any:
@@ -55,7 +55,7 @@ def planned_in_rows(
 ) -> None:
     """While all of these peers are there, each row is a pipeline, with the same stages, from their
     cuts on. In a single row each peer alone holds its layers."""
-    ids = [[_peer_id(seed, name) for name in names] for names in rows]
+    ids = [[peer_id_of(seed, name) for name in names] for names in rows]
     honest = worlds.compute_plan
 
     def compute_plan(snapshot: Snapshot) -> Any:
@@ -84,5 +84,5 @@ def has_evaluated(peer: Peer, step: int) -> bool:
     return any(it["event"] == "step" and it["step"] == step for it in peer.events())
 
 
-def _peer_id(seed: int, name: str) -> str:
+def peer_id_of(seed: int, name: str) -> str:
     return identity_of_seed(bytes.fromhex(digest_bytes(f"{seed} {name}".encode()))).peer_id

@@ -8,7 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
-from p2p_dtfm.core.liveness.pace import GRADIENTS_ON_THEIR_WAY, bytes_per_s_from
+from p2p_dtfm.core.liveness.pace import (
+    GRADIENTS_ON_THEIR_WAY,
+    bytes_per_s_from,
+    fetch_bytes_per_s,
+)
 from p2p_dtfm.core.messages.prepared import StepOutcome
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.facts.in_words import counted
@@ -53,8 +57,9 @@ CATCH_UP_S = 3.0
 """How long a layer that is to be guarded may take to come to the view's first step, by what its old
 donors still send. It is one step if that is longer. Then its holder is asked for its state."""
 LAST_STEPS_S = 2.0
-"""How long the last steps of a place's layers may take, beside the time that their donors' lines
-take. The others wait for `FLOOR_NS` beside it: within the rest the states come from others."""
+"""How long the last steps of a place's layers may take, beside the time that the lines take over
+which they come. The others wait for `FLOOR_NS` beside it. Within the rest the states come from
+others."""
 
 
 class Followers:
@@ -101,17 +106,22 @@ class Followers:
         return await follower.unlike(self._state.step)
 
     def last_steps_s(self, view: View) -> float:
-        """How long the last steps of what was brought for this peer's place in `view` may take, as
-        their donors' lines are known: less than the others wait for this peer."""
-        follower, owed_bytes = self.follower, Counter[str]()
+        """How long the last steps of what was brought for this peer's place in `view` may take:
+        less than the others wait for this peer. Each donor has the time of its own line. All
+        together have that of one line, as the others count it: what several give comes over this
+        peer's line, which may be no better than most."""
+        follower, owed_bytes, place_bytes = self.follower, Counter[str](), 0
         if follower is None or follower.view.id != view.id:
             return math.inf
+        place = view.layers_of(self._tools.me)
         for layer, donors in follower.came_from.items():
             parameters = workload_of(self._tools.spec).cost(layer).parameter_count
+            layer_bytes = GRADIENTS_ON_THEIR_WAY * FLOAT_BYTES * parameters
+            place_bytes += layer_bytes if layer in place else 0
             for donor in donors:
-                owed_bytes[donor] += GRADIENTS_ON_THEIR_WAY * FLOAT_BYTES * parameters
-        lines_s = (size / bytes_per_s_from(it, view) for it, size in owed_bytes.items())
-        return LAST_STEPS_S + max(lines_s, default=0.0)
+                owed_bytes[donor] += layer_bytes
+        lines_s = [size / bytes_per_s_from(it, view) for it, size in owed_bytes.items()]
+        return LAST_STEPS_S + max(place_bytes / fetch_bytes_per_s(view), *lines_s, 0.0)
 
     def not_moved_on(self, view: View, late: set[int]) -> set[int]:
         """Those of the late layers that were brought for `view`, and that others have as well."""

@@ -176,11 +176,15 @@ class PlaceInView:
 
         Of a step to come the other holders say nothing, so the donor's word stood alone. A donor
         that keeps the last steps back says nothing either, and this peer would be taken for the one
-        that holds up all. `is_due`: these steps should be here by now.
+        that holds up all. `is_due`: these steps should be here by now. Until then what others
+        send comes first: to ask anew drops all that is on its way here.
         """
         held, step = self._state.states, self._state.step
         wrong = {layer for layer in late & held.keys() if held[layer].version > step}
-        wrong |= self._followers.not_moved_on(view, late) if is_due else set()
+        if is_due:
+            wrong |= self._followers.not_moved_on(view, late)
+        elif (late - wrong) & self._followers.brought_for(view):
+            return
         if wrong:
             text = "asks others for layers %s, which do not come to step %d"
             log.warning(text, sorted(wrong), step)

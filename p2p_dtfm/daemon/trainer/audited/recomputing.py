@@ -6,13 +6,14 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from blake3 import blake3
 
 from p2p_dtfm.core.audit.boundaries import TRAINING, Due
 from p2p_dtfm.core.audit.claim_book import ClaimBook
 from p2p_dtfm.core.commit.step_terms import StepTerms, terms_of
+from p2p_dtfm.core.liveness.pace import bytes_per_s_from
 from p2p_dtfm.core.messages.audit_messages import COULD_NOT
 from p2p_dtfm.core.messages.work import Lack
 from p2p_dtfm.core.protocol.plan import Plan
@@ -126,8 +127,8 @@ class Recomputing:
         if not borrows:
             await have_shards(tools, self._outlet, self._state, here.view, here.plan, shards)
         else:
-            fetch = self._fetch_lent
-            borrowing = Borrowing(tools.me, tools.spec, here.plan, own, fetch, tools.compute)
+            of_others = self._fetch_lent, tools.compute, partial(self._bytes_per_s, here.view)
+            borrowing = Borrowing(tools.me, tools.spec, here.plan, own, *of_others)
             lent = await borrowing.borrowed(peer_id, claims[peer_id].share.parameters)
             if lent is None or not await self._has_data(here.plan, shards):
                 return COULD_NOT
@@ -219,6 +220,10 @@ class Recomputing:
         """Raises `BlobUnavailable`."""
         with self._under_way():
             return await self._fetch_from(peer_ids, blob, size_bytes)
+
+    def _bytes_per_s(self, view: View, peer_id: str) -> int:
+        """How fast a peer gives, if this peer's own line carries as much."""
+        return min(bytes_per_s_from(it, view) for it in (peer_id, self._tools.me))
 
     async def _fetch_from(self, peer_ids: Sequence[str], blob: str, size_bytes: int) -> bytes:
         """Raises `BlobUnavailable`."""

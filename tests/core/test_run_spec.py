@@ -202,6 +202,15 @@ def test_a_run_spec_with_more_than_we_know_is_a_fault() -> None:
         RunSpec.from_canonical_bytes(encode(values() | {"new_feature": 1}))
 
 
+def test_of_thousands_of_faults_the_first_ones_are_told() -> None:
+    """Of 65 KB that a stranger had sent 1.2 MB were said to be wrong, on the screen of who joins."""
+    changed = values()
+    changed["model"] |= {f"k{n}": n for n in range(6000)}
+    with pytest.raises(PeerFault, match="does not validate") as caught:
+        RunSpec.from_canonical_bytes(encode(changed))
+    assert len(caught.value.cause) < 2000
+
+
 def test_choices_that_do_nothing_or_harm_are_refused() -> None:
     changed = values()
     changed["optimizer"] |= {"kind": "adamw", "muon": {"peak_learning_rate": 0.05}}

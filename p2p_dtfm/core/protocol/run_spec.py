@@ -22,6 +22,8 @@ from p2p_dtfm.core.protocol.sections.privacy_spec import PrivacySpec
 
 Codec = Literal["fp32", "fp16", "bf16", "int8", "rotated4", "rotated6", "subspace"]
 ReductionCodec = Literal["fp32", "bf16", "int8", "sparse", "sign"]
+TOLD_CHARACTERS = 1000
+"""So much is told of what is wrong with a run spec that a peer sent."""
 AUTO_CODECS: tuple[Codec, ...] = ("fp32", "bf16", "int8")
 """What "auto" stands for. Of bf16 and fp16, which are equally large, bf16 is encoded sooner."""
 
@@ -386,7 +388,8 @@ class RunSpec(Section):
         try:
             spec = cls.model_validate(decode(payload, dict[str, Any], limit_bytes=1 << 16))
         except ValidationError as error:
-            raise PeerFault(f"run spec that does not validate: {error}") from error
+            told = str(error)[:TOLD_CHARACTERS]  # a stranger may make thousands of mistakes
+            raise PeerFault(f"run spec that does not validate: {told}") from error
         if any(layer.sizes is None for layer in spec.layers):
             raise PeerFault("run spec that lists layers without their sizes")
         return spec

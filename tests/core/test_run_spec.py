@@ -203,7 +203,7 @@ def test_a_run_spec_with_more_than_we_know_is_a_fault() -> None:
 
 
 def test_of_thousands_of_faults_the_first_ones_are_told() -> None:
-    """Of 65 KB that a stranger had sent 1.2 MB were said to be wrong, on the screen of who joins."""
+    """Of 65 KB of a stranger 1.2 MB were told to be wrong, on the screen of who joins."""
     changed = values()
     changed["model"] |= {f"k{n}": n for n in range(6000)}
     with pytest.raises(PeerFault, match="does not validate") as caught:

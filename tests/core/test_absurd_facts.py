@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from p2p_dtfm.core.audit.roles import NEW, alone
+from p2p_dtfm.core.cost_model.placement_problem import UNLIMITED_BYTES_PER_S, problem_of
 from p2p_dtfm.core.cost_model.tables.stage_memory import stage_memory
 from p2p_dtfm.core.messages.agreement_messages import PresentView
 from p2p_dtfm.core.messages.message_bounds import require_bounded_part
@@ -104,3 +105,16 @@ def test_of_two_new_keys_the_second_does_not_get_what_is_kept_from_the_first() -
     plan = planned(watching)
     assert not alone(watching, plan)
     assert {name_of(n) for n in range(3)} & set(plan.stage_holders())
+
+
+def test_no_rate_is_beyond_what_the_compiled_weights_take() -> None:
+    """One member stated limits of 2^60 bytes a second, and all weights came from the slow twin in
+    Python. Plans of 48 members then took twice as long."""
+    absurd = (1 << 60) - 1
+    limits = Peer(uplink_bytes_per_s=absurd, downlink_bytes_per_s=absurd)
+    ways = {(0, 1): Link(1, absurd), (1, 0): Link(1, absurd)}
+    links = problem_of(snapshot([limits, Peer(), Peer()], links=ways)).links
+    rates = [*links.uplink_bytes_per_s, *links.downlink_bytes_per_s]
+    for row in (*links.pair_bytes_per_s, *links.bytes_per_s):
+        rates += row
+    assert max(rates) == UNLIMITED_BYTES_PER_S

@@ -172,9 +172,43 @@ def test_a_run_spec_from_a_stranger_is_whole_or_a_fault(payload: bytes) -> None:
         RunSpec.from_canonical_bytes(payload)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("checkpoint", "every_steps"),
+        ("checkpoint", "keep"),
+        ("evaluation", "every_steps"),
+        ("evaluation", "sequences"),
+        ("optimizer", "warmup_steps"),
+        ("optimizer", "decay_steps"),
+    ],
+)
+def test_a_number_that_has_no_canonical_bytes_is_a_fault(path: tuple[str, str]) -> None:
+    """Such a run spec was taken, as numbers may stand as text. Whoever asked for its digest ended
+    with `OverflowError`: the directory's nodes that it was brought to, and the founder's command.
+    """
+    section, key = path
+    changed = values()
+    changed["optimizer"]["schedule"] = "wsd"
+    changed[section][key] = "4" * 40
+    with pytest.raises(PeerFault, match=key):
+        RunSpec.from_canonical_bytes(encode(changed))
+    changed[section][key] = 1 << 80
+    assert f"{section}.{key}: must be" in error_of(changed).cause
+
+
 def test_a_run_spec_with_more_than_we_know_is_a_fault() -> None:
     with pytest.raises(PeerFault, match="does not validate"):
         RunSpec.from_canonical_bytes(encode(values() | {"new_feature": 1}))
+
+
+def test_of_thousands_of_faults_the_first_ones_are_told() -> None:
+    """Of 65 KB of a stranger 1.2 MB were told to be wrong, on the screen of who joins."""
+    changed = values()
+    changed["model"] |= {f"k{n}": n for n in range(6000)}
+    with pytest.raises(PeerFault, match="does not validate") as caught:
+        RunSpec.from_canonical_bytes(encode(changed))
+    assert len(caught.value.cause) < 2000
 
 
 def test_choices_that_do_nothing_or_harm_are_refused() -> None:

@@ -31,6 +31,10 @@ def true_is_no_number(table: type[BaseModel], said: Any) -> Any:
     return said
 
 
+STEPS_LIMIT = 1 << 40
+"""No run has more steps. Vast numbers would have no canonical bytes, and so no digest."""
+
+
 class Section(BaseModel):
     """A table of a run spec."""
 

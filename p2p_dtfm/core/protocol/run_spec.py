@@ -11,7 +11,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.layers.listed import MOST_LAYERS, ListedLayer
 from p2p_dtfm.core.protocol.layers.listed import reason_against as reason_against_layers
-from p2p_dtfm.core.protocol.model_spec import ModelSpec, Section, with_preset
+from p2p_dtfm.core.protocol.model_spec import STEPS_LIMIT, ModelSpec, Section, with_preset
 from p2p_dtfm.core.protocol.plain_words import explained, looked_up
 from p2p_dtfm.core.protocol.sections.audit_spec import MICROBATCHES_LIMIT, AuditSpec
 from p2p_dtfm.core.protocol.sections.checkpoint_spec import CheckpointSpec
@@ -22,6 +22,8 @@ from p2p_dtfm.core.protocol.sections.privacy_spec import PrivacySpec
 
 Codec = Literal["fp32", "fp16", "bf16", "int8", "rotated4", "rotated6", "subspace"]
 ReductionCodec = Literal["fp32", "bf16", "int8", "sparse", "sign"]
+TOLD_CHARACTERS = 1000
+"""So much is told of what is wrong with a run spec that a peer sent."""
 AUTO_CODECS: tuple[Codec, ...] = ("fp32", "bf16", "int8")
 """What "auto" stands for. Of bf16 and fp16, which are equally large, bf16 is encoded sooner."""
 
@@ -44,8 +46,8 @@ class BatchSpec(Section):
 class EvaluationSpec(Section):
     """Held-out loss: how often, and on how many sequences."""
 
-    every_steps: int = Field(default=50, ge=1)
-    sequences: int = Field(default=32, ge=1)
+    every_steps: int = Field(default=50, ge=1, le=STEPS_LIMIT)
+    sequences: int = Field(default=32, ge=1, le=1 << 24)
 
 
 class SparseSpec(Section):
@@ -163,7 +165,7 @@ class RunSpec(Section):
 
     name: str = Field(pattern="^[a-z0-9][a-z0-9-]{0,62}$")
     seed: int = Field(default=1, ge=0, lt=1 << 63)
-    total_steps: int = Field(ge=1, lt=1 << 40)
+    total_steps: int = Field(ge=1, lt=STEPS_LIMIT)
     model: ModelSpec
     batch: BatchSpec
     optimizer: OptimizerSpec
@@ -386,7 +388,8 @@ class RunSpec(Section):
         try:
             spec = cls.model_validate(decode(payload, dict[str, Any], limit_bytes=1 << 16))
         except ValidationError as error:
-            raise PeerFault(f"run spec that does not validate: {error}") from error
+            told = str(error)[:TOLD_CHARACTERS]  # a stranger may make thousands of mistakes
+            raise PeerFault(f"run spec that does not validate: {told}") from error
         if any(layer.sizes is None for layer in spec.layers):
             raise PeerFault("run spec that lists layers without their sizes")
         return spec

@@ -37,13 +37,24 @@ class FurthestStep:
         kept = {it.version for part in parts for it in (*part.cuts, *part.saved)}
         self._versions = sorted(told | kept | complete, reverse=True)
         self._complete = complete
+        self._drop_lacking()
         self._members = sum(1 for part in parts if part.present is not None)
         self._may_begin_anew = 0 in kept or any(_may_begin_anew(part, terms) for part in parts)
 
     def leaves(self, part: Contribution) -> None:
         """Take this contribution out."""
         self._copies.subtract(_copies_of(part, self._complete))
+        self._drop_lacking()
         self._members -= part.present is not None
+
+    def _drop_lacking(self) -> None:
+        """Leaves out the versions at which some layer has no copy. Nobody brings more of them, and
+        one member may tell of thousands that would be looked at for each of all members."""
+        self._versions = [
+            version
+            for version in self._versions
+            if all(self._copies[version, layer] > 0 for layer in self._layers)
+        ]
 
     def without(self, part: Contribution) -> int:
         """The step that the others get to at most if `part` is left out as well, or `NOWHERE`."""

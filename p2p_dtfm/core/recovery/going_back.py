@@ -23,9 +23,10 @@ from p2p_dtfm.core.protocol.lineage import (
 )
 from p2p_dtfm.core.recovery.complete_steps import Target
 from p2p_dtfm.core.recovery.restart_point import (
+    Copies,
     Recovery,
     Undo,
-    is_told,
+    copies_in,
     recover,
     what_it_comes_to,
 )
@@ -104,14 +105,15 @@ def _kept_state(parts: list[Contribution], layer_count: int, undo: Undo) -> Reco
     already, and named it anew."""
     oldest, parts = undo.newest - undo.every, [_with_bare_names(part) for part in parts]
     targets = {Target(it.version, it.lineage) for part in parts for it in (*part.saved, *part.cuts)}
-    by_most = [target for target in targets if _is_told_by_most(target, parts)]
+    copies = copies_in(parts)
+    by_most = [target for target in targets if _is_told_by_most(target, parts, copies)]
     for among in (by_most, targets):
-        whole = _whole(among, parts, layer_count)
+        whole = _whole(among, parts, layer_count, copies)
         enough = {target: it for target, it in whole.items() if oldest < target.step <= undo.newest}
         if enough:
             return enough[max(enough)]
         if oldest < 0:
-            return what_it_comes_to(Target(0, ""), parts, {}, layer_count)
+            return what_it_comes_to(Target(0, ""), parts, {}, layer_count, copies)
         later = {target: it for target, it in whole.items() if target.step > undo.newest}
         if later:
             return later[min(later)]
@@ -127,13 +129,15 @@ def _with_bare_names(part: Contribution) -> Contribution:
     return msgspec.structs.replace(part, saved=saved, cuts=cuts, lineages=lineages)
 
 
-def _is_told_by_most(target: Target, parts: list[Contribution]) -> bool:
+def _is_told_by_most(target: Target, parts: list[Contribution], copies: Copies) -> bool:
     members = [part for part in parts if part.present is not None] or parts
-    return 2 * sum(1 for part in members if is_told(part, target)) > len(members)
+    told = copies.get((target.step, target.lineage), {})
+    return 2 * sum(1 for part in members if part.member in told) > len(members)
 
 
 def _whole(
-    targets: Collection[Target], parts: list[Contribution], layer_count: int
+    targets: Collection[Target], parts: list[Contribution], layer_count: int, copies: Copies
 ) -> dict[Target, Recovery]:
-    found = {it: what_it_comes_to(it, parts, {}, layer_count) for it in targets if it.step > 0}
+    later = (target for target in targets if target.step > 0)
+    found = {it: what_it_comes_to(it, parts, {}, layer_count, copies) for it in later}
     return {target: it for target, it in found.items() if not it.lost_layers}

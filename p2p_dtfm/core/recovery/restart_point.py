@@ -3,7 +3,7 @@
 A pure function of the gathered contributions, so that every member comes to the same target.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from p2p_dtfm.core.commit.step_terms import StepTerms
@@ -43,6 +43,21 @@ class Recovery:
     lost_layers: tuple[int, ...] = ()
     undo: Undo | None = None
     """What is taken back by going to the target (`going_back`)."""
+
+
+Copies = dict[tuple[int, str], dict[Member, set[int]]]
+"""By version and lineage: of which layers each contributor says it has saved copies."""
+
+
+def copies_in(parts: Iterable[Contribution]) -> Copies:
+    """The saved copies of which contributors tell. They are sorted once for all targets: one member
+    may tell of thousands, and each is a target at which all contributors are looked at."""
+    found: Copies = {}
+    for part in parts:
+        for it in (*part.cuts, *part.saved):
+            of_all = found.setdefault((it.version, it.lineage), {})
+            of_all.setdefault(part.member, set()).update(it.layers)
+    return found
 
 
 def recover(
@@ -86,8 +101,9 @@ def _recover(
     as_said = _cuts(parts) | _saved_since(parts, furthest - _repeatable_steps(members))
     lost_layers = tuple(range(layer_count))
     newer: Recovery | None = None
+    copies = copies_in(parts)
     for target in _targets(parts, complete, claims, limit, floor):
-        found = what_it_comes_to(target, parts, complete, layer_count)
+        found = what_it_comes_to(target, parts, complete, layer_count, copies)
         is_whole, at_once = not found.lost_layers, target.step >= floor
         if is_whole and at_once:
             return found, floor
@@ -117,10 +133,16 @@ def _repeatable_steps(parts: list[Contribution]) -> int:
 
 
 def what_it_comes_to(
-    target: Target, parts: list[Contribution], complete: Complete, layer_count: int
+    target: Target,
+    parts: list[Contribution],
+    complete: Complete,
+    layer_count: int,
+    copies: Copies,
 ) -> Recovery:
-    """The recovery that goes to `target`, with the layers of which nobody has the state there."""
-    held = {part.member: _reach(part, target, complete) for part in parts}
+    """The recovery that goes to `target`, with the layers of which nobody has the state there.
+    `copies`: `copies_in` of the parts."""
+    saved = copies.get((target.step, target.lineage), {})
+    held = {it.member: _reach(it, target, complete, saved.get(it.member, ())) for it in parts}
     told = complete.get(target)
     if told is not None and not told.prepared:
         held = _without_denied(held, parts, told.key)
@@ -213,6 +235,7 @@ def _reach(
     part: Contribution,
     target: Target,
     complete: Complete,
+    saved: Collection[int],
 ) -> tuple[int, ...]:
     step = complete.get(target)
     layers = {
@@ -221,10 +244,7 @@ def _reach(
         if (version == target.step and part.lineages.get(version) == target.lineage)
         or (step is not None and can_roll(part, layer, step.key))
     }
-    for item in (*part.cuts, *part.saved):
-        if (item.version, item.lineage) == (target.step, target.lineage):
-            layers |= set(item.layers)
-    return tuple(sorted(layers))
+    return tuple(sorted(layers.union(saved)))
 
 
 def _is_backed(target: Target, complete: Complete, claims: BelievedClaims) -> bool:
@@ -241,12 +261,6 @@ def _is_backed(target: Target, complete: Complete, claims: BelievedClaims) -> bo
         and claims.may_have(part, target.step, target.lineage, told)
         for part in claims.members
     )
-
-
-def is_told(part: Contribution, target: Target) -> bool:
-    """Whether a contributor says that it has a saved copy of some layers in that state."""
-    others = (*part.cuts, *part.saved)
-    return any((it.version, it.lineage) == (target.step, target.lineage) for it in others)
 
 
 def _stands_on(part: Contribution, target: Target, complete: Complete) -> bool:

@@ -4,6 +4,7 @@ import msgspec
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.records import (
+    LAYER_LIMIT_NS,
     PROTOCOL_VERSION,
     Device,
     Intent,
@@ -115,7 +116,9 @@ def reduced_bytes(workload: Workload, layers: range, execution: Execution) -> in
 
 
 def scenario_snapshot(scenario: Scenario, spec: RunSpec, execution: Execution = OURS) -> Snapshot:
-    """The snapshot to plan from: what peers of this scenario would publish of themselves."""
+    """The snapshot to plan from: what peers of this scenario would publish of themselves. Raises
+    `UserError` for a peer so slow that no daemon would be believed: the times of such peers have no
+    canonical bytes in the end."""
     workload = workload_in(scenario, spec, execution)
     digest = spec.digest()
     names = [peer.name for peer in scenario.peers]
@@ -136,7 +139,19 @@ def scenario_snapshot(scenario: Scenario, spec: RunSpec, execution: Execution = 
         )
         for peer in scenario.peers
     ]
+    for record in records:
+        _require_possible(record.device)
     return founding_snapshot(digest, on_the_wire(workload, execution), records)
+
+
+def _require_possible(device: Device) -> None:
+    timings = (device.embedding, device.block, device.head, *device.unlike)
+    if any(max(each.forward_ns, each.backward_ns) >= LAYER_LIMIT_NS for each in timings):
+        raise UserError(
+            f"a peer of group {device.name!r} would take most of a day for one layer of one "
+            "microbatch",
+            "give the group a higher forward_tflops, or the run a smaller batch.microbatch",
+        )
 
 
 def flops_of(peer: ScenarioPeer) -> int:

@@ -23,6 +23,8 @@ UNKNOWN_ROUND_TRIP_NS = 300_000_000
 UNKNOWN_BYTES_PER_S = 250_000
 """The rate of a link that neither end has measured: 2 Mbit/s, so a measured link is preferred."""
 UNLIMITED_BYTES_PER_S = 1 << 50
+"""No rate counts as more, whatever a record states: the compiled weights leave higher ones to
+their slow twin. One member that stated such a limit made all plan twice as long."""
 REGIONS_LIMIT = 32
 REGION_US = 30_000
 """Peers whose places are at most so far apart are in one region: half of Europe."""
@@ -114,7 +116,7 @@ class SwarmLinks:
 
 def limit(bytes_per_s: int) -> int:
     """A limit as a record states it, where 0 stands for unlimited."""
-    return bytes_per_s or UNLIMITED_BYTES_PER_S
+    return min(bytes_per_s or UNLIMITED_BYTES_PER_S, UNLIMITED_BYTES_PER_S)
 
 
 class _Estimates:

@@ -5,7 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
 
-from p2p_dtfm.core.cost_model.links.swarm_links import SwarmLinks, limit
+from p2p_dtfm.core.cost_model.links.swarm_links import (
+    UNLIMITED_BYTES_PER_S,
+    SwarmLinks,
+    limit,
+)
 from p2p_dtfm.core.protocol.records import PeerRecord
 
 MESSAGE_NS = 100_000
@@ -70,7 +74,7 @@ def _measured(records: Sequence[PeerRecord], swarm: SwarmLinks) -> tuple[Matrix,
         for record, row in zip(records, raw, strict=True)
     )
     pair = tuple(
-        tuple(map(min, row, column))
+        tuple(map(min, row, column, repeat(UNLIMITED_BYTES_PER_S)))
         for row, column in zip(raw, zip(*raw, strict=True), strict=True)
     )
     return tuple(latency), rate, pair

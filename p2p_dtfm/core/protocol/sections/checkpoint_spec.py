@@ -2,14 +2,19 @@
 
 from pydantic import Field
 
-from p2p_dtfm.core.protocol.model_spec import Section
+from p2p_dtfm.core.protocol.model_spec import STEPS_LIMIT, Section
 
 
 class CheckpointSpec(Section):
     """How often the state is written to disk, and how many states are kept."""
 
-    every_steps: int = Field(default=100, ge=1)
-    keep: int = Field(default=2, ge=2, description="two, so that a torn one never is the last")
+    every_steps: int = Field(default=100, ge=1, le=STEPS_LIMIT)
+    keep: int = Field(
+        default=2,
+        ge=2,
+        le=STEPS_LIMIT,
+        description="two, so that a torn one never is the last",
+    )
 
     def saves_at(self, step: int, undo_every: int) -> bool:
         """Whether the state at `step` is written to disk. In a run that takes back what a liar did,

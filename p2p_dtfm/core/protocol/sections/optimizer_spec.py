@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from p2p_dtfm.core.protocol.model_spec import Section
+from p2p_dtfm.core.protocol.model_spec import STEPS_LIMIT, Section
 
 
 class MuonSpec(Section):
@@ -26,7 +26,7 @@ class OptimizerSpec(Section):
     muon: MuonSpec = MuonSpec()
     peak_learning_rate: float = Field(gt=0)
     final_learning_rate: float = Field(default=0.0, ge=0)
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0, le=STEPS_LIMIT)
     weight_decay: float = Field(default=0.1, ge=0)
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
@@ -38,7 +38,10 @@ class OptimizerSpec(Section):
         "2024): stays at the peak, and falls in a straight line at the end",
     )
     decay_steps: int = Field(
-        default=0, ge=0, description="wsd: how long it falls; 0: a fifth of the run"
+        default=0,
+        ge=0,
+        le=STEPS_LIMIT,
+        description="wsd: how long it falls; 0: a fifth of the run",
     )
     decay_embeddings: bool = Field(
         default=True, description="whether weight decay is of embeddings too, as of all matrices"

@@ -217,7 +217,7 @@ class SelfRecord:
         try:
             await messenger.connect(peer_id)
             await messenger.knock(peer_id)
-            self._straight[peer_id] = await messenger.is_direct(peer_id)
+            is_direct = await messenger.is_direct(peer_id)
             round_trip_ns = await self._probes.probe_round_trip(peer_id)
             bytes_per_s = await self._probes.probe_bandwidth(peer_id)
         except (Unreachable, Refused) as error:
@@ -225,8 +225,11 @@ class SelfRecord:
             return False
         self._links.pop(peer_id, None)
         self._links[peer_id] = Link(round_trip_ns, bytes_per_s)
+        self._straight[peer_id] = is_direct
         if len(self._links) > LINKS_KEPT:
-            del self._links[next(iter(self._links))]
+            oldest = next(iter(self._links))
+            del self._links[oldest]
+            self._straight.pop(oldest, None)
         return True
 
     def link_to(self, peer_id: str) -> Link | None:

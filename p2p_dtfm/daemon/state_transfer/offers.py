@@ -41,6 +41,8 @@ class Offers:
             notes(digest := digest_bytes(payload))
             others = [len(other) for name, other in self._in_memory.items() if name != digest]
             if others and sum(others) + len(payload) > self._memory_limit_bytes:
+                if digest not in self._in_memory and self._store.path(digest) is None:
+                    self._of_ends.discard(digest)
                 raise
             log.warning("a state is offered from memory: %s; free space on that disk", error)
             self._in_memory[digest] = payload

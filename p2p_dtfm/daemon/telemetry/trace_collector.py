@@ -118,7 +118,8 @@ class TraceCollector:
         held = self._clocks.get(peer_id)
         if held is None or now_s - held[0] > CLOCK_KEPT_S:
             held = (now_s, await read_clock(self._host, peer_id, DEADLINE_S))
-            self._clocks[peer_id] = held
+            kept = {it: of for it, of in self._clocks.items() if now_s - of[0] <= CLOCK_KEPT_S}
+            self._clocks = {**kept, peer_id: held}
         return held[1]
 
     async def keep_timeline(

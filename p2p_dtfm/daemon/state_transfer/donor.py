@@ -355,6 +355,7 @@ class Donor:
         for key in list(self._subscriptions):
             self._drop(key)
         self._forget_step()
+        self._offers.close()
 
     def undelivered(self, follower: str) -> None:
         """A stream to a follower broke with gradients on their way."""

@@ -1,5 +1,6 @@
 """States of layers on offer, by digest: files, or in memory while the disk takes none."""
 
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ class Offers:
         self._memory_limit_bytes = memory_limit_bytes
         self._in_memory: dict[str, bytes | memoryview] = {}
         self._of_ends: set[str] = set()
+        self._is_closed = False
 
     def put(
         self,
@@ -36,7 +38,10 @@ class Offers:
         """
         notes = self._of_ends.add if of_end else lambda digest: None
         try:
-            return self._store.put_bytes(payload, wrote, notes)
+            digest = self._store.put_bytes(payload, wrote, notes)
+            if self._is_closed:  # whoever waited for it has gone, and a thread does not end
+                self.remove(digest)
+            return digest
         except OSError as error:
             notes(digest := digest_bytes(payload))
             others = [len(other) for name, other in self._in_memory.items() if name != digest]
@@ -57,6 +62,14 @@ class Offers:
         if rarely.happens("offer gone"):
             return None
         return self._store.path(digest) or self._in_memory.get(digest)
+
+    def close(self) -> None:
+        """Nothing is on offer any more, nor will be what a thread still puts."""
+        self._is_closed = True
+        self._in_memory.clear()
+        with contextlib.suppress(OSError):  # a disk that has gone has nothing on offer
+            for digest in self._store.digests():
+                self.remove(digest)
 
     def remove(self, digest: str) -> None:
         self._in_memory.pop(digest, None)

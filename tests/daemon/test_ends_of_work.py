@@ -9,14 +9,18 @@ import pytest
 
 from p2p_dtfm.core.consensus.actions import Rejoin
 from p2p_dtfm.daemon.machine.compute import Compute
-from p2p_dtfm.daemon.peers.wire import LayerOffered
+from p2p_dtfm.daemon.peers.messenger import Messenger
+from p2p_dtfm.daemon.peers.wire import Hello, LayerOffered
 from p2p_dtfm.daemon.state_transfer.donor import Donor
 from p2p_dtfm.daemon.state_transfer.offers import Offers
 from p2p_dtfm.daemon.state_transfer.places import KnownPlaces
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
+from p2p_dtfm.net.errors import Unreachable
+from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from p2p_dtfm.train.model.layer_state import LayerState
 from tests.daemon import test_donor
+from tests.daemon.test_bounds_over_months import Reached
 from tests.daemon.test_followers import COUNT, HOLDER, ME, Line, Outlet, guarded, state_at
 from tests.daemon.test_join_loop import Newcomer
 from tests.daemon.test_leaving_while_out import Outside
@@ -113,3 +117,36 @@ def test_who_comes_back_while_it_asks_to_be_let_in_asks_once(
         return left
 
     assert asyncio.run(scene()) == 1
+
+
+class Slow(Reached):
+    """The peer answers once. Then each call to it, through a relay, takes long to fail."""
+
+    async def call(self, peer_id: str, body: bytes, deadline_s: float) -> bytes:
+        self.asked.append(peer_id)
+        if len(self.asked) > 1:
+            await asyncio.sleep(20.0)
+            raise Unreachable(peer_id, "gone")
+        return b""
+
+
+def test_a_message_that_takes_longer_than_its_peer_was_idle_ends_with_the_messenger(
+    tmp_path: Path,
+) -> None:
+    """After a minute without another message the peer's worker was forgotten, and with it what was
+    still under way."""
+
+    async def scene(swarm: Swarm) -> list[str]:
+        host: Any = Slow()
+        messenger = Messenger(host, host, 1)
+        messenger.learn("other", ("/ip4/5.9.0.1/tcp/4001",))
+        for number in range(2):
+            messenger.tell("other", Hello(number, ()))
+            await asyncio.sleep(1.0)
+        await asyncio.sleep(65.0)
+        assert messenger._workers, "it is at the fourth try"
+        await messenger.close()
+        await settle()
+        return [str(it.get_coro()) for it in asyncio.all_tasks() if "Messenger" in str(it)]
+
+    assert play(0, tmp_path, scene) == []

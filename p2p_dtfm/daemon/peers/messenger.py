@@ -381,7 +381,7 @@ class Messenger:
                 async with asyncio.timeout(IDLE_S):
                     return await queue.get()
             except TimeoutError:
-                if queue.empty():
+                if queue.empty() and not self._unanswered[peer_id]:
                     del self._queues[peer_id], self._workers[peer_id], self._unanswered[peer_id]
                     self._silent.discard(peer_id)
                     return None

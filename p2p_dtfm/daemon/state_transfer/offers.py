@@ -1,7 +1,8 @@
 """States of layers on offer, by digest: files, or in memory while the disk takes none."""
 
-import contextlib
+import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +24,6 @@ class Offers:
         self._memory_limit_bytes = memory_limit_bytes
         self._in_memory: dict[str, bytes | memoryview] = {}
         self._of_ends: set[str] = set()
-        self._is_closed = False
 
     def put(
         self,
@@ -38,10 +38,7 @@ class Offers:
         """
         notes = self._of_ends.add if of_end else lambda digest: None
         try:
-            digest = self._store.put_bytes(payload, wrote, notes)
-            if self._is_closed:  # whoever waited for it has gone, and a thread does not end
-                self.remove(digest)
-            return digest
+            return self._store.put_bytes(payload, wrote, notes)
         except OSError as error:
             notes(digest := digest_bytes(payload))
             others = [len(other) for name, other in self._in_memory.items() if name != digest]
@@ -63,13 +60,26 @@ class Offers:
             return None
         return self._store.path(digest) or self._in_memory.get(digest)
 
-    def close(self) -> None:
-        """Nothing is on offer any more, nor will be what a thread still puts."""
-        self._is_closed = True
-        self._in_memory.clear()
-        with contextlib.suppress(OSError):  # a disk that has gone has nothing on offer
-            for digest in self._store.digests():
+    async def put_beside(
+        self, payload: bytes | memoryview, of_end: bool, wrote: Callable[[], None]
+    ) -> str:
+        """As `put`, in a thread, which goes on if the caller is cancelled. Nobody would remove what
+        it puts then, so it does that itself."""
+        made, is_given_up = list[str](), threading.Event()
+
+        def put() -> str:
+            made.append(digest := self.put(payload, of_end, wrote))
+            if is_given_up.is_set():
                 self.remove(digest)
+            return digest
+
+        try:
+            return await asyncio.to_thread(put)
+        except asyncio.CancelledError:
+            is_given_up.set()
+            for digest in made:
+                self.remove(digest)
+            raise
 
     def remove(self, digest: str) -> None:
         self._in_memory.pop(digest, None)

@@ -161,7 +161,9 @@ class Newcomer(Entry):
                 status=self.status,
                 life=self.life,
             ),
-            network=SimpleNamespace(messenger=self.messenger),
+            network=SimpleNamespace(
+                messenger=self.messenger, keeper=SimpleNamespace(may_hear=lambda peer_id: True)
+            ),
             views=[],
             trainer=SimpleNamespace(states={}),
             resume_from_checkpoint=self._resume,

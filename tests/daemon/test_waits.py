@@ -1,8 +1,8 @@
 """Who awaits what, for how long, and why: as a daemon tells it of its own tasks."""
 
 import asyncio
-import importlib
 import inspect
+import pkgutil
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -114,10 +114,9 @@ def test_each_place_without_a_limit_is_there() -> None:
     overdue."""
     for place, reason in (WAITS_FOR_WORK | WAITS_OF_A_MACHINE).items():
         assert reason
-        room = "net" if place.startswith(("streams.", "libp2p.", "nat.")) else "daemon"
-        found: Any = importlib.import_module(f"p2p_dtfm.{room}.{'.'.join(place.split('.')[:2])}")
-        for name in place.split(".")[2:]:
-            found = getattr(found, name)
+        of_net = ("streams.", "libp2p.", "nat.", "direct.", "shared_work.")
+        room = "net" if place.startswith(of_net) else "daemon"
+        found = pkgutil.resolve_name(f"p2p_dtfm.{room}.{place}")
         assert inspect.iscoroutinefunction(found), place
 
 

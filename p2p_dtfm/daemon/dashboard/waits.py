@@ -51,6 +51,13 @@ WAITS_FOR_WORK = {
 WAITS_OF_A_MACHINE = {
     "libp2p.host.Host._watch": "the end of p2pd",
     "libp2p.p2pd.P2pd._drain": "what p2pd writes",
+    "direct.line.DirectLine._rest_of": "the next frame of a line, or the rest of one",
+    "direct.line.DirectLine.write": "a line to carry what is sent",
+    "streams.stripes.Stripe.send": "a line to carry what is sent before it",
+    "streams.stripes.Lane.until": "a neighbour to take what it was sent",
+    "streams.bulk.to_its_end": "a line to carry what is sent",
+    "shared_work.SharedWork.result": "a file that is fetched",
+    "state_transfer.following.follower.Follower._fetch": "room for another layer",
     "machine.compute.Compute._run": "work on this machine's device",
     "state_transfer.checkpoints.layer_writes.LayerWrites.unbroken": "this machine's disk",
     "step.reduction.step_reduction.StepReduction._any_final": "the last gradients of a layer",
@@ -64,6 +71,7 @@ WAITS_OF_A_MACHINE = {
 Seeds are stricter: in them each of these is bounded, or not there."""
 SOON = "what others or this machine are to do soon"
 WORK_HERE = "work on this machine, in a thread"
+OWN_TASKS = "tasks of its own, each of which is looked at"
 
 
 @dataclass(frozen=True)
@@ -185,7 +193,18 @@ def _reason(task: asyncio.Task[Any], place: str) -> str:
     """Why it may wait without a limit; empty where it may not."""
     if any(_is_of(frame, "asyncio.threads", "to_thread") for frame in _frames(task)):
         return WORK_HERE
-    return WAITS_FOR_WORK.get(place) or WAITS_OF_A_MACHINE.get(place, "")
+    reason = WAITS_FOR_WORK.get(place) or WAITS_OF_A_MACHINE.get(place, "")
+    return reason or (OWN_TASKS if _waits_for_tasks(task) else "")
+
+
+def _waits_for_tasks(task: asyncio.Task[Any]) -> bool:
+    """Whether it waits for several tasks, or for one of several. asyncio has a future of its own
+    for that, and not the tasks'."""
+    future = getattr(task, "_fut_waiter", None)
+    together = (("asyncio.tasks", "_wait"), ("asyncio.taskgroups", "__aexit__"))
+    return type(future).__name__ == "_GatheringFuture" or any(
+        _is_of(frame, *it) for frame in _frames(task) for it in together
+    )
 
 
 def _frames(task: asyncio.Task[Any]) -> Iterator[FrameType]:

@@ -80,7 +80,7 @@ class Messenger:
         """What to call when a message is taken, by peer and `id`, since not all can be hashed."""
         self._last_packed: deque[tuple[Message, bytes]] = deque(maxlen=PACKED_LIMIT)
         """Messages with their packed bytes."""
-        self._connected: set[str] = set()
+        self._connected: dict[str, None] = {}
         self._silent: set[str] = set()
         self._refusals: dict[str, tuple[str, float]] = {}
         """The last cause that was logged for each peer, and when."""
@@ -98,6 +98,7 @@ class Messenger:
         self.heard_s: dict[str, float] = {}
         """When each peer last answered or spoke, on this process's monotonic clock."""
         self._began_s = now.monotonic_s()
+        self._is_closed = False
 
     def learn(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Remember where a peer is that the user named, or that members agreed on."""
@@ -200,7 +201,7 @@ class Messenger:
         A peer that does not keep up loses the oldest messages. It is not told again what it has not
         answered yet: where all are slow, that would make them slower.
         """
-        if peer_id == self._host.peer_id:
+        if peer_id == self._host.peer_id or self._is_closed:
             return
         unanswered = self._unanswered.setdefault(peer_id, [])
         if message in unanswered:
@@ -227,7 +228,7 @@ class Messenger:
             await self._introduce(peer_id)
             reply = await self._control.call(peer_id, self._packed(message), deadline_s)
         except Unreachable as error:
-            self._connected.discard(peer_id)
+            self._connected.pop(peer_id, None)
             self._on_failed(peer_id, error.cause)
             raise
         except Refused as refusal:
@@ -273,7 +274,7 @@ class Messenger:
         if peer_id in self._connected or peer_id not in self._addresses:
             return
         await self._host.connect(peer_id, self._addresses[peer_id], CONNECT_DEADLINE_S)
-        self._connected.add(peer_id)
+        put_newest(self._connected, peer_id, None, PEERS_LIMIT)
         if self._straighten is not None:
             await self._straighten(peer_id, self._addresses.get(peer_id, ()))
 
@@ -380,7 +381,7 @@ class Messenger:
                 async with asyncio.timeout(IDLE_S):
                     return await queue.get()
             except TimeoutError:
-                if queue.empty():
+                if queue.empty() and not self._unanswered[peer_id]:
                     del self._queues[peer_id], self._workers[peer_id], self._unanswered[peer_id]
                     self._silent.discard(peer_id)
                     return None
@@ -391,6 +392,7 @@ class Messenger:
             async with asyncio.timeout(CLOSE_S):
                 for queue in list(self._queues.values()):
                     await queue.join()
+        self._is_closed = True
         for worker in self._workers.values():
             worker.cancel()
         await asyncio.gather(*self._workers.values(), return_exceptions=True)

@@ -288,12 +288,12 @@ class Donor:
 
         Raises `OSError`.
         """
-        put = partial(self._offers.put, payload, of_end, self._compute.advanced)
+        put = partial(self._offers.put_beside, payload, of_end, self._compute.advanced)
         try:
-            return await asyncio.to_thread(put)
+            return await put()
         except OSError:
             self._remove_unless_wanted({each.blob for each in self._written.clear()})
-            return await asyncio.to_thread(put)
+            return await put()
 
     def _forget_step(self) -> None:
         self._copies.clear()

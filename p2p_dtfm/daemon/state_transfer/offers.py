@@ -1,6 +1,8 @@
 """States of layers on offer, by digest: files, or in memory while the disk takes none."""
 
+import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +43,8 @@ class Offers:
             notes(digest := digest_bytes(payload))
             others = [len(other) for name, other in self._in_memory.items() if name != digest]
             if others and sum(others) + len(payload) > self._memory_limit_bytes:
+                if digest not in self._in_memory and self._store.path(digest) is None:
+                    self._of_ends.discard(digest)
                 raise
             log.warning("a state is offered from memory: %s; free space on that disk", error)
             self._in_memory[digest] = payload
@@ -55,6 +59,27 @@ class Offers:
         if rarely.happens("offer gone"):
             return None
         return self._store.path(digest) or self._in_memory.get(digest)
+
+    async def put_beside(
+        self, payload: bytes | memoryview, of_end: bool, wrote: Callable[[], None]
+    ) -> str:
+        """As `put`, in a thread, which goes on if the caller is cancelled. Nobody would remove what
+        it puts then, so it does that itself."""
+        made, is_given_up = list[str](), threading.Event()
+
+        def put() -> str:
+            made.append(digest := self.put(payload, of_end, wrote))
+            if is_given_up.is_set():
+                self.remove(digest)
+            return digest
+
+        try:
+            return await asyncio.to_thread(put)
+        except asyncio.CancelledError:
+            is_given_up.set()
+            for digest in made:
+                self.remove(digest)
+            raise
 
     def remove(self, digest: str) -> None:
         self._in_memory.pop(digest, None)

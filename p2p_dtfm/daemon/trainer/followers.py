@@ -33,6 +33,7 @@ from p2p_dtfm.daemon.peers.wire import (
 )
 from p2p_dtfm.daemon.state_transfer.following.donor_choice import donors_of
 from p2p_dtfm.daemon.state_transfer.following.follower import Follower
+from p2p_dtfm.daemon.state_transfer.following.giving import note_slow
 from p2p_dtfm.daemon.state_transfer.following.replaying import MayRoll, OnGradient
 from p2p_dtfm.daemon.state_transfer.state_tools import FollowerTools
 from p2p_dtfm.daemon.telemetry.status import State
@@ -137,8 +138,9 @@ class Followers:
         on."""
         follower = self.follower
         if follower is not None and not follower.layers.isdisjoint(layers):
-            for donors in map(follower.came_from.get, layers):
-                self._slow_donors.update(donors or ())
+            for layer in layers:
+                for donor in sorted(follower.came_from.get(layer, ())):
+                    note_slow(self._slow_donors, donor)
             self.stop_following()
 
     def stop_following(self) -> None:

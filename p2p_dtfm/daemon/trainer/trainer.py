@@ -162,6 +162,7 @@ class Trainer:
         self._followers.stop_guarding()
         self.cuts.stop()
         self._steps.forget_work()
+        self._mail.leave_views()
         self.history.left_views()
         self._state.view = self._state.ledger = None
         self._waits_for_nobody()

@@ -51,10 +51,17 @@ class ViewMail:
         to send.
 
         What is due in an unplanned one depends on what is kept of the step that failed, which is
-        known at the takeover.
+        known at the takeover. A view that was to follow before is not to any more.
         """
         if view.snapshot.planned:
             self._views.append(view.id)
+        present = self._state.view
+        of_present = None if present is None else self._mailboxes.get(present.id)
+        self._mailboxes = {} if of_present is None else {of_present.view: of_present}
+        self._open(view)
+
+    def _open(self, view: View) -> None:
+        """Make the mailbox of a view in which this peer has a stage."""
         plan = view.plan
         if isinstance(plan, Plan) and plan.stage_of(self._me) is not None:
             wire = wire_plan(self._spec, plan, view.snapshot)
@@ -63,6 +70,8 @@ class ViewMail:
     def take_over(self, view: View, replay: PartialReplay | None) -> list[Statement]:
         """Forget the views before; returns the Prepared that came early."""
         self._mailboxes = {k: v for k, v in self._mailboxes.items() if k >= view.id}
+        if view.id not in self._mailboxes:
+            self._open(view)
         mailbox, plan = self._mailboxes.get(view.id), view.plan
         if replay is not None and mailbox is not None and isinstance(plan, Plan):
             mine = replay.stage(plan, self._me)
@@ -72,6 +81,10 @@ class ViewMail:
             self._views.append(view.id)
         self._begins_at = self._begins_at or view.id.number
         return [statement for _, statement in self._early.take()]
+
+    def leave_views(self) -> None:
+        """This peer is in no view any more: nothing that came in one is wanted."""
+        self._mailboxes = {}
 
     def keep_early(self, statement: Statement) -> None:
         """Keep a Prepared of a view that has not taken over here. Raises `PeerFault`."""

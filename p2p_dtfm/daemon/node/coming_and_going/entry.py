@@ -69,6 +69,8 @@ class Entry:
         self._refusals: dict[str, int] = {}
         """Refusals in a row, by the peer that refuses to hear this one: it may not be in the run
         itself."""
+        self._asks = False
+        """Whether members are asked to let this peer in."""
         self._barred = ""
         """Why the member that was asked last says that this peer is barred, in words."""
 
@@ -157,7 +159,17 @@ class Entry:
             await asyncio.sleep(TICK_S)
 
     async def join(self) -> None:
-        """Ask members to be let in until there is a view with this peer."""
+        """Ask members to be let in until there is a view with this peer. If that is under way, it
+        goes on in this life, too."""
+        if self._asks:
+            return
+        self._asks = True
+        try:
+            await self._ask_until_let_in()
+        finally:
+            self._asks = False
+
+    async def _ask_until_let_in(self) -> None:
         agreement = self._membership.agreement
         silent: set[str] = set()
         turn, pause_s = 0, LOOK_AGAIN_S

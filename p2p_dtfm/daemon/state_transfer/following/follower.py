@@ -328,14 +328,14 @@ class Follower:
     async def _confirm(self, donor: str, offer: LayerOffered) -> None:
         """Ask whether the donor has the same. Nothing moves the layer on before it has arrived."""
         tools, layer = self._tools, offer.layer
-        own = await tools.compute.run(tools.states[layer].file_digest)
-        said = await self._votes.word_of(donor, layer, offer.version)
+        held = tools.states.get(layer)  # None: dropped since, and asked for anew if it is wanted
+        own = await tools.compute.run(held.file_digest) if held is not None else b""
+        said = await self._votes.word_of(donor, layer, offer.version) if own else None
         if self._has_stopped:
             return
         if said == own:
             self.came_from[layer] = {donor}
-            self._arrived(layer)
-            return
+            return self._arrived(layer)
         if said is not None:
             log.warning("what is guarded of layer %d is not what %s has", layer, donor)
             tools.states.pop(layer, None)

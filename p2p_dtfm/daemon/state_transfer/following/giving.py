@@ -35,6 +35,13 @@ A donor with room for some only gives the rest once asked anew."""
 SLOW_REMEMBERED = 1024
 
 
+def note_slow(slow: Counter[str], donor: str) -> None:
+    """Note that a donor was left for others once more. Of too many all are forgotten."""
+    if donor not in slow and len(slow) >= SLOW_REMEMBERED:
+        slow.clear()
+    slow[donor] += 1
+
+
 class Giver:
     """One donor, from when it was turned to until it is left. Only time in which something of it is
     fetched counts."""
@@ -113,9 +120,7 @@ class Givers:
         """A donor is left for that, and has more time when it is turned to again."""
         self.turned_from(donor)
         self._left[donor] += 1
-        if len(self._slow) >= SLOW_REMEMBERED:
-            self._slow.clear()
-        self._slow[donor] += 1
+        note_slow(self._slow, donor)
 
     def asked(self, layers: Iterable[int]) -> None:
         """These layers are asked for. A donor that makes this peer ask anew gains no time by

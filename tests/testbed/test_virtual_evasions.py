@@ -49,7 +49,7 @@ GONE = "was gone when its work was to be computed again"
                 ("evade-early", "abcd", "d", 1),
                 ("evade-early", "abcd", "d", 2),
                 ("evade", "abcdefgh", "gh", 0),
-                ("evade-early", "abcdefgh", "gh", 0),
+                ("evade-early", "abcdefgh", "gh", 3),
             )
         ),
     ],

@@ -18,14 +18,10 @@ from p2p_dtfm.daemon.peers.self_record import SelfRecord
 from p2p_dtfm.daemon.peers.wire import Hello
 from p2p_dtfm.daemon.state_transfer.following.giving import SLOW_REMEMBERED
 from p2p_dtfm.daemon.state_transfer.offers import Offers
-from p2p_dtfm.daemon.telemetry import trace_collector
-from p2p_dtfm.daemon.telemetry.step_recorder import StepRecorder
-from p2p_dtfm.daemon.telemetry.trace_collector import CLOCK_KEPT_S, TraceCollector
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from p2p_dtfm.daemon.trainer.view_mail import ViewMail
 from p2p_dtfm.net.errors import Unreachable
-from p2p_dtfm.net.libp2p.peer_clock import ClockReading
 from p2p_dtfm.ports import now
 from tests.core.builders import device
 from tests.daemon.trainer_parts import ME, SPEC, QuietOutlet, settle, trainer_tools, view_of
@@ -69,26 +65,6 @@ def test_of_links_that_are_forgotten_it_is_forgotten_which_way_they_led(
     assert set(record._straight) == set(record._links) and len(record._links) == 8
     assert record.forget_where_changed(dict.fromkeys(COMERS, False))
     assert not record._links and not record._straight
-
-
-def test_clocks_of_members_that_have_gone_are_forgotten(
-    monkeypatch: pytest.MonkeyPatch, clock: list[float]
-) -> None:
-    """While a page is open the clock of each member of this peer's pipeline is read."""
-
-    async def read_clock(host: object, peer_id: str, deadline_s: float) -> ClockReading:
-        return ClockReading(0, 10)
-
-    async def ask(peer_id: str, request: Any, deadline_s: float) -> bytes:
-        raise Unreachable(peer_id, "gone")
-
-    monkeypatch.setattr(trace_collector, "read_clock", read_clock)
-    messenger: Any = SimpleNamespace(me="me", ask=ask)
-    collector = TraceCollector(StepRecorder(), messenger, None)  # type: ignore[arg-type]
-    for peer_id in COMERS:
-        asyncio.run(collector.collect([peer_id], 0, 1))
-        clock[0] += CLOCK_KEPT_S / 2
-    assert len(collector._clocks) <= 3
 
 
 class Reached:

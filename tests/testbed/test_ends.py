@@ -78,10 +78,20 @@ def test_who_is_told_to_leave_is_told_so_until_it_starts_again(tmp_path: Path) -
     play(1, tmp_path / "world", scene)
 
 
+class EndedProcess:
+    """One that has ended with code 0."""
+
+    pid = 1
+
+    def poll(self) -> int:
+        return 0
+
+
 def test_a_real_daemon_that_ends_with_code_0_has_a_reason(tmp_path: Path) -> None:
     swarm, told = LocalSwarm(tmp_path), list[int]()
     (tmp_path / "stderr").write_text("left the swarm")
-    process: Any = SimpleNamespace(pid=1, poll=lambda: 0, send_signal=told.append)
+    process: Any = EndedProcess()
+    process.send_signal = told.append
     swarm.children.append(Child("peer-0", tmp_path, process))
     watched = WatchedSwarm(swarm, {"id-0": "peer-0"}, STEPS)
     (wrong,) = watched.wrong_ends()

@@ -4,7 +4,6 @@ import msgspec
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.records import (
-    LAYER_LIMIT_NS,
     PROTOCOL_VERSION,
     Device,
     Intent,
@@ -30,6 +29,9 @@ from p2p_dtfm.sim.scenario.execution import (
     wire_bytes,
 )
 from p2p_dtfm.sim.scenario.scenario import Scenario, ScenarioPeer
+
+LONGEST_NS = 1 << 62
+"""A hundred and forty-six years: longer times of layers would have no canonical bytes in a plan."""
 
 
 def workload_in(scenario: Scenario, spec: RunSpec, execution: Execution) -> Workload:
@@ -117,8 +119,7 @@ def reduced_bytes(workload: Workload, layers: range, execution: Execution) -> in
 
 def scenario_snapshot(scenario: Scenario, spec: RunSpec, execution: Execution = OURS) -> Snapshot:
     """The snapshot to plan from: what peers of this scenario would publish of themselves. Raises
-    `UserError` for a peer so slow that no daemon would be believed: the times of such peers have no
-    canonical bytes in the end."""
+    `UserError` for a peer so slow that its times have no canonical bytes."""
     workload = workload_in(scenario, spec, execution)
     digest = spec.digest()
     names = [peer.name for peer in scenario.peers]
@@ -146,10 +147,9 @@ def scenario_snapshot(scenario: Scenario, spec: RunSpec, execution: Execution = 
 
 def _require_possible(device: Device) -> None:
     timings = (device.embedding, device.block, device.head, *device.unlike)
-    if any(max(each.forward_ns, each.backward_ns) >= LAYER_LIMIT_NS for each in timings):
+    if any(max(each.forward_ns, each.backward_ns) >= LONGEST_NS for each in timings):
         raise UserError(
-            f"a peer of group {device.name!r} would take most of a day for one layer of one "
-            "microbatch",
+            f"a peer of group {device.name!r} would take lifetimes for one layer of one microbatch",
             "give the group a higher forward_tflops, or the run a smaller batch.microbatch",
         )
 

@@ -390,7 +390,7 @@ FOUND_BY = {
     "never-drawn": 600_001,
     "one-is-enough": 600_001,
     "audits-unheeded": 600_001,
-    "done-is-done": 800_013,
+    "done-is-done": 800_060,
     "part-fails-silently": 800_002,
     "worker-fails": 800_000,
     "step-twice": 800_056,
@@ -421,7 +421,7 @@ FOUND_BY = {
     "sent-ninefold": 700_007,
     "hears-all": 500_007,
     "relays-kept": 940_001,
-    "way-untold": 940_014,
+    "way-untold": 940_050,
 }
 """The seeds that have found these bugs. Mended code and new draws give seeds other courses: then
 `python -m p2p_dtfm.testbed.virtual.planted --only NAME` says which seed finds one."""

@@ -144,8 +144,8 @@ class Membership:
 
     def _send(self, action: SendMessage) -> None:
         book, messenger = self.network.guest_book, self.network.messenger
+        may_hear = self.network.keeper.may_hear
         for peer_id in action.to:
-            may_hear = self.network.keeper.may_hear
             if book is None or not isinstance(action.message, Standing) or may_hear(peer_id):
                 messenger.tell(peer_id, action.message)
             elif (told := book.told_instead(peer_id)) is not None:

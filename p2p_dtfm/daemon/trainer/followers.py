@@ -18,7 +18,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.protocol.snapshot import ViewId
-from p2p_dtfm.core.protocol.workload import FLOAT_BYTES, workload_of
+from p2p_dtfm.core.protocol.workload import FLOAT_BYTES
 from p2p_dtfm.core.recovery.receipts import Receipts
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import (
@@ -114,9 +114,9 @@ class Followers:
         follower, owed_bytes, place_bytes = self.follower, Counter[str](), 0
         if follower is None or follower.view.id != view.id:
             return math.inf
-        place = view.layers_of(self._tools.me)
+        place, workload = view.layers_of(self._tools.me), view.snapshot.workload
         for layer, donors in follower.came_from.items():
-            parameters = workload_of(self._tools.spec).cost(layer).parameter_count
+            parameters = workload.cost(layer).parameter_count
             layer_bytes = GRADIENTS_ON_THEIR_WAY * FLOAT_BYTES * parameters
             place_bytes += layer_bytes if layer in place else 0
             for donor in donors:

@@ -5,6 +5,7 @@ Its argument is a JSON list of [process id of a place, listen, initial peer]; it
 of findings by name for each.
 """
 
+import asyncio
 import ctypes
 import json
 import os
@@ -17,7 +18,6 @@ from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.peers.checks.check import Check
 from p2p_dtfm.daemon.peers.doctor import Examination, examine_network
 from p2p_dtfm.daemon.peers.facts.newcomer import within_limits
-from p2p_dtfm.net import event_loop
 from tests.core.builders import run_spec
 
 CLONE_NEWNET = 0x40000000
@@ -33,7 +33,8 @@ def go_to(process_id: int) -> None:
 
 
 def examine_at(case: tuple[int, str, str]) -> dict[str, dict[str, object]]:
-    """In a thread of its own: a namespace belongs to a thread, and to the processes it starts."""
+    """In a thread of its own: a namespace belongs to a thread, and to the processes it starts. Not
+    in uvloop, of which two loops of one process may not start processes at the same time."""
     process_id, listen, initial_peer = case
     go_to(process_id)
     found: list[Check] = []
@@ -41,7 +42,7 @@ def examine_at(case: tuple[int, str, str]) -> dict[str, dict[str, object]]:
     what = Examination(
         Path("/nowhere"), (listen,), (), (initial_peer,), "cpu", 1, run_spec(), newcomer
     )
-    event_loop.run(examine_network(what, None, found.append))
+    asyncio.run(examine_network(what, None, found.append))
     return {check.name: check.as_json() for check in found}
 
 

@@ -1,6 +1,7 @@
 """A storm kills the daemons of a real swarm, one after another. Each kill comes as soon as the last
 dead daemon is replaced, by a new process in the same home or by a newcomer."""
 
+import math
 import random
 import shutil
 import statistics
@@ -39,6 +40,8 @@ class StormReport:
     """How long after each kill until all that run were in one view, and had committed a step in
     it."""
     facts: StormFacts = field(default_factory=StormFacts)
+    ends_s: float = math.inf
+    """When all are told to leave: from then on fewer and fewer compute."""
 
 
 class KillStorm:
@@ -80,6 +83,7 @@ class KillStorm:
             last_step = watched.step + STEPS_AFTER
             self._until(lambda: watched.step >= last_step, "no step after the last kill")
         self._tell("all are told to leave")
+        report.ends_s = time.time()
         watched.end_all()
         self._until(lambda: not watched.running, "all were told to leave", END_LIMIT_S)
         report.wrong += [end for end in watched.wrong_ends() if end not in report.wrong]

@@ -408,6 +408,22 @@ def test_patience_follows_the_plan_and_the_last_steps() -> None:
     assert pace.patience(A, 0).stuck_ns > small.stuck_ns, "what is done for the first time"
 
 
+@pytest.mark.parametrize("every_steps", [5, 7])
+def test_who_saves_is_given_time_for_it_at_the_end_of_a_run_too(every_steps: int) -> None:
+    """The last states are saved at whatever step the run ends. Of large layers that takes minutes,
+    in which the others waited for the last look at them, and called their holders stuck."""
+    spec = run_spec(total_steps=20, checkpoint={"every_steps": every_steps})
+    view = view_of((4,))
+    block = msgspec.structs.replace(view.snapshot.workload.block, state_bytes=120_000_000)
+    workload = msgspec.structs.replace(view.snapshot.workload, block=block)
+    large = replace(view, snapshot=msgspec.structs.replace(view.snapshot, workload=workload))
+    assert isinstance(view.plan, Plan)
+    holder, pace = view.plan.pipelines[0].stages[1].peer_id, Pace(large, spec, 0)
+    saves_ns, usual_ns = (pace.patience(holder, it).stuck_ns for it in (every_steps, 1))
+    assert saves_ns - usual_ns > 10 * SECOND_NS
+    assert spec.saves_at(20) and pace.patience(holder, 20).stuck_ns == saves_ns
+
+
 def test_who_gets_layers_in_a_planned_view_is_given_time_for_their_last_gradients() -> None:
     """The last gradients of large layers take minutes. A peer that waited for them in its first
     step was thrown out for getting nothing, which the others do not see as a reason."""

@@ -30,6 +30,7 @@ from p2p_dtfm.daemon.state_transfer.following.rolled_layers import unlike_layers
 from p2p_dtfm.daemon.state_transfer.witnesses import StateVotes
 from p2p_dtfm.daemon.step.mailbox import Mailbox
 from p2p_dtfm.daemon.telemetry.run_history import RunHistory
+from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.trainer import step_shards
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.followers import Followers
@@ -544,6 +545,36 @@ def test_what_one_view_makes_of_the_states_is_done_before_what_the_next_one_does
         running.cancel()
         assert trainer.held == {0: saved, 1: saved}
         await parts.tools.stores.checkpoints.close()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("reason", ["", "nobody has room"])
+def test_who_reads_its_layers_after_a_failure_says_so(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """For minutes, with large layers, it said that the members agree on how to go on. Where they
+    agreed that no steps can happen, its reason stays."""
+
+    async def scenario(parts: Parts) -> None:
+        trainer, status, said = Trainer(parts.tools, parts.outlet), parts.tools.status, list[str]()
+
+        async def load(layer: int, step: int) -> LayerState:
+            said.append(f"{status.state}: {status.reason}")
+            if layer == 1:
+                trainer.stop_step()
+                status.say(State.WAITING, "another failure")
+            return state_of(layer, step)
+
+        monkeypatch.setattr(parts.tools.stores.checkpoints, "load", load)
+        status.say(State.WAITING, reason or "a failure: the members agree on how to go on")
+        snapshot = msgspec.structs.replace(VIEW.snapshot, number=3, planned=False)
+        plan = NoPlan(reason) if reason else VIEW.plan
+        trainer.take_over(View(snapshot, plan), STEP, None, Restart(load=(0, 1, 2)))
+        await trainer._restarting.do(*trainer._state.restarts[0])
+        reads = f"waiting: {reason}" if reason else "syncing: reads 3 layers as of step 7"
+        assert said == [reads, reads, "waiting: another failure"]
+        await trainer.close()
 
     play(scenario)
 

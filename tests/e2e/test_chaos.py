@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -224,6 +225,23 @@ def test_faults_that_fall_together_are_told_from_those_that_come_alone() -> None
     verdict = judge({"a": history}, [kill, pause, later], 13, 1, None)
     assert verdict.recovery_s["kill"] == {"count": 2, "median": 2.0, "worst": 2.5}
     assert verdict.recovery_alone_s == {"kill": {"count": 1, "median": 1.5, "worst": 1.5}}
+
+
+def test_what_the_next_fault_holds_up_is_not_said_of_the_one_before() -> None:
+    """In a storm each kill comes as soon as the last one is over. Of two in a row the longer time
+    counted for both, so the median of all was too long."""
+    times = [0.0, 1.0, 2.0, 4.0, 5.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0]
+    history = [step(n, time_s) for n, time_s in enumerate(times)]
+    first, second = (
+        Inflicted("kill", ("b",), 2, 2.5, 5.0),
+        Inflicted("kill", ("c",), 4, 5.25, 11.0),
+    )
+    verdict = judge({"a": history}, [first, second], 11, 1, None)
+    assert verdict.recovery_s["kill"] == {"count": 2, "median": 2.125, "worst": 3.75}
+    assert not verdict.recovery_alone_s, "who knows"
+    at_once = Inflicted("kill", ("c",), 2, 3.5, 11.0)
+    verdict = judge({"a": history}, [replace(first, ended_s=3.0), at_once], 11, 1, None)
+    assert verdict.recovery_s["kill"]["median"] == 4.0, "steps had not come back yet"
 
 
 def test_time_without_a_plan_is_no_recovery() -> None:

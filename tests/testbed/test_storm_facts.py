@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,19 @@ def test_a_daemon_that_ends_with_an_error_as_the_last_one_is_told_of(
     monkeypatch.setattr(storm, "_until_whole", lambda *_, **__: False)
     (wrong,) = storm.run(3).wrong
     assert f"{tmp_path.name} ended with code 1" in wrong
+
+
+def test_goodput_ends_where_all_are_told_to_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last steps are of the few that have not left yet, and counted as what kills had cost."""
+    told_s = list[float]()
+    monkeypatch.setattr(WatchedSwarm, "end_all", lambda watched: told_s.append(time.time()))
+    monkeypatch.setattr(KillStorm, "_until_whole", lambda *_, **__: False)
+    swarm = LocalSwarm(tmp_path)
+    storm = KillStorm(swarm, {}, lambda *_: pytest.fail(), lambda *_: None, 1, 9)
+    began_s = time.time()
+    assert began_s <= storm.run(3).ends_s <= told_s[0]
 
 
 def test_the_memory_of_a_daemon_is_also_that_of_its_p2pd(tmp_path: Path) -> None:

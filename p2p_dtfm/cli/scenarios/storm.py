@@ -79,9 +79,8 @@ def _storm_in(
             if not (reason := why_not_plain(spec)):
                 losses = _plain_losses(homes, steps, lambda: storm.is_stopped, say, began_s)
         histories = storm.watched.histories
-    verdict = judge(
-        histories, done.inflicted, steps, spec.batch.global_batch, _expected(losses, steps)
-    )
+    samples, expected = spec.batch.global_batch, _expected(losses, steps)
+    verdict = judge(histories, done.inflicted, steps, samples, expected, done.ends_s)
     verdict.violations[:0] = done.wrong
     verdict.violations += _left_behind(done)
     growth = done.facts.growth()

@@ -184,7 +184,7 @@ class Pace:
 
     def _save_ns(self, peer_id: str, step: int) -> int:
         """Time to save a checkpoint, if one is saved just before the step begins."""
-        if step == 0 or not self._spec.checkpoint.saves_at(step, self._spec.audit.undo_every):
+        if step == 0 or not self._spec.saves_at(step):
             return 0
         return duration_ns(self._state_bytes(self._layers(peer_id)), SAVE_BYTES_PER_S)
 

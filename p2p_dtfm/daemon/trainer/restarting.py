@@ -3,8 +3,11 @@
 import logging
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
+from p2p_dtfm.core.protocol.plan import Plan
 from p2p_dtfm.core.recovery.recovery_evidence import Restart
 from p2p_dtfm.daemon.telemetry.run_history import RunHistory
+from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.daemon.trainer.audited.audits import Audits
 from p2p_dtfm.daemon.trainer.cut_transfers import Cuts
 from p2p_dtfm.daemon.trainer.trainer_state import Outlet, Tools, TrainerState
@@ -49,6 +52,7 @@ class Restarting:
         for layer in restart.discard:
             state.states.pop(layer, None)
         self._damaged -= set(restart.discard)
+        self._say_what_is_read(restart, step)
         for layer in restart.load:
             found = await self._load(layer, step)
             if not self._is_due(restart):
@@ -65,6 +69,15 @@ class Restarting:
         if self._damaged and not state.restarts:  # the members go on from what there is
             damaged, self._damaged = sorted(self._damaged), set()
             self._outlet.contradiction(f"layers {damaged} of step {step} are damaged here")
+
+    def _say_what_is_read(self, restart: Restart, step: int) -> None:
+        """The others have agreed, and may wait for this peer. Where another failure is dealt with,
+        or no steps can happen, the status says that."""
+        state = self._state
+        has_plan = state.view is not None and isinstance(state.view.plan, Plan)
+        if restart.load and has_plan and not state.stopped:
+            text = f"reads {counted(len(restart.load), 'layer')} as of step {step}"
+            self._tools.status.say(State.SYNCING, text)
 
     async def _roll_forward(self, restart: Restart, step: int) -> None:
         state, outcome = self._state, restart.outcome

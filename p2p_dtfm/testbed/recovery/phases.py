@@ -14,8 +14,10 @@ from p2p_dtfm.testbed.recovery.times import (
     Histories,
     Inflicted,
     Times,
+    blamed_until_s,
     span_of,
     steps_of,
+    usual_step_s,
     views_of,
 )
 
@@ -30,9 +32,10 @@ def recovery_phases(
 ) -> dict[str, Times]:
     """`count`, `median` and `worst` in seconds, by kind of fault and by phase."""
     found: dict[str, dict[str, list[float]]] = {}
-    noted = _Noted(histories)
+    noted, usual_s = _Noted(histories), usual_step_s(commits)
     for fault in faults:
-        for phase, time_s in _phases(noted, commits, fault).items():
+        until_s = blamed_until_s(commits, fault, faults, usual_s)
+        for phase, time_s in _phases(noted, commits, fault, until_s).items():
             found.setdefault(fault.kind, {}).setdefault(phase, []).append(time_s)
     return {
         kind: {
@@ -50,7 +53,7 @@ def recovery_phases(
 def phases_of(histories: Histories, commits: Commits, fault: Inflicted) -> dict[str, float]:
     """One fault's phases in seconds. Together they last from the fault to the next commit of a new
     step."""
-    return _phases(_Noted(histories), commits, fault)
+    return _phases(_Noted(histories), commits, fault, span_of(commits, fault)[1])
 
 
 class _Noted:
@@ -65,8 +68,8 @@ class _Noted:
                 self.commits_s.setdefault(event["view"], []).append(event["time_s"])
 
 
-def _phases(noted: _Noted, commits: Commits, fault: Inflicted) -> dict[str, float]:
-    views = _views_after(noted.views, fault, span_of(commits, fault)[1])
+def _phases(noted: _Noted, commits: Commits, fault: Inflicted, until_s: float) -> dict[str, float]:
+    views = _views_after(noted.views, fault, until_s)
     ends_s = _ends_s(views)
     new_s = [time_s for _, time_s in commits if ends_s and time_s > ends_s[-1]][:1]
     if not new_s:

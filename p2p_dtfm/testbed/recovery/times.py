@@ -1,10 +1,12 @@
 """How long each fault held up the next commit, and what all of them cost.
 
 Faults that fall together hold up one another, so those that came alone are counted once more by
-themselves. While no view has a plan, as where no side of a split has all layers, nothing can be
-held up. After such a fault the time runs from its end.
+themselves. Where one begins after another's end, and steps came as usual again, what it holds up is
+said of it alone. While no view has a plan, as where no side of a split has all layers, nothing can
+be held up. After such a fault the time runs from its end.
 """
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +15,8 @@ from typing import Any
 
 STEPS_AFTER_FAULT = 3
 """A fault may show itself some steps later: its stall is looked for among so many commits."""
+USUAL_STEPS = 2
+"""Within so many usual steps of the last commit nothing is held up."""
 
 Event = dict[str, Any]
 Histories = dict[str, list[Event]]
@@ -80,7 +84,8 @@ def recovery_times(
     for fault, span in zip(faults, spans, strict=True):
         is_stuck = _nobody_had_a_plan(views, fault)
         could_not_go_on += is_stuck
-        stall_s = longest_without_s(commits, fault.ended_s if is_stuck else fault.began_s, span[1])
+        until_s = blamed_until_s(commits, fault, faults, usual_s)
+        stall_s = longest_without_s(commits, fault.ended_s if is_stuck else fault.began_s, until_s)
         times_s = max(0.0, stall_s - usual_s)
         all_s.setdefault(fault.kind, []).append(times_s)
         together = sum(span[0] <= other[1] and other[0] <= span[1] for other in spans) > 1
@@ -101,6 +106,21 @@ def span_of(commits: Commits, fault: Inflicted) -> tuple[float, float]:
     after_s = [time_s for _, time_s in commits if time_s > fault.ended_s]
     last_s = after_s[: STEPS_AFTER_FAULT + 1][-1] if after_s else commits[-1][1]
     return fault.began_s, max(fault.began_s, last_s)
+
+
+def blamed_until_s(
+    commits: Commits, fault: Inflicted, faults: Sequence[Inflicted], usual_s: float
+) -> float:
+    """Until when the fault may be to blame for missing commits: the end of its span, or when a
+    later fault began after it, while steps came as usual again. A storm kills one daemon as soon as
+    the last one is replaced."""
+    until_s = span_of(commits, fault)[1]
+    later_s = (other.began_s for other in faults if fault.ended_s < other.began_s < until_s)
+    for began_s in sorted(later_s):
+        before_s = (time_s for _, time_s in commits if fault.began_s < time_s <= began_s)
+        if began_s - max(before_s, default=-math.inf) <= USUAL_STEPS * usual_s:
+            return began_s
+    return until_s
 
 
 def longest_without_s(commits: Commits, from_s: float, to_s: float) -> float:

@@ -67,6 +67,8 @@ class KillStorm:
         self._chance = random.Random(seed)
         self._began_s = time.time()
         self._newcomers = 0
+        self._spared = ""
+        """The daemon that is never killed: it lives through all kills."""
 
     def stop(self) -> None:
         """Ends the storm after the kill under way."""
@@ -77,6 +79,7 @@ class KillStorm:
         report, watched = self.report, self.watched
         if self._until_whole("the swarm begins", since_s=0.0, newest=None):
             self._tell("all are in one view")
+            self._spared = max(watched.running)
             report.facts.sample(watched.children)
             while report.kills < kills and not self.is_stopped and not report.wrong:
                 self._kill_one(kills)
@@ -91,11 +94,12 @@ class KillStorm:
 
     def _kill_one(self, kills: int) -> None:
         report, watched = self.report, self.watched
-        name = self._chance.choice(sorted(watched.running))
+        name = self._chance.choice(sorted(watched.running - {self._spared}))
         same_home = self._chance.random() < 0.5
         pid, step, began_s = watched.child(name).process.pid, watched.step, time.time()
         watched.kill(name)
-        report.facts.forget_killed(pid)
+        home = self._directory / name
+        report.facts.forget_killed(pid, report.facts.used_again(home) if same_home else ())
         report.kills += 1
         report.same_home += same_home
         heir = name if same_home else self._newcomer(name)

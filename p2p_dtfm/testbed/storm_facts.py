@@ -1,7 +1,7 @@
 """What a storm of kills may leave behind: memory that grows in survivors, and files of the dead."""
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,9 @@ class MemoryGrowth:
     total: float
     """The growth of all of them together, as a part of what they had at first."""
     worst: float
+    longest: float
+    """The growth of the one that lived longest. A storm spares one daemon, which so has lived
+    through all kills: what each of them leaves in a daemon adds up there."""
 
 
 @dataclass
@@ -53,15 +56,21 @@ class StormFacts:
 
     def _beside(self, home: Path, process: psutil.Process) -> set[Path]:
         """Files that go with the daemon: its sockets, and its identity's lock."""
-        lock = identity_lock_of(Home(home).identity, self.lock_folder)
-        return {Home(home).socket, lock, *_sockets_of(process)}
+        return {*self.used_again(home), *_sockets_of(process)}
 
-    def forget_killed(self, pid: int) -> None:
+    def used_again(self, home: Path) -> set[Path]:
+        """Files that each daemon of this home has under the same name: its socket, and the lock of
+        its identity."""
+        return {Home(home).socket, identity_lock_of(Home(home).identity, self.lock_folder)}
+
+    def forget_killed(self, pid: int, used_again: Container[Path] = ()) -> None:
         """Deletes a killed process's files, since it could not. The next daemon that starts on the
-        machine would; after the last, this process must."""
+        machine would; after the last, this process must. What is `used_again` stays as the kill
+        left it: the next daemon of that home has to get by with it."""
         self._of_killed.append(self.resident_bytes.pop(pid, []))
         for path in self._files.pop(pid, set()):
-            path.unlink(missing_ok=True)
+            if path not in used_again:
+                path.unlink(missing_ok=True)
 
     def files_left(self) -> list[str]:
         """Files that daemons left behind though they ended by themselves."""
@@ -71,17 +80,15 @@ class StormFacts:
 
     def growth(self) -> MemoryGrowth | None:
         """The growth of memory; None if nobody survived for long enough."""
-        before: list[float] = []
-        after: list[float] = []
-        for samples in (*self._of_killed, *self.resident_bytes.values()):
-            if len(samples) >= LEAST_SAMPLES:
-                settled = samples[SETTLED_AFTER:]
-                before.append(statistics.median(settled[:COMPARED]))
-                after.append(statistics.median(settled[-COMPARED:]))
-        if not before:
+        lives = (*self._of_killed, *self.resident_bytes.values())
+        lives = sorted((life for life in lives if len(life) >= LEAST_SAMPLES), key=len)
+        if not lives:
             return None
-        worst = max(last / first for first, last in zip(before, after, strict=True)) - 1
-        return MemoryGrowth(len(before), sum(after) / sum(before) - 1, worst)
+        settled = [life[SETTLED_AFTER:] for life in lives]
+        before = [statistics.median(samples[:COMPARED]) for samples in settled]
+        after = [statistics.median(samples[-COMPARED:]) for samples in settled]
+        grown = [last / first - 1 for first, last in zip(before, after, strict=True)]
+        return MemoryGrowth(len(lives), sum(after) / sum(before) - 1, max(grown), grown[-1])
 
 
 def _with_p2pd(process: psutil.Process) -> list[psutil.Process]:

@@ -70,7 +70,7 @@ def _summary(**changes: object) -> tuple[list[str], str]:
     report |= {"committed_steps": 50, "total_steps": 50, "compared_steps": 50, "views": 18}
     report |= dict.fromkeys(("lost_samples", "duplicated_samples", "repeated_steps"), 0)
     report |= {"max_loss_difference": 1e-7, "not_compared": None}
-    report |= {"memory": {"survivors": 3, "total": 0.01, "worst": 0.02}, **changes}
+    report |= {"memory": {"survivors": 3, "total": 0.01, "worst": 0.02, "longest": 0.01}, **changes}
     report["not_looked_at"] = not_looked_at(report)
     console = Console(file=io.StringIO(), width=200)
     storm_summary(console, report)
@@ -96,3 +96,4 @@ def test_memory_is_compared_between_the_ends_of_a_long_life() -> None:
     growth = facts.growth()
     assert growth is not None and growth.survivors == 2, "its first samples do not count"
     assert (round(growth.total, 3), round(growth.worst, 3)) == (0.025, 0.05)
+    assert growth.longest == 0.0, "number 2 has lived longer than number 1"

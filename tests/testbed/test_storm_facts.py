@@ -20,6 +20,9 @@ from p2p_dtfm.testbed.storm_facts import LEAST_SAMPLES, StormFacts
 from p2p_dtfm.testbed.swarm_directory import processes_left
 from p2p_dtfm.testbed.watched_swarm import WatchedSwarm
 
+NO_SUCH = 1 << 30
+"""No process has this number."""
+
 
 class _Process:
     def __init__(self, pid: int, ends_with: int | None = None) -> None:
@@ -77,9 +80,36 @@ def test_all_that_a_daemon_has_beside_its_home_is_its_own_to_remove(tmp_path: Pa
         (facts := StormFacts(lock_folder=folder)).sample([child])
     (lock,) = folder.iterdir()
     assert facts.files_left() == sorted(map(str, (path, lock)))
+    facts.forget_killed(os.getpid(), facts.used_again(home.root))
+    assert lock.exists(), "who starts again in this home finds it as the kill has left it"
+    assert not path.exists() and not facts.files_left()
+    facts._files[os.getpid()] = {path, lock}
     facts.forget_killed(os.getpid())
-    assert not path.exists() and not lock.exists() and not facts.files_left()
+    assert not lock.exists() and not facts.files_left()
     home.release()
+
+
+def test_a_storm_spares_one_daemon_so_that_what_each_kill_leaves_adds_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hardly any other of eight lives through fifty kills, and little per kill went unseen."""
+    swarm, started = LocalSwarm(tmp_path), list[str]()
+    for name in ("peer-0", "peer-1", "peer-2"):
+        (tmp_path / name).mkdir()
+        swarm.children.append(_child(tmp_path / name, _Process(NO_SUCH)))
+
+    def start_again(name: str, addresses: tuple[str, ...]) -> Child:
+        started.append(name)
+        (tmp_path / name).mkdir(exist_ok=True)
+        swarm.children.append(_child(tmp_path / name, _Process(NO_SUCH)))
+        return swarm.children[-1]
+
+    monkeypatch.setattr(WatchedSwarm, "addresses", lambda _: ())
+    monkeypatch.setattr(KillStorm, "_until_whole", lambda *_, **__: True)
+    monkeypatch.setattr(KillStorm, "_until", lambda *_: True)
+    KillStorm(swarm, {}, start_again, lambda *_: None, 1, 9).run(40)
+    assert len(started) == 40
+    assert swarm.children[2].process.returncode == 1, "told to leave in the end, and not killed"
 
 
 def test_a_p2pd_that_outlives_its_daemon_is_a_process_left(

@@ -176,6 +176,11 @@ def _left_behind(done: StormReport) -> Iterator[str]:
             f"the memory of {growth.survivors} daemons that survived grew by {growth.total:.1%}, "
             f"more than {MEMORY_GROWTH_LIMIT:.0%}"
         )
+    elif growth is not None and growth.longest > MEMORY_GROWTH_LIMIT:
+        yield (
+            f"the memory of the daemon that was spared grew by {growth.longest:.1%}, "
+            f"more than {MEMORY_GROWTH_LIMIT:.0%}"
+        )
     if left := done.facts.files_left():
         yield f"{counted(len(left), 'file')} left, {left[0]} first"
 
@@ -229,7 +234,8 @@ def storm_summary(console: Console, report: dict[str, Any]) -> None:
         "nobody survived long enough to tell how memory grows"
         if memory is None
         else f"memory of {memory['survivors']} daemons that survived: {memory['total']:+.1%}, at "
-        f"most {memory['worst']:+.1%}"
+        f"most {memory['worst']:+.1%}, "
+        f"the one that was spared {memory['longest']:+.1%}"
     )
     for line in lines:
         console.print(line, highlight=False)

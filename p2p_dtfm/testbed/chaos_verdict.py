@@ -113,7 +113,7 @@ def _check_plans(histories: Histories, verdict: ChaosVerdict) -> None:
 def _check_steps(
     histories: Histories, total_steps: int, samples_per_step: int, verdict: ChaosVerdict
 ) -> None:
-    seen = {event["step"] for history in histories.values() for event in steps_of(history)}
+    seen = {step for history in histories.values() for step in _standing(history)}
     missing = sorted(set(range(total_steps)) - seen)
     verdict.committed_steps = len(seen)
     verdict.lost_samples = len(missing) * samples_per_step
@@ -121,6 +121,18 @@ def _check_steps(
         verdict.violations.append(
             f"{counted(len(missing), 'step')} never committed, first {missing[0]}"
         )
+
+
+def _standing(history: Iterable[Event]) -> set[int]:
+    """The steps that a peer had committed in the end, without those that a view took back, if it
+    never did them again. One that died before it met the others took nothing back."""
+    stand: set[int] = set()
+    for event in history:
+        if event["event"] == "view":
+            stand = {step for step in stand if step < event.get("step", math.inf)}
+        elif event["event"] == "step" and event["loss"] is not None:
+            stand.add(event["step"])
+    return stand
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@
     GET  /metrics             for Prometheus
     POST /api/actions/NAME    an action of the daemon; needs the token
 
-Events: `hello` (once), then `run`, `view`, `timeline`, `events` and `actions` whole whenever they
-change, `history` from the row on where it grew, and `live` every second, from which a page sees
-that its data are fresh.
+Events: `hello` (once, with the program's version, at a change of which a page loads itself anew),
+then `run`, `view`, `timeline`, `events` and `actions` whole whenever they change, `history` from
+the row on where it grew, and `live` every second, from which a page sees that its data are fresh.
 """
 
 import asyncio
@@ -125,7 +125,8 @@ class Dashboard:
     async def _stream(self) -> AsyncIterator[bytes]:
         self.watchers += 1
         try:
-            yield _event("hello", {"interval_s": self._interval_s})
+            version = self._provider().live.version
+            yield _event("hello", {"interval_s": self._interval_s, "version": version})
             seen: DashboardState | None = None
             shown: list[str] | None = None
             while not self._closing.is_set():

@@ -128,6 +128,36 @@ def test_a_cut_is_whole_when_all_have_said_so_and_then_the_next_may_begin() -> N
     assert clock.missing == {0, 1}
 
 
+def test_a_spare_that_came_while_a_cut_was_under_way_hears_that_it_is_whole() -> None:
+    """It took its first step for a cut, of which nobody ever said anything."""
+    there, came = CutClock(10, 3, {}), CutClock(12, 3, {}, has_stage=False)
+    there.taken()
+    assert there.committed(12, -1) is came.committed(12, -1) is False
+    assert there.committed(13, 10) and came.committed(13, 10)
+    assert there.newest == came.newest == 14 and there.safe == came.safe == 10
+    there.taken()
+    assert not there.committed(14, 10) and not came.committed(14, 10)
+    assert there.committed(15, 14) and came.committed(15, 14)
+
+
+def test_a_spare_that_heard_of_a_commit_late_hears_of_the_next_cut() -> None:
+    there, spare = CutClock(10, 3, {}), CutClock(10, 3, {}, has_stage=False)
+    there.taken()
+    assert there.committed(12, 10) and there.newest == 13
+    there.taken()
+    assert spare.committed(14, 10) and spare.newest == 15, "of step 12 it heard too late"
+    assert there.committed(15, 13) and spare.committed(15, 13)
+
+
+def test_what_is_kept_of_no_cut_is_nothing_new_to_who_has_a_stage() -> None:
+    """Else a stage-holder that lies would have all others drop what they can go back to."""
+    clock = CutClock(10, 3, {})
+    clock.taken()
+    assert clock.committed(12, 10) and clock.newest == 13
+    clock.taken()
+    assert not clock.committed(13, 12) and (clock.safe, clock.newest) == (10, 13)
+
+
 def test_the_newest_whole_cut_and_two_at_most_after_it_are_kept() -> None:
     assert cuts_that_stay([4, 8, 12], safe=8) == {8, 12}
     assert cuts_that_stay([4, 8, 12, 16], safe=4) == {4, 12, 16}, "views that follow one another"

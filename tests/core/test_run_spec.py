@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from p2p_dtfm.core.commit.step_terms import terms_of
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
+from p2p_dtfm.core.protocol.layers.listed import LayerSizes
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
 from p2p_dtfm.core.protocol.sections.audit_spec import UNDO_COPIES
 from tests.core.builders import run_spec
@@ -300,6 +301,7 @@ def test_states_to_go_back_to_reach_back_over_what_is_undone(
     [
         ({"total_steps": True}, "total_steps is true, and must be a number"),
         ({"optimizer": {"peak_learning_rate": False}}, "peak_learning_rate is false"),
+        ({"codecs": {"sparse": {"bits": True}}}, "bits is true, and must be a number"),
         ({"data": {"source": ""}}, "source is empty"),
     ],
     ids=str,
@@ -310,3 +312,10 @@ def test_true_is_no_number_and_nothing_no_source(changes: dict[str, object], cau
     for name, value in changes.items():
         spec[name] = {**spec[name], **value} if isinstance(value, dict) else value
     assert cause in error_of(spec).cause
+
+
+def test_true_is_no_number_in_a_list() -> None:
+    sizes = {"parameters": 1, "saved_values": 1, "forward_flops": 1}
+    with pytest.raises(ValueError, match="boundary has true or false where a number is due"):
+        LayerSizes.model_validate({"boundary": [True, 4], **sizes})
+    assert LayerSizes.model_validate({"boundary": [1, 4], **sizes}).boundary_values == 4

@@ -11,9 +11,12 @@ import pytest
 
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.core.recovery.view import View
+from p2p_dtfm.daemon.node import other_versions
+from p2p_dtfm.daemon.node.coming_and_going import entry
 from p2p_dtfm.daemon.peers import messenger as messenger_module
 from p2p_dtfm.daemon.peers import self_record
 from p2p_dtfm.daemon.peers.messenger import Messenger
+from p2p_dtfm.daemon.peers.run_source import OtherProtocol
 from p2p_dtfm.daemon.peers.self_record import SelfRecord
 from p2p_dtfm.daemon.peers.wire import Hello
 from p2p_dtfm.daemon.state_transfer.following.giving import SLOW_REMEMBERED
@@ -24,6 +27,7 @@ from p2p_dtfm.daemon.trainer.view_mail import ViewMail
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.ports import now
 from tests.core.builders import device
+from tests.daemon.test_join_loop import WISH, Newcomer
 from tests.daemon.trainer_parts import ME, SPEC, QuietOutlet, settle, trainer_tools, view_of
 
 COMERS = [f"peer-{number}" for number in range(40)]
@@ -168,3 +172,42 @@ def test_states_of_ends_that_nothing_takes_leave_no_name(tmp_path: Path) -> None
         with pytest.raises(OSError, match="offers"):
             offers.put(f"state {number}".encode(), True)
     assert offers._of_ends == {large}
+
+
+@pytest.mark.parametrize("how", ["refuses", "newcomers", "complete"])
+def test_what_peers_have_answered_to_a_newcomer_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Who waits for days before it is let in asks whoever comes by, each under a new key."""
+    monkeypatch.setattr(entry, "PEERS_LIMIT", 8)
+    monkeypatch.setattr(entry, "shows_end", lambda *facts: True)
+    newcomer = Newcomer()
+    setattr(newcomer.messenger, how, set(COMERS))
+    newcomer.agreement.familiar.meet(COMERS)
+
+    async def ask_all() -> None:
+        for peer_id in COMERS:
+            await newcomer._ask_to_be_let_in(peer_id, WISH)
+
+    asyncio.run(ask_all())
+    kept = {
+        "refuses": newcomer._refusals,
+        "newcomers": newcomer._as_new,
+        "complete": newcomer._ends,
+    }
+    assert list(kept[how]) == COMERS[-8:]
+
+
+def test_of_whom_the_log_has_said_that_it_speaks_otherwise_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(other_versions, "PEERS_LIMIT", 8)
+    passed_over: dict[str, Any] = {}
+    network: Any = SimpleNamespace(messenger=SimpleNamespace(passed_over=passed_over))
+    local: Any = SimpleNamespace()
+    others = other_versions.OtherVersions(local, network, lambda peer_id: True)
+    for peer_id in COMERS:
+        passed_over.clear()
+        passed_over[peer_id] = OtherProtocol(peer_id, 99)
+        others.say()
+    assert list(others._told) == COMERS[-8:]

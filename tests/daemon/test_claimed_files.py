@@ -104,6 +104,21 @@ def test_a_file_of_a_step_that_was_done_again_has_nobody_refuse_the_new_one(
     assert announced.offers_of(LAYER, manifest, told) == {"holder": after.named[LAYER]}
 
 
+def test_of_a_step_of_which_nothing_is_known_a_file_that_fewer_name_is_not_taken(
+    tmp_path: Path,
+) -> None:
+    """A peer that was started again had heard none of the claims of the steps before. Where the
+    others' file was slow to come, it took what one member named that never had the layer."""
+    saved, other = File(tmp_path, "saved", 1.0), File(tmp_path, "other", 2.0)
+    manifest = read_manifest(begun(tmp_path / "checkpoints", LINEAGE))
+    told = {it: CheckpointFiles(STEP, LINEAGE, saved.named) for it in ("holder", "another")}
+    told["liar"] = CheckpointFiles(STEP, LINEAGE, other.named)
+    announced = AnnouncedFiles(SPEC)
+    assert announced.offers_of(LAYER, manifest, told).keys() == {"holder", "another"}
+    announced.agree(STEP, other.agreed)
+    assert announced.offers_of(LAYER, manifest, told).keys() == {"liar"}, "it is what was claimed"
+
+
 @pytest.mark.parametrize("is_true", [True, False])
 def test_a_holder_that_takes_long_is_held_to_its_claim(tmp_path: Path, is_true: bool) -> None:
     """What was claimed was forgotten after four more checkpoints, and any parameters would do."""

@@ -311,6 +311,22 @@ def test_a_cut_goes_on_in_the_next_view_if_all_stay_in_their_places(
     play(scenario)
 
 
+def test_a_spare_that_comes_while_a_cut_is_under_way_calls_the_next_one_safe(
+    tmp_path: Path,
+) -> None:
+    """It called no cut safe as long as it was in the view. Of the first that it hears of it does
+    not know whether somebody has gone since that was whole."""
+    outlet: Any = Outlet()
+    state = TrainerState()
+    state.view, state.step = VIEW, STEP + 2
+    spare = Cuts(trainer_tools(tmp_path, name_of(2), Line(name_of(2), print)), outlet, state)
+    spare.take_over(VIEW, STEP + 2)
+    spare.committed(VIEW, outcome(STEP + 2, kept=STEP))
+    assert spare.whole_step == STEP and spare.safe_step is None
+    spare.committed(VIEW, outcome(STEP + 5, kept=STEP + 4))
+    assert spare.safe_step == STEP + 4
+
+
 def test_what_a_guardian_looks_at_as_the_next_view_begins_is_kept_in_that_view(
     play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

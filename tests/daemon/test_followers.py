@@ -43,6 +43,20 @@ def guarded(number: int, step: int) -> tuple[View, Plan]:
     return View(snapshot, plan), plan
 
 
+def planned() -> View:
+    """A view that two peers come to with the plan that they have had."""
+    found = view_of(1, 2)
+    assert isinstance(found.plan, Plan)
+    return View(msgspec.structs.replace(found.snapshot, present=found.plan), found.plan)
+
+
+def unplanned() -> View:
+    """A view of two peers after a failure: of two layers one has the states."""
+    found = view_of(1, 2)
+    snapshot = msgspec.structs.replace(found.snapshot, planned=False, held=HELD, step=7)
+    return View(snapshot, found.plan)
+
+
 def state_at(layer: int, version: int) -> LayerState:
     made = LayerState.genesis(SPEC, layer)
     made.version = version
@@ -80,9 +94,7 @@ def test_what_arrives_while_it_is_stopped(tmp_path: Path, stops: bool) -> None:
     tools = trainer_tools(tmp_path, name_of(1), line)
     state = TrainerState()
     state.states[0] = LayerState.genesis(SPEC, 0)
-    found = view_of(1, 2)
-    assert isinstance(found.plan, Plan)
-    view = View(msgspec.structs.replace(found.snapshot, present=found.plan), found.plan)
+    view = planned()
 
     async def run() -> None:
         followers = Followers(tools, outlet, state)
@@ -100,6 +112,40 @@ def test_what_arrives_while_it_is_stopped(tmp_path: Path, stops: bool) -> None:
     asyncio.run(run())
     tools.compute.close()
     assert outlet.synced_views == ([] if stops else [view.id])
+
+
+def test_a_layer_that_is_here_counts_once_what_is_frozen_of_it_is_here(tmp_path: Path) -> None:
+    """Of a home that was copied without its blobs a guardian with the adapters alone counted. Where
+    their holder died, nobody had the layer's weights any more."""
+    outlet, line, state = Outlet(), Line(), TrainerState()
+    tools = trainer_tools(tmp_path, name_of(1), line)
+    state.states[0] = LayerState.genesis(SPEC, 0)
+    view = planned()
+    comes, asked = asyncio.Event(), list[int]()
+
+    async def keep(layer: int) -> None:
+        asked.append(layer)
+        await comes.wait()
+
+    initial: Any = tools.stores.initial
+    initial.keep = keep
+
+    async def run() -> None:
+        followers = Followers(tools, outlet, state)
+        followers.follow(view, {0})
+        await settle()
+        number = line.requests[0].number
+        followers.receive(name_of(0), LayerOffered(view.id, number, 0, 0, "", 0))
+        await settle()
+        assert asked == [0] and not outlet.synced_views
+        comes.set()
+        await settle()
+        assert outlet.synced_views == [view.id]
+        followers.stop_following()
+        await settle()
+
+    asyncio.run(run())
+    tools.compute.close()
 
 
 class Blobs:
@@ -123,16 +169,11 @@ def test_layers_come_side_by_side_and_a_later_offer_replaces_an_earlier_one(tmp_
     line = Line()
     tools = trainer_tools(tmp_path, name_of(1), line, blobs)
     state = TrainerState()
-    found = view_of(1, 2)
-    view = View(
-        msgspec.structs.replace(found.snapshot, planned=False, held=HELD, step=7), found.plan
-    )
+    view = unplanned()
     names = {name: name * 64 for name in "abc"}
 
     def bytes_of(layer: int, version: int) -> bytes:
-        made = LayerState.genesis(SPEC, layer)
-        made.version = version
-        return made.to_bytes()
+        return state_at(layer, version).to_bytes()
 
     async def run() -> None:
         followers = Followers(tools, outlet, state)
@@ -251,13 +292,8 @@ def test_layers_of_any_size_can_be_followed(
     blobs: Any = Blobs()
     line, state = Line(), TrainerState()
     tools = trainer_tools(tmp_path, name_of(1), line, blobs)
-    found = view_of(1, 2)
-    view = View(
-        msgspec.structs.replace(found.snapshot, planned=False, held=HELD, step=7), found.plan
-    )
-    for layer in (0, 1):
-        state.states[layer] = LayerState.genesis(SPEC, layer)
-        state.states[layer].version = 7
+    view = unplanned()
+    state.states |= {layer: state_at(layer, 7) for layer in (0, 1)}
 
     async def run() -> None:
         followers = Followers(tools, Outlet(), state)
@@ -304,9 +340,7 @@ def test_what_others_than_their_holder_have_given_to_guard_is_confirmed_by_it(
     snapshot = msgspec.structs.replace(found.snapshot, step=6, present=held_by(before))
     view = View(snapshot, held_by(holder))
     assert view.cut_pace is None and view.guarded_by(me) == set(range(count)), "it keeps up"
-    payload = {layer: LayerState.genesis(SPEC, layer) for layer in range(count)}
-    for made in payload.values():
-        made.version = 7
+    payload = {layer: state_at(layer, 7) for layer in range(count)}
 
     async def run() -> None:
         followers = Followers(tools, Outlet(), state)

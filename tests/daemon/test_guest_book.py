@@ -469,6 +469,29 @@ def test_who_is_another_peer_now_comes_in_by_the_same_line(
     assert again.kept == now_alice.kept
 
 
+def test_an_expired_line_is_passed_over_where_a_later_one_let_this_home_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A service's file had the first line still, so each start ended as that one had expired."""
+    book, now_s = book_of(tmp_path / "founder", FOUNDER), int(now.wall_s())
+    first, second = (book.invite(now_s + days * DAY_S, False, ("/x",)) for days in (1, 7))
+    home = tmp_path / "home"
+    directory = home / "runs" / RUN[:16]
+    directory.mkdir(parents=True)
+    before = OwnInvitation(directory, RUN, BOB)
+    before.come_by(first)
+    before.come_by(second)
+    assert before.write()
+    monkeypatch.setattr(now, "wall_s", lambda: now_s + 2 * DAY_S)
+    again = OwnInvitation(directory, RUN, BOB)
+    again.come_by(first)
+    assert again.kept == before.kept and "has expired" in caplog.text
+    found = check_invitation(home, first, BOB)
+    assert found.verdict is Grade.OK and "expired: this home keeps to the one" in found.found
+    with pytest.raises(UserError, match="has expired"):
+        OwnInvitation(tmp_path / "elsewhere", RUN, BOB).come_by(first)
+
+
 def test_a_home_that_came_in_before_peers_signed_their_chains_signs_its_own(
     tmp_path: Path,
 ) -> None:

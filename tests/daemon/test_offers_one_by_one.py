@@ -4,17 +4,15 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.daemon.peers.wire import LayerOffered
 from p2p_dtfm.daemon.state_transfer.following import follower, giving
 from p2p_dtfm.daemon.trainer.followers import Followers
 from p2p_dtfm.daemon.trainer.trainer_state import TrainerState
 from tests.core.planning import name_of
-from tests.daemon.test_followers import HELD, Blobs, Line, Outlet, state_at
-from tests.daemon.trainer_parts import settle, trainer_tools, view_of
+from tests.daemon.test_followers import Blobs, Line, Outlet, state_at, unplanned
+from tests.daemon.trainer_parts import settle, trainer_tools
 
 LOOKS_EVERY_S = 0.02
 RESTS_S = 0.2
@@ -31,10 +29,7 @@ def test_who_has_given_some_is_asked_anew_for_the_rest(tmp_path: Path) -> None:
     blobs: Any = Blobs()
     line = Line()
     tools = trainer_tools(tmp_path, name_of(1), line, blobs)
-    state = TrainerState()
-    found = view_of(1, 2)
-    snapshot = msgspec.structs.replace(found.snapshot, planned=False, held=HELD, step=7)
-    view = View(snapshot, found.plan)
+    state, view = TrainerState(), unplanned()
     payload = state_at(0, 7).to_bytes()
 
     async def run() -> None:

@@ -65,6 +65,8 @@ def refused(**flags: object) -> UserError:
         ({"public_status": True}, "must be a whole number, not True", "port of a page"),
         ({"dashboard": True}, 'must be a port from 1 to 65535, "auto" or "off"', "port"),
         ({"name": True}, "must be text, in double quotes", "what others see"),
+        ({"network": True}, "must be 'auto', 'lan' or 'wan', not True", "wan"),
+        ({"tensorboard": True}, "must be a path, in double quotes, not True", "TensorBoard"),
     ],
 )
 def test_a_wrong_setting_is_told_in_words(flags: dict, cause: str, fix: str) -> None:

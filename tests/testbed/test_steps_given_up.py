@@ -45,6 +45,16 @@ def test_the_side_that_gives_up_commits_its_steps_again() -> None:
     assert (verdict.given_up_steps, verdict.duplicated_samples) == (2, 0)
 
 
+def test_a_step_that_was_taken_back_and_never_done_again_is_lost() -> None:
+    """It counted as committed, since somebody had committed it once."""
+    took_back = [view(2, 27, 40.0), *steps(27, 28, 20.0), *steps(29, STEPS, 20.0)]
+    first = view(1, 0, 0.0, may_repeat_steps=4)
+    verdict = judged({name: [first, *steps(0, STEPS), *took_back] for name in "ab"})
+    assert verdict.repeated_steps == 3, "as was said"
+    assert verdict.lost_samples == 32 and verdict.committed_steps == STEPS - 1
+    assert "1 step never committed, first 28" in verdict.violations[0]
+
+
 def test_what_was_committed_before_or_after_a_split_is_not_given_up_for_it() -> None:
     """A swarm that was cut somewhere, at some time, may not do all steps twice from then on."""
     later = [view(7, STEPS, 35.0), view(5, 20, 40.0), *steps(20, STEPS, 30.0)]

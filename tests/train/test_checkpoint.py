@@ -2,7 +2,9 @@
 
 import contextvars
 import errno
+import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -132,6 +134,20 @@ def test_a_damaged_manifest_is_no_checkpoint(spec: RunSpec, tmp_path: Path, dama
     assert steps(tmp_path) == [] and not complete(directory)
     with pytest.raises(UserError, match=r"manifest\.json"):
         load_layer(directory, 0)
+
+
+def test_a_manifest_that_is_a_pipe_is_no_checkpoint(spec: RunSpec, tmp_path: Path) -> None:
+    """Nothing ever comes from a pipe into which nobody writes: who opened it waited for ever."""
+    path = save(tmp_path, spec, 1) / "manifest.json"
+    path.unlink()
+    os.mkfifo(path)
+    found: list[list[int]] = []
+    reader = threading.Thread(target=lambda: found.append(steps(tmp_path)), daemon=True)
+    reader.start()
+    reader.join(5.0)
+    assert found == [[]]
+    with pytest.raises(UserError, match=r"manifest\.json cannot be read: it is no file"):
+        load_layer(path.parent, 0)
 
 
 def test_a_manifest_that_lies_about_its_run_is_refused(spec: RunSpec, tmp_path: Path) -> None:

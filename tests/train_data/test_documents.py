@@ -4,6 +4,8 @@ import builtins
 import gzip
 import json
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -68,6 +70,34 @@ def test_each_row_is_a_document_in_every_form(form: str, tmp_path: Path) -> None
     plain = prepare([write("jsonl", tmp_path, "body")], tmp_path / "b", text_field="body",
                     held_out_fraction=0.1)  # fmt: skip
     assert found == documents(tmp_path / "b", plain), "the form makes no difference"
+
+
+READS = """
+import os, sys
+from pathlib import Path
+from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.train.data.documents import Form, pyarrow_needed
+from p2p_dtfm.train.data.formats.tables import read_column
+
+path = Path(sys.argv[1])
+try:
+    with pyarrow_needed(path, Form.ARROW):
+        for number, _ in enumerate(read_column(path, False, "text", path.stat().st_size)):
+            if number == 0:
+                os.truncate(path, path.stat().st_size // 2)
+except UserError as error:
+    print(error.cause)
+"""
+
+
+@pytest.mark.parametrize("form", ["arrow stream", "arrow file"])
+def test_a_table_that_is_cut_while_it_is_read_is_told(form: str, tmp_path: Path) -> None:
+    """It was mapped into memory, so the process ended at once, by a signal and without a word."""
+    path = write(form, tmp_path, texts=[text * 100 for text in TEXTS])
+    command = [sys.executable, "-c", READS, str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert "is not a whole Arrow file" in ended.stdout
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])

@@ -73,6 +73,24 @@ def test_what_somebody_selects_stays_selected(page: Page) -> None:
             assert page.evaluate("getSelection().toString()").strip() == words.strip() != ""
 
 
+def test_a_page_that_stays_open_over_an_upgrade_loads_itself_anew(page: Page) -> None:
+    """It went on with the script of the version before, whatever the new daemon says."""
+    made = two()
+    with served(made) as address:
+        page.open(address)
+        page.wait_for(DRAWN)
+        page.evaluate("window.marked = true")
+    port = int(address.rstrip("/").rpartition(":")[2])
+    with served(made, port=port):
+        page.wait_for("document.querySelector('#age').textContent === 'live'")
+        assert page.evaluate("window.marked === true"), "it is the same program"
+    made.change_live(version="0.2.0")
+    with served(made, port=port):
+        page.wait_for(f"window.marked === undefined && {DRAWN}")
+        assert "0.2.0" in text_of(page, "#footer")
+    page.problems.clear()  # that nobody answered meanwhile
+
+
 def test_a_tab_that_nobody_looks_at_asks_for_nothing(page: Page) -> None:
     """Six hidden tabs kept a seventh from an answer: a browser keeps six connections to a host."""
     made = Counted(two().state)

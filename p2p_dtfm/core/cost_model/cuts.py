@@ -121,15 +121,21 @@ class CutClock:
 
     `guarded`: the guardian of each layer that this peer alone holds. The view's first step is its
     first cut. The clock goes on in the next views, while all stay in their places.
+
+    `has_stage`: whether this peer says itself what is kept. Another one goes by what stage-holders
+    say: it may have come while a cut was under way, or not have heard of each commit.
     """
 
-    def __init__(self, first_step: int, every_steps: int, guarded: Mapping[int, str]) -> None:
+    def __init__(
+        self, first_step: int, every_steps: int, guarded: Mapping[int, str], has_stage: bool = True
+    ) -> None:
         self.every_steps = every_steps
         self.newest = first_step
         """The step of the cut under way, or of the newest one."""
         self.safe = -1
         """The step of the newest whole cut of this view; -1 for none."""
         self._guarded = guarded
+        self._has_stage = has_stage
         self._missing = set(guarded)
         self._is_taken = False
 
@@ -166,9 +172,9 @@ class CutClock:
 
         Returns whether another cut is whole now.
         """
-        is_news = kept > self.safe and kept == self.newest
+        is_news = kept > self.safe and (kept == self.newest or not self._has_stage)
         if is_news:
-            self.safe = kept
+            self.safe = self.newest = kept
         if self.safe == self.newest and step + 1 >= self.newest + self.every_steps:
             self.newest, self._is_taken = step + 1, False
             self._missing = set(self._guarded)

@@ -6,7 +6,8 @@ of a family; what is stated beside it takes precedence.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -25,10 +26,24 @@ def true_is_no_number(table: type[BaseModel], said: Any) -> Any:
     said; raises `ValueError`."""
     for name, value in said.items() if isinstance(said, Mapping) else ():
         known = table.model_fields.get(name)
-        kind = known.annotation if known is not None else None
-        if isinstance(value, bool) and kind in (int, float, float | None):
+        if known is None or not takes_numbers(known.annotation):
+            continue
+        if isinstance(value, bool):
             raise ValueError(f"{name} is {str(value).lower()}, and must be a number")
+        if isinstance(value, list | tuple) and any(isinstance(it, bool) for it in value):
+            raise ValueError(f"{name} has true or false where a number is due")
     return said
+
+
+def takes_numbers(kind: Any) -> bool:
+    """Whether a field of this type may be a number, and neither true nor false: also one of a few
+    numbers, a number or a word, or numbers in a list."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return any(type(it) is int for it in parts)
+    if origin in (Annotated, Union, UnionType, tuple):
+        return bool not in parts and any(map(takes_numbers, parts))
+    return kind in (int, float)
 
 
 STEPS_LIMIT = 1 << 40

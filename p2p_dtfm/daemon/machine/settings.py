@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.model_spec import takes_numbers
 from p2p_dtfm.core.protocol.names import fault_of_name
 from p2p_dtfm.core.protocol.plain_words import in_plain_words
 from p2p_dtfm.daemon.machine.home import default_home, expanded
@@ -252,7 +253,7 @@ class Settings(BaseModel):
         """Refuse true and false where a number is due. Python takes them for 1 and 0: a page would
         listen on port 1, and a daemon would have one thread."""
         kind = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, bool) and kind is not bool and kind is not str:
+        if isinstance(value, bool) and takes_numbers(kind):
             raise ValueError("must be a whole number" if kind is int else "must be a number")
         return value
 

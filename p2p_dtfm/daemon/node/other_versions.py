@@ -10,8 +10,10 @@ from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import Network
 from p2p_dtfm.daemon.peers.home_memory import Memory
+from p2p_dtfm.daemon.peers.messenger import PEERS_LIMIT
 from p2p_dtfm.daemon.peers.run_source import OtherProtocol
 from p2p_dtfm.net.contacts.addresses import peer_ids_of
+from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.ports import now
 
 UNLIKE_TOLD = 16
@@ -30,7 +32,7 @@ class OtherVersions:
         self._local = local
         self._network = network
         self._is_known = is_known
-        self._told = set[str]()
+        self._told: dict[str, None] = {}
         """Peers that the log has said to speak another protocol."""
         self._strangers_told = 0
 
@@ -43,7 +45,7 @@ class OtherVersions:
             if is_stranger and self._strangers_told >= UNLIKE_TOLD:
                 continue
             self._strangers_told += is_stranger
-            self._told.add(peer_id)
+            put_newest(self._told, peer_id, None, PEERS_LIMIT)
             log.warning("%s: %s", why.cause, why.fixes[0])
 
     def known(self) -> dict[str, OtherProtocol]:

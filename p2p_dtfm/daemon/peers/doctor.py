@@ -162,10 +162,12 @@ def check_invitation(home: Path, line: InvitationLine, identity: Identity) -> Ch
     try:
         if own.exists():
             identity = Identity.load_or_create(own)
-        OwnInvitation(directory, line.run_digest, identity).come_by(line)
+        kept = OwnInvitation(directory, line.run_digest, identity)
+        kept.come_by(line)
     except UserError as error:
         return Check("invitation", Grade.FAILED, error.cause, error.fixes[0])
-    return Check("invitation", Grade.OK, f"to run {line.run_digest[:16]}, and in time")
+    what = "in time" if kept.came_by(line) else "expired: this home keeps to the one it came by"
+    return Check("invitation", Grade.OK, f"to run {line.run_digest[:16]}, and {what}")
 
 
 async def check_initial_peers(host: Host, addresses: Sequence[str]) -> list[Check]:

@@ -112,8 +112,10 @@ class Cuts:
         if view.snapshot.planned and step > 0:  # guardians that lagged may lack steps
             have_all &= before is not None and before.cut_pace is None
         self.guardians_have_all = pace is not None or have_all
-        guarded = view.guardians_of(self._tools.me)
-        self._clock = None if pace is None else CutClock(step, pace.every_steps, guarded)
+        guarded, has_stage = view.guardians_of(self._tools.me), bool(view.layers_of(self._tools.me))
+        self._clock = None
+        if pace is not None:
+            self._clock = CutClock(step, pace.every_steps, guarded, has_stage)
         if self.whole_step is not None:
             self.whole_step = min(self.whole_step, step)
         self._store.name_anew(step, self._outlet.lineage_at(step))
@@ -166,7 +168,8 @@ class Cuts:
             self.whole_step = None
             self.guardians_have_all = outcome.kept == outcome.step
         elif clock.committed(outcome.step, outcome.kept):
-            self.whole_step, self.is_twice = clock.safe, True
+            # one that was begun before this peer came may have been whole before somebody went
+            self.whole_step, self.is_twice = clock.safe, clock.safe >= self._first_step
             assert isinstance(view.plan, Plan)
             if view.plan.stage_holders() == (self._tools.me,):
                 self._store.clear()  # if this peer is lost, so are its copies

@@ -29,7 +29,8 @@ class SimulatedCuts:
         if goes_on and self.clock is not None and pace is not None:
             self.clock.every_steps = pace.every_steps
             return
-        self.clock = None if pace is None else CutClock(step, pace.every_steps, guarded)
+        has_stage = bool(view.layers_of(self.peer.name))
+        self.clock = None if pace is None else CutClock(step, pace.every_steps, guarded, has_stage)
         self._first_step = step
         self.safe_step = min(self.safe_step, step)
         self._prune()

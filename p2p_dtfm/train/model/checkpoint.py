@@ -182,6 +182,8 @@ def read_manifest(directory: Path) -> CheckpointManifest:
     """The manifest of a checkpoint directory. Raises `UserError`."""
     path = directory / _MANIFEST
     try:
+        if path.exists() and not path.is_file():  # from a pipe nothing may ever come
+            raise ValueError("it is no file")
         with path.open("rb") as file:
             payload = file.read(_MANIFEST_LIMIT_BYTES + 1)
         manifest = msgspec.json.decode(payload[:_MANIFEST_LIMIT_BYTES], type=CheckpointManifest)

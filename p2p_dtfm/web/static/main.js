@@ -24,6 +24,7 @@ let source = null;
 let lost = false;
 let retry = null;
 let offered = [];
+let version = null;
 
 /**
  * Listens while somebody looks. A browser keeps six connections to a daemon: of tabs that are left open
@@ -42,7 +43,11 @@ function connect() {
       lost = false;
       take(JSON.parse(event.data));
     });
-  on("hello", () => {});
+  on("hello", (hello) => {
+    // a daemon of another version has come: what it says is for its own page
+    if (version !== null && hello.version !== version) location.reload();
+    version = hello.version;
+  });
   on("actions", offerActions);
   on("run", (run) => {
     state.run = run;

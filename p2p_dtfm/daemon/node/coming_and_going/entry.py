@@ -16,10 +16,12 @@ from p2p_dtfm.daemon.node.acquaintances import BARRED, LOOK_AGAIN_LIMIT_S, LOOK_
 from p2p_dtfm.daemon.node.membership import TICK_S
 from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.peers.member_search import Found
+from p2p_dtfm.daemon.peers.messenger import PEERS_LIMIT
 from p2p_dtfm.daemon.peers.run_source import OtherProtocol, RunComplete, shows_end
 from p2p_dtfm.daemon.peers.self_record import links_are_measured
 from p2p_dtfm.daemon.peers.wire import Barred, KnownPeers
 from p2p_dtfm.daemon.telemetry.status import State
+from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.ports import now
 
@@ -58,9 +60,9 @@ class Entry:
         self._network = participant.network
         self._complete: RunComplete | None = None
         """What ends this peer if no member that it may ask lets it in."""
-        self._ends = set[str]()
+        self._ends: dict[str, None] = {}
         """Members that have shown the end of the run, since a member last let others in."""
-        self._as_new = set[str]()
+        self._as_new: dict[str, None] = {}
         """Peers that ask to be let in themselves, and have nothing that shows the end."""
         self._sees_view = False
         """Somebody has a view, while this peer waits for those that it would begin with."""
@@ -222,7 +224,7 @@ class Entry:
     def _shows_most(self, agreed: View) -> bool:
         """Whether most of the other members of the agreed view show the end, or some of very many.
         One alone may show it with nothing but its own word that it has taken the last step."""
-        others = set(agreed.member_ids) - {self._membership.me.peer_id} - self._as_new
+        others = set(agreed.member_ids) - {self._membership.me.peer_id, *self._as_new}
         return is_shown_by_most(self._ends, others)
 
     async def _say_that_it_waits(self, view: View, turn: int) -> None:
@@ -341,7 +343,8 @@ class Entry:
                 agreement.familiar.meet(peer.peer_id for peer in known.peers)
         except (Unreachable, PeerFault) as error:
             log.debug("not let in yet: %s", error)
-            count = self._refusals[member] = self._refusals.get(member, 0) + 1
+            count = self._refusals.get(member, 0) + 1
+            put_newest(self._refusals, member, count, PEERS_LIMIT)
             return isinstance(error, PeerFault) and count % REFUSALS_LIMIT != 0
         self._refusals.pop(member, None)
         self._hear_of_bar(member, known.barred)
@@ -349,9 +352,9 @@ class Entry:
             self._complete = None
             self._ends.clear()
         if known.lets_in or known.standing is not None:
-            self._as_new.discard(member)
+            self._as_new.pop(member, None)
         else:
-            self._as_new.add(member)
+            put_newest(self._as_new, member, None, PEERS_LIMIT)
         return known.lets_in and not self._is_at_end(member, known)
 
     def _hear_of_bar(self, member: str, barred: Barred | None) -> None:
@@ -384,7 +387,7 @@ class Entry:
         run, familiar = self._membership.run, self._membership.agreement.familiar
         if familiar.holds(member) and shows_end(member, known.standing, run.spec):
             self._complete = RunComplete(run.digest[:16], run.spec.total_steps)
-            self._ends.add(member)
+            put_newest(self._ends, member, None, PEERS_LIMIT)
         return True
 
     def _learn_known(self, known: KnownPeers) -> None:

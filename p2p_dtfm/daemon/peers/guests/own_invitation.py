@@ -63,20 +63,29 @@ class OwnInvitation:
         return Introduction(self.kept.chain) if self.kept.chain else None
 
     def come_by(self, line: InvitationLine) -> None:
-        """Take the line that the user has pasted. Raises `UserError` if it has expired, or is
-        damaged."""
+        """Take the line that the user has pasted. If it has expired, and this home came by another
+        one since, as where a service's file still has it, that one counts. Raises `UserError` if it
+        has expired, or is damaged."""
         self.directory_key = line.directory_key
-        links = links_of(self.kept.chain)
-        came_by_it = len(links) > 1 and links[:-1] == line.chain
-        if came_by_it or not line.chain:
+        if self.came_by(line) or not line.chain:
             return
-        require_in_time(line, int(now.wall_s()))
+        try:
+            require_in_time(line, int(now.wall_s()))
+        except UserError as error:
+            if not self.kept.chain:
+                raise
+            return log.warning("%s: this home keeps to the one that it came by", error.cause)
         try:
             signers = identity_of_seed(line.seed).sign, self.identity.sign
             chain = bound_to(line.chain, line.run_digest, self.identity.peer_id, *signers)
         except PeerFault as fault:
             raise UserError(f"the invitation is no good: {fault.cause}", ASK_AGAIN) from fault
         self.kept = msgspec.structs.replace(self.kept, chain=chain)
+
+    def came_by(self, line: InvitationLine) -> bool:
+        """Whether what this peer shows is that it comes by this line."""
+        links = links_of(self.kept.chain)
+        return len(links) > 1 and links[:-1] == line.chain
 
     def write(self) -> bool:
         """Write the file; returns whether it is there. A full disk costs the memory, told once, and

@@ -4,6 +4,7 @@ It remembers a few steps for each of a bounded number of members: what one membe
 place of nobody else's.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 
 from p2p_dtfm.core.commit.judgement import DIGEST_BYTES
@@ -117,14 +118,23 @@ class AnnouncedFiles:
         self, layer: int, manifest: CheckpointManifest, told: Mapping[str, CheckpointFiles]
     ) -> dict[str, tuple[str, int]]:
         """Which of the members that have `told` offer this layer for a checkpoint, each as which
-        file."""
-        return {
+        file.
+
+        Of a step of which this peer has heard nothing, as before it was started again, these are
+        the files that most of them name: else one member could give what no holder ever had.
+        """
+        offers = {
             peer: item.files[layer]
             for peer, item in told.items()
             if layer in item.files
             and unmarked(item.lineage) == unmarked(manifest.lineage)
             and self._is_that(manifest.step, layer, item.files[layer][0])
         }
+        if layer in self._agreed.get(manifest.step, {}):
+            return offers
+        named_by = Counter(offers.values())
+        most = max(named_by.values(), default=0)
+        return {peer: file for peer, file in offers.items() if named_by[file] == most}
 
     def _is_that(self, step: int, layer: int, blob: str) -> bool:
         """Whether a file is what the layer's holders have said that they have. If nobody has said

@@ -278,15 +278,9 @@ class Follower:
             while True:
                 donor, offer = await self._offers.get()
                 self._stop_fetch(offer.layer)
-                if offer.blob:
-                    fetch = self._fetch(donor, offer)
-                    self._fetches[offer.layer] = group.create_task(fetch)
-                elif self._has(offer.layer, offer.version):
-                    if self._is_unsure(donor, offer.layer):
-                        confirm = group.create_task(self._confirm(donor, offer))
-                        self._fetches[offer.layer] = confirm
-                    else:
-                        self._arrived(offer.layer)
+                if offer.blob or self._has(offer.layer, offer.version):
+                    take = self._fetch if offer.blob else self._take_own
+                    self._fetches[offer.layer] = group.create_task(take(donor, offer))
                 else:
                     self._leave(donor, [offer.layer])
                     self._ask_soon(donor)
@@ -325,23 +319,29 @@ class Follower:
         is_foreign = bool(self.came_from.get(layer, set()) - {donor})
         return self._on_gradient is not None and is_foreign and layer in self._tools.states
 
-    async def _confirm(self, donor: str, offer: LayerOffered) -> None:
+    async def _take_own(self, donor: str, offer: LayerOffered) -> None:
+        """What is offered is here: it counts once what is frozen of it is here as well."""
+        if not self._is_unsure(donor, offer.layer) or await self._is_same(donor, offer):
+            await self._tools.keep_frozen(offer.layer)
+            self._arrived(offer.layer)
+
+    async def _is_same(self, donor: str, offer: LayerOffered) -> bool:
         """Ask whether the donor has the same. Nothing moves the layer on before it has arrived."""
-        tools, layer = self._tools, offer.layer
-        held = tools.states.get(layer)  # None: dropped since, and asked for anew if it is wanted
+        tools, layer, held = self._tools, offer.layer, self._tools.states.get(offer.layer)
         own = await tools.compute.run(held.file_digest) if held is not None else b""
         said = await self._votes.word_of(donor, layer, offer.version) if own else None
         if self._has_stopped:
-            return
+            return False
         if said == own:
             self.came_from[layer] = {donor}
-            return self._arrived(layer)
+            return True
         if said is not None:
             log.warning("what is guarded of layer %d is not what %s has", layer, donor)
             tools.states.pop(layer, None)
             self._on_progress()
         self._asks_anew.add(layer)
         self._ask_soon(donor)
+        return False
 
     async def _fetch(self, donor: str, offer: LayerOffered) -> None:
         tools = self._tools

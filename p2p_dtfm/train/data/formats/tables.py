@@ -1,4 +1,8 @@
-"""The text column of Parquet and Arrow files, a few rows at a time. Needs pyarrow."""
+"""The text column of Parquet and Arrow files, a few rows at a time. Needs pyarrow.
+
+No file is mapped into memory: if one was cut meanwhile, or its disk failed, that would end the
+process at once. So of an Arrow file one batch is in memory at a time, as its writer has cut them.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +29,7 @@ def read_column(path: Path, parquet: bool, field: str, size_bytes: int) -> Itera
                 done += batch.num_rows
                 yield from _texts(batch.column(0), size_bytes * done // rows)
         return
-    with pyarrow.memory_map(str(path)) as source:
+    with pyarrow.OSFile(str(path)) as source:
         schema, batches = _arrow_batches(source)
         _require_text(path, schema, field)
         for batch in batches:
@@ -43,7 +47,7 @@ def read_rows(path: Path, parquet: bool, fields: set[str]) -> Iterator[dict[str,
             for batch in table.iter_batches(_ROWS_AT_ONCE, columns=wanted):
                 yield from batch.to_pylist()
         return
-    with pyarrow.memory_map(str(path)) as source:
+    with pyarrow.OSFile(str(path)) as source:
         schema, batches = _arrow_batches(source)
         wanted = [name for name in schema.names if name in fields]
         for batch in batches:
@@ -52,7 +56,7 @@ def read_rows(path: Path, parquet: bool, fields: set[str]) -> Iterator[dict[str,
 
 
 def _arrow_batches(
-    source: pyarrow.MemoryMappedFile,
+    source: pyarrow.NativeFile,
 ) -> tuple[pyarrow.Schema, Iterator[pyarrow.RecordBatch]]:
     """The schema and batches. `datasets` writes streams; others write files with an index."""
     try:

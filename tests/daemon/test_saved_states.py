@@ -27,6 +27,7 @@ from p2p_dtfm.daemon.state_transfer.checkpoints.pruning import prune
 from p2p_dtfm.daemon.telemetry.status import Troubles
 from p2p_dtfm.ports import disk
 from p2p_dtfm.train.model.checkpoint import (
+    add_layer_file,
     checkpoint_directory,
     layer_path,
     list_checkpoints,
@@ -463,6 +464,64 @@ async def until_whole(checkpoints: Checkpoints, step: int) -> None:
     async with asyncio.timeout(10):
         while checkpoints.whole_step != step:
             await asyncio.sleep(0.01)
+
+
+def test_of_what_an_earlier_life_left_nobody_is_given_other_bytes(tmp_path: Path) -> None:
+    """A power cut may leave a file as long as it was, with other bytes. Whoever was given them, as
+    of the last step, said of its honest giver that it sends wrong bytes, and cut it off."""
+    compute, told, every = Compute(), list[CheckpointFiles](), set(range(layer_count(SPEC)))
+
+    def life() -> Checkpoints:
+        return Checkpoints(tmp_path, SPEC, NO_BLOBS, compute, told.append, lambda: True)
+
+    async def scenario() -> None:
+        first = life()
+        await first.save(5, _states(5, every), LINEAGE)
+        blobs = {layer: blob for layer, (blob, _) in told[-1].files.items()}
+        assert not any(map(first.unread, blobs.values())), "this life has written them"
+        await first.close()
+        path = layer_path(checkpoint_directory(tmp_path, 5), 1)
+        path.write_bytes(bytes(path.stat().st_size))
+
+        again = life()
+        reads = {layer: again.unread(blob) for layer, blob in blobs.items()}
+        assert {layer: read is not None and read() for layer, read in reads.items()} == {
+            layer: layer != 1 for layer in every
+        }
+        assert not any(map(again.unread, blobs.values())), "each is read once"
+        assert {layer for layer in every if again.path_of(blobs[layer])} == every - {1}
+        again.tell(5)
+        assert told[-1].files.keys() == every - {1} == {*again.saved[0].layers}
+        await again.save(5, _states(5, {1}), LINEAGE)
+        assert told[-1].files.keys() == every and again.path_of(blobs[1]), "it is written again"
+        await again.close()
+
+    asyncio.run(scenario())
+    compute.close()
+
+
+def test_a_layer_of_another_lineage_is_not_the_one_that_was_damaged(tmp_path: Path) -> None:
+    compute, told = Compute(), list[CheckpointFiles]()
+    checkpoints = Checkpoints(tmp_path, SPEC, NO_BLOBS, compute, told.append, lambda: True)
+
+    async def scenario() -> None:
+        await checkpoints.save(5, _states(5, {0, 1}), "5a" * 32)
+        path = layer_path(checkpoint_directory(tmp_path, 5), 1)
+        path.write_bytes(bytes(path.stat().st_size))
+        with pytest.raises(UserError):
+            await checkpoints.load(1, 5)
+        assert [it.layers for it in checkpoints.saved] == [(0,)]
+        await checkpoints.save(5, _states(5, {0}), "5b" * 32)
+        other = _states(5, {1})[1]
+        other.parameters.add_(1.0)
+        path.with_name("came").write_bytes(other.to_bytes())
+        add_layer_file(path.parent, 1, path.with_name("came"))
+        await checkpoints._files_changed(5)
+        assert told[-1].files.keys() == {0, 1} == {*checkpoints.saved[0].layers}
+        await checkpoints.close()
+
+    asyncio.run(scenario())
+    compute.close()
 
 
 def _states(step: int, layers: set[int]) -> dict[int, LayerState]:

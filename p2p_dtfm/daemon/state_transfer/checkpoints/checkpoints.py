@@ -81,6 +81,7 @@ class Checkpoints:
         self._announced = AnnouncedFiles(spec)
         self.agree = self._announced.agree
         self._here = FilesHere(root, spec)
+        self.is_of_ends, self.unread = self._here.is_of_ends, self._here.unread
         self._busy = asyncio.Lock()
         self._writes = LayerWrites(spec, compute, self._busy, self._here)
         self._room = DiskRoom(root, spec, self._troubles)
@@ -112,10 +113,6 @@ class Checkpoints:
     def path_of(self, blob: str) -> Path | None:
         """A checkpoint's layer file by its digest, for the blob exchange."""
         return self._here.path_of(blob)
-
-    def is_of_ends(self, blob: str) -> bool:
-        """Whether this is a file of the first layer, or of the last one."""
-        return self._here.is_of_ends(blob)
 
     @property
     def saved(self) -> tuple[SavedState, ...]:
@@ -388,13 +385,10 @@ class Checkpoints:
 
     def tell(self, step: int) -> Collection[int] | None:
         """Tell the others which layers of a step are here, and return them; None if none is."""
-        try:
-            manifest = read_manifest(checkpoint_directory(self._root, step))
-        except UserError:
+        if (files := self._here.files_of(step)) is None:
             return None
-        files = {int(n): (file.digest, file.bytes) for n, file in manifest.layers.items()}
-        self._announce(CheckpointFiles(step, manifest.lineage, files))
-        return files
+        self._announce(files)
+        return files.files
 
     async def _files_changed(self, step: int) -> None:
         self._here.look()
@@ -432,8 +426,11 @@ class Checkpoints:
         self._here.changed()
 
     def in_use(self) -> list[Path]:
-        """Checkpoints that are fetched here or from here just now."""
-        return [*self._here.asked_lately(), *filter(None, [self._under_way])]
+        """Checkpoints that are fetched here or from here just now, and the newest on the way of
+        training. Those of later steps may be of a side of a split swarm that was given up."""
+        newest = (it for it in (self._here.written_step, self.whole_step) if it is not None)
+        on_the_way = (checkpoint_directory(self._root, it) for it in newest if it <= self._reached)
+        return [*on_the_way, *self._here.asked_lately(), *filter(None, [self._under_way])]
 
     async def _remove(self, pruned: Callable[..., list[Path]], *given: Any) -> None:
         try:

@@ -524,6 +524,43 @@ def test_a_layer_of_another_lineage_is_not_the_one_that_was_damaged(tmp_path: Pa
     compute.close()
 
 
+def test_a_disk_that_cannot_be_looked_at_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of another machine, or one that was pulled out: the next checkpoint, or the next look at
+    what is there, ended the daemon."""
+    compute = Compute()
+    checkpoints = Checkpoints(tmp_path, SPEC, NO_BLOBS, compute, lambda files: None, lambda: True)
+
+    class _Gone(disk.MachineDisk):
+        def write_whole(self, path: Path, payload: disk.Payload, mode: int) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def gone(path: Path) -> Any:
+        raise OSError(errno.EIO, "Input/output error")
+
+    async def scenario() -> None:
+        await checkpoints.save(5, _states(5, {0}), LINEAGE)
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "iterdir", gone)
+            patched.setattr(Path, "is_file", gone)
+            disk.live_by(_Gone())
+            await checkpoints.save(10, _states(10, {0}), LINEAGE)
+            await checkpoints.take_back(5, LINEAGE)
+            assert checkpoints.refused(10) and checkpoints.saved == ()
+            checkpoints.committed(5, {}, LINEAGE)
+            checkpoints.remote_files("b", CheckpointFiles(5, LINEAGE, {1: ("ab" * 32, 10)}))
+            await asyncio.sleep(0.05)
+            assert checkpoints._completing is not None and not checkpoints._completing.done()
+        disk.live_by(disk.MachineDisk())
+        await checkpoints.save(15, _states(15, {0}), LINEAGE)
+        assert [it.version for it in checkpoints.saved] == [15, 5]
+        await checkpoints.close()
+
+    contextvars.copy_context().run(asyncio.run, scenario())
+    compute.close()
+
+
 def _states(step: int, layers: set[int]) -> dict[int, LayerState]:
     states = {layer: LayerState.genesis(SPEC, layer) for layer in layers}
     for state in states.values():

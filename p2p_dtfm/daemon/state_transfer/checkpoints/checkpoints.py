@@ -225,7 +225,7 @@ class Checkpoints:
         try:
             await self._writes.write(root, step, kept, lineage)
             await asyncio.to_thread(prune, root, SET_ASIDE_KEPT)
-        except CheckpointFailed as error:
+        except (CheckpointFailed, OSError) as error:
             log.warning("%s", error)
             return None
         return checkpoint_directory(root, step)
@@ -238,7 +238,7 @@ class Checkpoints:
         async with self._busy:
             try:
                 gone = await asyncio.to_thread(take_back, self._root, lineage, step)
-            except CheckpointFailed as error:
+            except (CheckpointFailed, OSError) as error:
                 log.warning("what was taken back stays on this disk: %s", error)
                 return
         if gone:
@@ -302,8 +302,11 @@ class Checkpoints:
         rest_s = RETRY_S
         while self._news.is_set():
             self._news.clear()
-            if await self._complete_steps():
-                continue
+            try:
+                if await self._complete_steps():
+                    continue
+            except OSError as error:  # the disk cannot be looked at
+                log.debug("no checkpoint is completed now: %s", error)
             await asyncio.sleep(RETRY_S)  # however often others tell of what came to them
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(rest_s - RETRY_S):
@@ -436,7 +439,7 @@ class Checkpoints:
         try:
             async with self._busy:
                 await asyncio.to_thread(pruned, *given)
-        except CheckpointFailed as error:
+        except (CheckpointFailed, OSError) as error:
             log.warning("old checkpoints stay: %s", error)
 
     async def close(self) -> None:

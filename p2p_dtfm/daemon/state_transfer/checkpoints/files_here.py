@@ -1,5 +1,6 @@
 """What of a run's checkpoints is on this disk and can be loaded, as it is at this moment."""
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,8 @@ are told of as many of those that are kept for that, and of the fullest, if it i
 these."""
 ASKED_S, ASKED_KEPT = 600.0, 2
 """Checkpoints from which somebody has fetched within this time are in use, at most this many."""
+
+log = logging.getLogger("p2p_dtfm.checkpoints")
 
 
 class FilesHere:
@@ -100,14 +103,23 @@ class FilesHere:
         that has changed."""
         seen = (self._changes, changed_ns(self._root))
         if seen != self._seen:
-            every = self._spec.audit.undo_every
-            there = list_checkpoints(self._root)
+            every, there = self._spec.audit.undo_every, self._there()
+            if there is None:
+                return ()
             found = worth_keeping(there, SAVED_TOLD, every)
             found += [it for it in fullest(there) if it not in found]
             sound = ((it.manifest, self._sound_layers(it)) for it in found)
             self._seen = seen
             self._saved = tuple(SavedState(it.step, it.lineage, n) for it, n in sound if n)
         return self._saved
+
+    def _there(self) -> list[Checkpoint] | None:
+        """All on the disk; None while it cannot be looked at. It may be another machine's."""
+        try:
+            return list_checkpoints(self._root)
+        except OSError as error:
+            log.debug("what is saved cannot be looked at: %s", error)
+            return None
 
     def _sound_layers(self, checkpoint: Checkpoint) -> tuple[int, ...]:
         """The layers that are not known to be damaged."""
@@ -149,9 +161,11 @@ class FilesHere:
 
     def look(self) -> None:
         """Learn by which digests files are asked for now."""
+        if (there := self._there()) is None:
+            return
         found = [
             (file.digest, layer, checkpoint.directory)
-            for checkpoint in list_checkpoints(self._root)
+            for checkpoint in there
             for layer, file in self._sound_files(checkpoint.manifest).items()
         ]
         ends = (0, layer_count(self._spec) - 1)

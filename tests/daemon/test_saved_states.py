@@ -16,6 +16,7 @@ from p2p_dtfm.core.recovery.contradictions import AgreedState
 from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.node.coming_and_going.departure import Departure
+from p2p_dtfm.daemon.node.join.own_disk import whole_step
 from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.peers.held_back import LIMIT as HELD_BACK
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
@@ -522,6 +523,31 @@ def test_a_layer_of_another_lineage_is_not_the_one_that_was_damaged(tmp_path: Pa
 
     asyncio.run(scenario())
     compute.close()
+
+
+def test_a_checkpoint_of_another_run_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+    """Somebody had changed the run spec, which is another run, and put the checkpoints beside it.
+    Its founder went on from them, and each that it gave a layer to took it for a liar."""
+    compute, told = Compute(), list[CheckpointFiles]()
+    other = SPEC.model_copy(update={"seed": SPEC.seed + 1})
+    states = [LayerState.genesis(other, layer) for layer in range(layer_count(SPEC))]
+    for state in states:
+        state.version = 10
+    directory = save_layers(tmp_path, other, 10, 0, states, LINEAGE)
+
+    async def scenario() -> None:
+        checkpoints = Checkpoints(tmp_path, SPEC, NO_BLOBS, compute, told.append, lambda: True)
+        assert checkpoints.saved == () and await checkpoints.newest_whole() is None
+        assert checkpoints.tell(10) is None and not told
+        await checkpoints.save(5, _states(5, {0, 1}), LINEAGE)
+        assert [it.version for it in checkpoints.saved] == [5] and directory.exists()
+        await checkpoints.close()
+
+    asyncio.run(scenario())
+    compute.close()
+    home: Any = SimpleNamespace(checkpoints=lambda digest: tmp_path)
+    recalled: Any = SimpleNamespace(spec=SPEC, run_digest=SPEC.digest())
+    assert whole_step(home, recalled) == 0
 
 
 def test_a_disk_that_cannot_be_looked_at_ends_no_training(

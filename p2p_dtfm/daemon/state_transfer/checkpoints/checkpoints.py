@@ -35,7 +35,6 @@ from p2p_dtfm.train.model.checkpoint import (
     CheckpointFailed,
     checkpoint_directory,
     is_begun,
-    list_checkpoints,
     load_layer,
     put_aside,
     read_manifest,
@@ -134,7 +133,7 @@ class Checkpoints:
         power cut may leave them, are put aside. Raises `UserError` where none can be loaded, and
         leaves all of them as they are: the trouble may pass, or have another reason."""
         damaged: list[tuple[Checkpoint, UserError]] = []
-        for checkpoint in list_checkpoints(self._root):
+        for checkpoint in self._here.of_run():
             if len(checkpoint.layers) < layer_count(self._spec):
                 continue
             try:

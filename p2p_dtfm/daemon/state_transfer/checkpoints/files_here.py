@@ -113,10 +113,16 @@ class FilesHere:
             self._saved = tuple(SavedState(it.step, it.lineage, n) for it, n in sound if n)
         return self._saved
 
+    def of_run(self) -> list[Checkpoint]:
+        """All of this run, newest first. Somebody may have put another run's there. Raises
+        `OSError`."""
+        run = self._spec.digest()
+        return [it for it in list_checkpoints(self._root) if it.manifest.run_digest == run]
+
     def _there(self) -> list[Checkpoint] | None:
-        """All on the disk; None while it cannot be looked at. It may be another machine's."""
+        """The same; None while the disk cannot be looked at. It may be another machine's."""
         try:
-            return list_checkpoints(self._root)
+            return self.of_run()
         except OSError as error:
             log.debug("what is saved cannot be looked at: %s", error)
             return None
@@ -138,6 +144,8 @@ class FilesHere:
         try:
             manifest = read_manifest(checkpoint_directory(self._root, step))
         except UserError:
+            return None
+        if manifest.run_digest != self._spec.digest():
             return None
         sound = self._sound_files(manifest)
         files = {layer: (file.digest, file.bytes) for layer, file in sound.items()}

@@ -6,6 +6,7 @@ part of the context, like the clock (`p2p_dtfm.ports.now`).
 """
 
 import contextlib
+import errno
 import os
 import shutil
 from contextvars import ContextVar
@@ -38,7 +39,8 @@ class Disk(Protocol):
         """Give a file, whose pieces were written and forced to the disk, its name."""
 
     def sync_directory(self, directory: Path) -> None:
-        """Force a directory to the disk: only then do the names in it last."""
+        """Force a directory to the disk: only then do the names in it last. Nothing happens where
+        its filesystem cannot do that, as some that another machine shares."""
 
     def free_bytes(self, directory: Path) -> int:
         """Free bytes where this directory lies, by what the disk knows; a quota may leave less."""
@@ -86,6 +88,9 @@ class MachineDisk:
         descriptor = os.open(directory, os.O_RDONLY)
         try:
             os.fsync(descriptor)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # that filesystem forces files alone
+                raise
         finally:
             os.close(descriptor)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from p2p_dtfm.core.commit.judgement import DIGEST_BYTES
+from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.recovery.contradictions import AgreedState
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
 from p2p_dtfm.daemon.state_transfer.checkpoints.announced_files import (
@@ -136,3 +137,21 @@ def test_a_holder_that_takes_long_is_held_to_its_claim(tmp_path: Path, is_true: 
     assert (failure is None) == is_true
     announced.agree(STEP + 10, agreed)
     assert len(announced._agreed) == STEPS_REMEMBERED + 1, "no more are remembered for that"
+
+
+def test_a_holder_of_an_empty_file_keeps_no_other_layer_from_coming(tmp_path: Path) -> None:
+    """It had signed that file's digest. What fewest have is asked for first, and the error ended
+    all fetching, each time: no checkpoint became whole, nor had two disks one."""
+    other = File(tmp_path, "other", 1.0, True, LAYER + 1)
+    empty = File(tmp_path, "empty", 1.0)
+    empty.path.write_bytes(b"")
+    empty.blob = file_digest(empty.path)
+    digest, claimed = bytes.fromhex(empty.blob)[:DIGEST_BYTES], empty.agreed[LAYER].parameters
+    empty.agreed = {LAYER: AgreedState(digest, claimed)}
+    empty.named = {LAYER: (empty.blob, 1)}
+    announced = AnnouncedFiles(SPEC)
+    announced.agree(STEP, empty.agreed | other.agreed)
+    directory = begun(tmp_path / "checkpoints", LINEAGE)
+    failure = fetched(directory, announced, lambda: None, empty, other)
+    assert isinstance(failure, UserError)
+    assert str(LAYER + 1) in read_manifest(directory).layers

@@ -1,6 +1,7 @@
 """Copies that every member fetches beside training: a file that nobody gives holds up no other."""
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,6 +62,25 @@ def test_a_shard_that_nobody_gives_holds_up_no_other(lost: str) -> None:
         shards.lost = set()
         await passes(30.0)
         assert bringing.done() and shards.here == set(SHARDS)
+
+    in_quick_time(scene)
+
+
+def test_a_disk_that_cannot_be_looked_at_for_a_moment_ends_nobody() -> None:
+    async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
+        shards = Shards(set())
+        blobs, looks = shards.participant.membership.run.blobs, iter(range(3))
+        has = blobs.has
+
+        def away_at_first(digest: str) -> bool:
+            if next(looks, None) is not None:
+                raise OSError(errno.EIO, "Input/output error")
+            return bool(has(digest))
+
+        blobs.has = away_at_first
+        bringing = asyncio.create_task(bring_data(shards.participant))
+        await passes(30.0)
+        assert bringing.done() and bringing.exception() is None and shards.here == set(SHARDS)
 
     in_quick_time(scene)
 

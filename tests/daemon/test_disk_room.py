@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
+from p2p_dtfm.daemon.machine import disk as disk_limit
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
 from p2p_dtfm.daemon.state_transfer.checkpoints import checkpoints as checkpoint_files
@@ -134,6 +135,39 @@ def test_of_what_never_becomes_whole_the_newest_stay_and_the_fullest(tmp_path: P
         assert not torn.exists()
         await member.close()
 
+    _in_world(scenario)
+
+
+def test_under_a_limit_what_was_given_up_takes_no_place_from_what_is_saved_now(
+    tmp_path: Path,
+) -> None:
+    """The highest steps stayed, and they were of a side that was given up. What was saved since
+    went at once, whole or not, until training had come as far again."""
+    run, lineages = tmp_path / "runs" / "mine", {95: "of both", 100: "side b", 110: "side b"}
+
+    def left() -> list[tuple[int, str]]:
+        disk_limit.trim(tmp_path, run, 1, member.in_use())
+        found = list_checkpoints(run / "checkpoints")
+        return [(it.manifest.step, it.manifest.lineage) for it in found]
+
+    async def scenario(compute: Compute) -> None:
+        nonlocal member
+        nobody: Any = NO_BLOBS
+        root = run / "checkpoints"
+        member = Checkpoints(root, SPEC, nobody, compute, lambda files: None, lambda: True)
+        for step in (90, 105, 115, 120):
+            await member.save(step, _states(step, EVERY), "side a")
+        assert [step for step, _ in left()] == [120, 115]
+        member.goes_on_from(95, lineages.get)
+        await member.save(100, _states(100, {0}), lineages[100])
+        assert (100, "side b") in left()
+        await member.save(100, _states(100, EVERY), lineages[100])
+        assert (100, "side b") in left() and member.whole_step == 100
+        await member.save(110, _states(110, {0}), lineages[110])
+        assert {(110, "side b"), (100, "side b")} <= {*left()}, "the newest, and the newest whole"
+        await member.close()
+
+    member: Any = None
     _in_world(scenario)
 
 

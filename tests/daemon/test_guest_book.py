@@ -1,5 +1,6 @@
 """What members of a run by invitation tell one another of their guests, and what each believes."""
 
+import contextvars
 import errno
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,6 +44,7 @@ from p2p_dtfm.daemon.telemetry.names import Names
 from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed, verify
 from p2p_dtfm.ports import disk, now
 from p2p_dtfm.sim.faults.simulated_process import sign_for
+from p2p_dtfm.testbed.virtual.disk import VirtualDisk
 from tests.core.builders import record, run_spec
 from tests.core.liars import say, swarm
 
@@ -447,6 +449,25 @@ def test_what_a_full_disk_did_not_take_is_written_once_there_is_room(
     full.clear()
     at_s[0] += guest_book.WRITE_EVERY_S
     book.write_heard()
+    assert OwnInvitation(tmp_path, RUN, FOUNDER).kept.guests.revocations
+
+
+def test_who_was_revoked_stays_out_after_a_power_cut(tmp_path: Path) -> None:
+    """The file was forced to the disk, and its name was not. A line that was taken back before
+    anybody had used it was good again, and only the founder had known."""
+    line = founders_line(tmp_path)
+    turns: Any = SimpleNamespace(now_ns=0, job_ns=0, in_job=True)
+    machine_disk = VirtualDisk(turns)
+
+    def take_back() -> None:
+        disk.live_by(machine_disk)
+        own = OwnInvitation(tmp_path, RUN, FOUNDER)
+        known = GuestList(FOUNDER.peer_id, RUN, verify)
+        GuestBook(own, known).revoke(line.holder)
+
+    contextvars.copy_context().run(take_back)
+    first: Any = SimpleNamespace(randint=lambda least, most: least)
+    machine_disk.power_was_cut(first)
     assert OwnInvitation(tmp_path, RUN, FOUNDER).kept.guests.revocations
 
 

@@ -1,7 +1,9 @@
 """A disk that takes nothing does not keep this peer's states from others."""
 
+import errno
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,3 +48,23 @@ def test_a_state_of_an_end_is_known_as_one_before_anybody_can_fetch_it(
     offers.put(b"of the first layer", True)
     offers.put(b"of another")
     assert known == [True, False]
+
+
+def test_a_disk_that_has_become_read_only_ends_nobody_who_gives_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing can be removed, not even what is not there, the next commit after somebody had
+    followed this peer ended its daemon."""
+    offers = Offers(tmp_path / "offers")
+    on_disk = offers.put(b"of the first layer", True)
+
+    def read_only(*given: Any, **more: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("touch", "unlink"):
+        monkeypatch.setattr(Path, name, read_only)
+    in_memory = offers.put(b"of another")
+    for digest in (on_disk, in_memory):
+        offers.remove(digest)
+    assert offers.find(in_memory) is None
+    assert offers.find(on_disk) is None or offers.is_of_ends(on_disk), "else all would be given it"

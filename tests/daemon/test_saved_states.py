@@ -16,6 +16,7 @@ from p2p_dtfm.core.recovery.contradictions import AgreedState
 from p2p_dtfm.core.recovery.recovery_evidence import RecoveryEvidence
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.node.coming_and_going.departure import Departure
+from p2p_dtfm.daemon.node.join.own_disk import whole_step
 from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.peers.held_back import LIMIT as HELD_BACK
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
@@ -27,6 +28,7 @@ from p2p_dtfm.daemon.state_transfer.checkpoints.pruning import prune
 from p2p_dtfm.daemon.telemetry.status import Troubles
 from p2p_dtfm.ports import disk
 from p2p_dtfm.train.model.checkpoint import (
+    add_layer_file,
     checkpoint_directory,
     layer_path,
     list_checkpoints,
@@ -463,6 +465,126 @@ async def until_whole(checkpoints: Checkpoints, step: int) -> None:
     async with asyncio.timeout(10):
         while checkpoints.whole_step != step:
             await asyncio.sleep(0.01)
+
+
+def test_of_what_an_earlier_life_left_nobody_is_given_other_bytes(tmp_path: Path) -> None:
+    """A power cut may leave a file as long as it was, with other bytes. Whoever was given them, as
+    of the last step, said of its honest giver that it sends wrong bytes, and cut it off."""
+    compute, told, every = Compute(), list[CheckpointFiles](), set(range(layer_count(SPEC)))
+
+    def life() -> Checkpoints:
+        return Checkpoints(tmp_path, SPEC, NO_BLOBS, compute, told.append, lambda: True)
+
+    async def scenario() -> None:
+        first = life()
+        await first.save(5, _states(5, every), LINEAGE)
+        blobs = {layer: blob for layer, (blob, _) in told[-1].files.items()}
+        assert not any(map(first.unread, blobs.values())), "this life has written them"
+        await first.close()
+        path = layer_path(checkpoint_directory(tmp_path, 5), 1)
+        path.write_bytes(bytes(path.stat().st_size))
+
+        again = life()
+        reads = {layer: again.unread(blob) for layer, blob in blobs.items()}
+        assert {layer: read is not None and read() for layer, read in reads.items()} == {
+            layer: layer != 1 for layer in every
+        }
+        assert not any(map(again.unread, blobs.values())), "each is read once"
+        assert {layer for layer in every if again.path_of(blobs[layer])} == every - {1}
+        again.tell(5)
+        assert told[-1].files.keys() == every - {1} == {*again.saved[0].layers}
+        await again.save(5, _states(5, {1}), LINEAGE)
+        assert told[-1].files.keys() == every and again.path_of(blobs[1]), "it is written again"
+        await again.close()
+
+    asyncio.run(scenario())
+    compute.close()
+
+
+def test_a_layer_of_another_lineage_is_not_the_one_that_was_damaged(tmp_path: Path) -> None:
+    compute, told = Compute(), list[CheckpointFiles]()
+    checkpoints = Checkpoints(tmp_path, SPEC, NO_BLOBS, compute, told.append, lambda: True)
+
+    async def scenario() -> None:
+        await checkpoints.save(5, _states(5, {0, 1}), "5a" * 32)
+        path = layer_path(checkpoint_directory(tmp_path, 5), 1)
+        path.write_bytes(bytes(path.stat().st_size))
+        with pytest.raises(UserError):
+            await checkpoints.load(1, 5)
+        assert [it.layers for it in checkpoints.saved] == [(0,)]
+        await checkpoints.save(5, _states(5, {0}), "5b" * 32)
+        other = _states(5, {1})[1]
+        other.parameters.add_(1.0)
+        path.with_name("came").write_bytes(other.to_bytes())
+        add_layer_file(path.parent, 1, path.with_name("came"))
+        await checkpoints._files_changed(5)
+        assert told[-1].files.keys() == {0, 1} == {*checkpoints.saved[0].layers}
+        await checkpoints.close()
+
+    asyncio.run(scenario())
+    compute.close()
+
+
+def test_a_checkpoint_of_another_run_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+    """Somebody had changed the run spec, which is another run, and put the checkpoints beside it.
+    Its founder went on from them, and each that it gave a layer to took it for a liar."""
+    compute, told = Compute(), list[CheckpointFiles]()
+    other = SPEC.model_copy(update={"seed": SPEC.seed + 1})
+    states = [LayerState.genesis(other, layer) for layer in range(layer_count(SPEC))]
+    for state in states:
+        state.version = 10
+    directory = save_layers(tmp_path, other, 10, 0, states, LINEAGE)
+
+    async def scenario() -> None:
+        checkpoints = Checkpoints(tmp_path, SPEC, NO_BLOBS, compute, told.append, lambda: True)
+        assert checkpoints.saved == () and await checkpoints.newest_whole() is None
+        assert checkpoints.tell(10) is None and not told
+        await checkpoints.save(5, _states(5, {0, 1}), LINEAGE)
+        assert [it.version for it in checkpoints.saved] == [5] and directory.exists()
+        await checkpoints.close()
+
+    asyncio.run(scenario())
+    compute.close()
+    home: Any = SimpleNamespace(checkpoints=lambda digest: tmp_path)
+    recalled: Any = SimpleNamespace(spec=SPEC, run_digest=SPEC.digest())
+    assert whole_step(home, recalled) == 0
+
+
+def test_a_disk_that_cannot_be_looked_at_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of another machine, or one that was pulled out: the next checkpoint, or the next look at
+    what is there, ended the daemon."""
+    compute = Compute()
+    checkpoints = Checkpoints(tmp_path, SPEC, NO_BLOBS, compute, lambda files: None, lambda: True)
+
+    class _Gone(disk.MachineDisk):
+        def write_whole(self, path: Path, payload: disk.Payload, mode: int) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def gone(path: Path) -> Any:
+        raise OSError(errno.EIO, "Input/output error")
+
+    async def scenario() -> None:
+        await checkpoints.save(5, _states(5, {0}), LINEAGE)
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "iterdir", gone)
+            patched.setattr(Path, "is_file", gone)
+            disk.live_by(_Gone())
+            await checkpoints.save(10, _states(10, {0}), LINEAGE)
+            await checkpoints.take_back(5, LINEAGE)
+            assert checkpoints.refused(10) and checkpoints.saved == ()
+            checkpoints.committed(5, {}, LINEAGE)
+            checkpoints.remote_files("b", CheckpointFiles(5, LINEAGE, {1: ("ab" * 32, 10)}))
+            await asyncio.sleep(0.05)
+            assert checkpoints._completing is not None and not checkpoints._completing.done()
+        disk.live_by(disk.MachineDisk())
+        await checkpoints.save(15, _states(15, {0}), LINEAGE)
+        assert [it.version for it in checkpoints.saved] == [15, 5]
+        await checkpoints.close()
+
+    contextvars.copy_context().run(asyncio.run, scenario())
+    compute.close()
 
 
 def _states(step: int, layers: set[int]) -> dict[int, LayerState]:

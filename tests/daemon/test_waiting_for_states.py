@@ -44,6 +44,7 @@ from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind
 from p2p_dtfm.train.data import BlobStore, ShardDamaged, ShardUnreadable
+from p2p_dtfm.train.model.checkpoint import layer_path
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.tensor_bytes import tensor_to_bytes
@@ -508,7 +509,8 @@ def test_of_what_is_damaged_on_this_disk_the_others_are_told_that_it_is_not_here
         outlet, checkpoints = Outlet(), parts.tools.stores.checkpoints
         trainer = Trainer(parts.tools, outlet)
         await checkpoints.save(STEP, {layer: state_of(layer) for layer in (0, 1)}, "lineage")
-        ((blob, path),) = [it for it in checkpoints._here._paths.items() if "0001" in it[1].name]
+        ((blob, (where, _)),) = [it for it in checkpoints._here._places.items() if it[1][1] == 1]
+        path = layer_path(where, 1)
         path.write_bytes(bytes(path.stat().st_size))
         trainer._state.step = STEP
         trainer._state.restarts.append((Restart(load=(0, 1)), STEP))

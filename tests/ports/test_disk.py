@@ -26,3 +26,11 @@ def test_the_machine_knows_how_much_room_is_left(tmp_path: Path) -> None:
     assert disk.free_bytes(tmp_path) > 0
     with pytest.raises(OSError, match="No such file"):
         disk.free_bytes(tmp_path / "nowhere")
+
+
+def test_a_disk_that_forces_no_directories_keeps_a_home() -> None:
+    """A start waited for ever for room, and no checkpoint was saved, where files are forced to the
+    disk and directories cannot be, as in a folder that a virtual machine shares."""
+    disk.sync_directory(Path("/proc"))
+    with pytest.raises(OSError, match="No such file"):
+        disk.sync_directory(Path("/nowhere/at/all"))

@@ -1,6 +1,7 @@
 """A peer may have all layers of a model on its disk that its memory does not hold."""
 
 import asyncio
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,13 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.train.model import checkpoint as checkpoints_module
-from p2p_dtfm.train.model.checkpoint import complete, layer_path, load_layer, remove_checkpoint
+from p2p_dtfm.train.model.checkpoint import (
+    add_layer_file,
+    complete,
+    layer_path,
+    load_layer,
+    remove_checkpoint,
+)
 from p2p_dtfm.train.model.gpt import layer_count
 from p2p_dtfm.train.model.layer_state import LayerState
 from p2p_dtfm.train.stage.replay.work import SharedLayer
@@ -91,6 +98,31 @@ def test_a_damaged_or_a_shorter_one_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="is damaged"):
             load_layer(directory, 1)
         assert not complete(directory)
+
+
+def test_a_layer_that_was_fetched_is_never_in_memory(tmp_path: Path) -> None:
+    """It was read whole: a peer of small layers ran out of memory by the largest one of another."""
+    parts = [LayerState.genesis(LARGE, layer) for layer in range(2)]
+    directory = save_layers(tmp_path / "ours", LARGE, 0, 0, parts[:1])
+    theirs = layer_path(save_layers(tmp_path / "theirs", LARGE, 0, 0, parts[1:]), 1)
+    size_bytes = theirs.stat().st_size
+    tracemalloc.start()
+    try:
+        add_layer_file(directory, 1, theirs)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert layer_path(directory, 1).read_bytes() == theirs.read_bytes()
+    assert peak_bytes < size_bytes / 10
+
+
+def test_of_an_empty_file_it_is_said_that_it_is_no_layer(tmp_path: Path) -> None:
+    path = tmp_path / "empty"
+    path.touch()
+    with pytest.raises(UserError, match="is not the state of layer 1"):
+        LayerState.mapped(SPEC, 1, path)
+    with pytest.raises(UserError, match="is not the state of layer 1"):
+        add_layer_file(saved(tmp_path), 1, path)
 
 
 def test_a_founder_that_starts_again_has_no_model_in_memory(tmp_path: Path) -> None:

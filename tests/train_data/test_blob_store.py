@@ -1,5 +1,6 @@
 """Blobs are what their names say, or they are not in the store."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,19 @@ def test_left_overs_of_a_crash_are_cleared(store: BlobStore) -> None:
     store.temporary_path()
     store.remove_temporary_files()
     assert names(store) == {digest}
+
+
+def test_of_a_disk_that_cannot_be_looked_at_nothing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever put a damaged shard aside ended, where its disk was away by then."""
+    store = BlobStore(tmp_path)
+    digest = store.put_bytes(b"sound")
+
+    def away(path: Path) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "is_file", away)
+        assert not store.verify(digest) and store.quarantine(digest) is None
+    assert store.verify(digest)

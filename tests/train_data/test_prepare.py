@@ -458,6 +458,11 @@ def test_opening_finds_what_is_missing(texts: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="wrong size"):
         open_prepared(out)
     shard.write_bytes(content)
+    named = out / "blobs" / manifest.digest()
+    named.unlink()  # a founder ended with a traceback: its run is given to others from there
+    with pytest.raises(UserError, match="missing"):
+        open_prepared(out)
+    named.write_bytes(manifest.to_bytes())
     tokenizer = out / "blobs" / manifest.tokenizer.digest
     tokenizer.write_bytes(tokenizer.read_bytes().replace(b"BPE", b"BPF"))
     with pytest.raises(UserError, match="corrupt"):

@@ -361,9 +361,8 @@ class Dispatch:
         return self._participant.checkpoints.path_of(digest)
 
     def unread(self, digest: str) -> Callable[[], bool] | None:
-        """See `Inside.unread`. Files of states need none: this process wrote them, or they are
-        looked at when they are loaded."""
-        return self._run.blobs.unread(digest)
+        """See `Inside.unread`. Offers need none: this process wrote them."""
+        return self._run.blobs.unread(digest) or self._participant.checkpoints.unread(digest)
 
     def name_of(self, digest: str) -> str:
         is_data = digest in self._data_digests

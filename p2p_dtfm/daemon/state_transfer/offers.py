@@ -82,6 +82,12 @@ class Offers:
             raise
 
     def remove(self, digest: str) -> None:
+        """What the disk does not remove, as one that has become read-only, goes with the next
+        start."""
         self._in_memory.pop(digest, None)
-        self._of_ends.discard(digest)
-        self._store.remove(digest)
+        try:
+            self._store.remove(digest)
+        except OSError as error:
+            log.debug("a state that was on offer stays: %s", error)
+        else:
+            self._of_ends.discard(digest)

@@ -154,10 +154,10 @@ class BlobStore:
     def verify(self, digest: str) -> bool:
         """Whether the blob is here and sound. A blob that is not sound goes to quarantine. One that
         cannot be read stays, for it may be sound."""
-        path = self.path(digest)
-        if path is None:
-            return False
         try:
+            path = self.path(digest)
+            if path is None:
+                return False
             is_sound = file_digest(path) == digest
         except OSError:
             return False
@@ -180,12 +180,12 @@ class BlobStore:
 
         Of each digest only the last bad copy is kept.
         """
-        path = self.path(digest)
-        if path is None:
-            return None
-        self._sound.discard(digest)
         aside = self.root / QUARANTINE
         try:
+            path = self.path(digest)
+            if path is None:
+                return None
+            self._sound.discard(digest)
             aside.mkdir(exist_ok=True)
             with contextlib.suppress(FileNotFoundError):  # somebody else was faster
                 os.replace(path, aside / digest)

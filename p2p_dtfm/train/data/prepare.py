@@ -176,7 +176,8 @@ def open_prepared(out: Path) -> PreparedData:
     if not folder.is_dir():
         raise UserError(f"{folder} is missing", fix)
     store = BlobStore(folder)
-    for digest, size_bytes in manifest.blobs().items():
+    own = {manifest.digest(): len(manifest.to_bytes())}
+    for digest, size_bytes in (own | manifest.blobs()).items():
         path = store.path(digest)
         if path is None or path.stat().st_size != size_bytes:
             raise UserError(f"{folder / digest} is missing or has the wrong size", fix)

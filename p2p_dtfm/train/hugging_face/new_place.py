@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.ports import disk
 
 _MARK = ".p2p-dtfm-partial-"
 """The beginning of the hidden name; the number of the writing process follows it."""
@@ -44,11 +45,13 @@ def made_whole(out: Path) -> Iterator[Path]:
         try:
             made = beside / (place.name or "made")
             yield made
+            _force_to_disk(made)
             if place.is_dir() and made.is_dir():
                 for each in made.iterdir():
                     os.replace(each, place / each.name)
             else:
                 os.replace(made, place)
+            disk.sync_directory(parent)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
             os.close(held)
@@ -57,6 +60,19 @@ def made_whole(out: Path) -> Iterator[Path]:
             f"cannot write {out}: {error.strerror or error}",
             "choose a directory that you may write to for --out, with enough space",
         ) from error
+
+
+def _force_to_disk(made: Path) -> None:
+    """A power cut may else leave the name of what was made, and not its content."""
+    for path in (made, *made.rglob("*")):
+        if path.is_dir():
+            disk.sync_directory(path)
+            continue
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def seen_beside(path: Path) -> Path:

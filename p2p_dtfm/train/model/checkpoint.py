@@ -29,7 +29,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.sections.audit_spec import UNDO_COPIES
 from p2p_dtfm.ports import disk, rarely
 from p2p_dtfm.train.model.gpt import layer_count
-from p2p_dtfm.train.model.layer_state import LayerState, version_in
+from p2p_dtfm.train.model.layer_state import LayerState, mapped_file
 
 _MANIFEST = "manifest.json"
 _MANIFEST_LIMIT_BYTES = 1 << 20
@@ -159,15 +159,15 @@ class OpenCheckpoint:
 
 
 def add_layer_file(directory: Path, layer: int, source: Path) -> None:
-    """Copy a layer's file that came from elsewhere into a checkpoint that lacks it.
+    """Copy a layer's file that came from elsewhere into a checkpoint that lacks it. It is never in
+    memory whole: the layer may be larger than all that this peer holds.
 
     Raises `UserError` if it is not the state of that layer at the checkpoint's step, and
     `CheckpointFailed` if it cannot be written.
     """
     manifest = read_manifest(directory)
     with _disk_errors(directory):
-        payload = source.read_bytes()
-    version = version_in(manifest.spec(), layer, payload, str(source))
+        version, payload = mapped_file(manifest.spec(), layer, source)
     if version != manifest.step:
         raise UserError(
             f"{source} is of step {version}, the checkpoint {directory} of {manifest.step}",

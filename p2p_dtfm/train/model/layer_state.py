@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 import numpy
 import torch
@@ -106,7 +107,7 @@ class LayerState:
 
         The file may be removed meanwhile, but not written to. Raises `UserError` and OSError.
         """
-        view = numpy.memmap(path, dtype="u1", mode="c")
+        view = _mapped(path, "c")
         state = cls.__new__(cls)
         state.spec, state.layer, state.moves = spec, layer, 0
         state.shapes = _shapes(spec, layer)
@@ -320,10 +321,19 @@ def _shapes(spec: RunSpec, layer: int) -> tuple[tuple[str, tuple[int, ...]], ...
     return tuple(layer_entries(spec, layer))
 
 
-def version_in(spec: RunSpec, layer: int, payload: bytes, path: str) -> int:
-    """The version in a layer's file, of which nothing else is read. Raises `UserError` as
-    `LayerState.from_bytes` does."""
-    return _check_header(memoryview(payload), spec.digest(), layer, _shapes(spec, layer), path)
+def mapped_file(spec: RunSpec, layer: int, path: Path) -> tuple[int, memoryview]:
+    """The version in a layer's file, of which nothing else is looked at, and its bytes. These come
+    into memory only as they are read. Raises `UserError` as `LayerState.from_bytes` does, and
+    OSError."""
+    view = _mapped(path, "r").data
+    return _check_header(view, spec.digest(), layer, _shapes(spec, layer), str(path)), view
+
+
+def _mapped(path: Path, mode: Literal["r", "c"]) -> numpy.ndarray:
+    """A file's bytes, to be read or as a copy on write. Nothing can be mapped of an empty one."""
+    if path.stat().st_size == 0:
+        return numpy.empty(0, dtype="u1")
+    return numpy.memmap(path, dtype="u1", mode=mode)
 
 
 @lru_cache(maxsize=256)

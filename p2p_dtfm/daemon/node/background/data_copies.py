@@ -5,6 +5,7 @@ import logging
 
 from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.net.streams.blobs import BlobUnavailable
+from p2p_dtfm.train.data import BlobStore
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -29,10 +30,18 @@ async def bring_data(participant: Participant) -> None:
     while me not in membership.members():  # others give it to members alone
         await asyncio.sleep(DATA_RETRY_S / 5)
     missing = [*order[start:], *order[:start]]
-    while missing := [digest for digest in missing if not run.blobs.has(digest)]:
+    while missing := [digest for digest in missing if _may_lack(run.blobs, digest)]:
         for digest in missing:
             try:
                 await participant.fetch_shards({digest})
             except (BlobUnavailable, OSError) as error:
                 log.debug("data: %s", error)
                 await asyncio.sleep(DATA_RETRY_S)
+
+
+def _may_lack(blobs: BlobStore, digest: str) -> bool:
+    """Whether a file is not here, or its disk cannot be looked at now."""
+    try:
+        return not blobs.has(digest)
+    except OSError:
+        return True

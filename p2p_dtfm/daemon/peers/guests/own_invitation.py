@@ -92,6 +92,7 @@ class OwnInvitation:
         nothing else."""
         try:
             disk.write_whole(self._path, msgspec.json.encode(self.kept), disk.ONLY_OWNER)
+            disk.sync_directory(self._path.parent)  # else a power cut lets in who was just revoked
         except OSError as error:
             if not self._write_fails:
                 log.warning("cannot write down who was invited: %s", error)

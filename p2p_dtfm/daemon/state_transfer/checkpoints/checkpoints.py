@@ -35,7 +35,6 @@ from p2p_dtfm.train.model.checkpoint import (
     CheckpointFailed,
     checkpoint_directory,
     is_begun,
-    list_checkpoints,
     load_layer,
     put_aside,
     read_manifest,
@@ -81,6 +80,7 @@ class Checkpoints:
         self._announced = AnnouncedFiles(spec)
         self.agree = self._announced.agree
         self._here = FilesHere(root, spec)
+        self.is_of_ends, self.unread = self._here.is_of_ends, self._here.unread
         self._busy = asyncio.Lock()
         self._writes = LayerWrites(spec, compute, self._busy, self._here)
         self._room = DiskRoom(root, spec, self._troubles)
@@ -113,10 +113,6 @@ class Checkpoints:
         """A checkpoint's layer file by its digest, for the blob exchange."""
         return self._here.path_of(blob)
 
-    def is_of_ends(self, blob: str) -> bool:
-        """Whether this is a file of the first layer, or of the last one."""
-        return self._here.is_of_ends(blob)
-
     @property
     def saved(self) -> tuple[SavedState, ...]:
         """What can be loaded from this disk, newest first."""
@@ -137,7 +133,7 @@ class Checkpoints:
         power cut may leave them, are put aside. Raises `UserError` where none can be loaded, and
         leaves all of them as they are: the trouble may pass, or have another reason."""
         damaged: list[tuple[Checkpoint, UserError]] = []
-        for checkpoint in list_checkpoints(self._root):
+        for checkpoint in self._here.of_run():
             if len(checkpoint.layers) < layer_count(self._spec):
                 continue
             try:
@@ -228,7 +224,7 @@ class Checkpoints:
         try:
             await self._writes.write(root, step, kept, lineage)
             await asyncio.to_thread(prune, root, SET_ASIDE_KEPT)
-        except CheckpointFailed as error:
+        except (CheckpointFailed, OSError) as error:
             log.warning("%s", error)
             return None
         return checkpoint_directory(root, step)
@@ -241,7 +237,7 @@ class Checkpoints:
         async with self._busy:
             try:
                 gone = await asyncio.to_thread(take_back, self._root, lineage, step)
-            except CheckpointFailed as error:
+            except (CheckpointFailed, OSError) as error:
                 log.warning("what was taken back stays on this disk: %s", error)
                 return
         if gone:
@@ -305,8 +301,11 @@ class Checkpoints:
         rest_s = RETRY_S
         while self._news.is_set():
             self._news.clear()
-            if await self._complete_steps():
-                continue
+            try:
+                if await self._complete_steps():
+                    continue
+            except OSError as error:  # the disk cannot be looked at
+                log.debug("no checkpoint is completed now: %s", error)
             await asyncio.sleep(RETRY_S)  # however often others tell of what came to them
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(rest_s - RETRY_S):
@@ -388,13 +387,10 @@ class Checkpoints:
 
     def tell(self, step: int) -> Collection[int] | None:
         """Tell the others which layers of a step are here, and return them; None if none is."""
-        try:
-            manifest = read_manifest(checkpoint_directory(self._root, step))
-        except UserError:
+        if (files := self._here.files_of(step)) is None:
             return None
-        files = {int(n): (file.digest, file.bytes) for n, file in manifest.layers.items()}
-        self._announce(CheckpointFiles(step, manifest.lineage, files))
-        return files
+        self._announce(files)
+        return files.files
 
     async def _files_changed(self, step: int) -> None:
         self._here.look()
@@ -432,14 +428,17 @@ class Checkpoints:
         self._here.changed()
 
     def in_use(self) -> list[Path]:
-        """Checkpoints that are fetched here or from here just now."""
-        return [*self._here.asked_lately(), *filter(None, [self._under_way])]
+        """Checkpoints that are fetched here or from here just now, and the newest on the way of
+        training. Those of later steps may be of a side of a split swarm that was given up."""
+        newest = (it for it in (self._here.written_step, self.whole_step) if it is not None)
+        on_the_way = (checkpoint_directory(self._root, it) for it in newest if it <= self._reached)
+        return [*on_the_way, *self._here.asked_lately(), *filter(None, [self._under_way])]
 
     async def _remove(self, pruned: Callable[..., list[Path]], *given: Any) -> None:
         try:
             async with self._busy:
                 await asyncio.to_thread(pruned, *given)
-        except CheckpointFailed as error:
+        except (CheckpointFailed, OSError) as error:
             log.warning("old checkpoints stay: %s", error)
 
     async def close(self) -> None:

@@ -34,10 +34,10 @@ def _checkpoints_are_believed(patches: Patches) -> None:
                 found.append(checkpoint.Checkpoint(directory, manifest))
         return found
 
-    from p2p_dtfm.daemon.state_transfer.checkpoints import checkpoints, files_here
+    from p2p_dtfm.daemon.state_transfer.checkpoints import files_here
 
     right = patches.put(checkpoint, "_sound_parts", sound_parts)
-    for module in (checkpoint, checkpoints, files_here):
+    for module in (checkpoint, files_here):
         patches.put(module, "list_checkpoints", list_checkpoints)
 
 

@@ -286,6 +286,7 @@ def test_a_run_whose_last_steps_are_computed_again_is_told_complete_once_they_ar
         done.clear()
         await passes(100.0)
         assert not told and not telling.done()
+        checkpoints.whole_step = 40
         done.set()
         await asyncio.wait_for(telling, 20.0)
 

@@ -140,10 +140,13 @@ def test_nobody_is_told_to_use_a_model_that_is_not_here(
     assert caplog.text.count("the model of step 40 is not on this disk") == 2
 
 
-def test_what_can_be_typed_is_told_once_there_was_room_for_the_model(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("is_full", [True, False], ids=["no room", "a slow line"])
+def test_what_can_be_typed_is_told_once_the_model_is_here(
+    is_full: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The last word was that the model is not on this disk, also when its user had made room."""
+    """The last word was that the model is not on this disk, also when its user had made room. Who
+    still fetched it was told to export it ten seconds after the last step, and exported an older
+    one, or left and never had it."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(end_of_run, "write_report", lambda *of: True)
     monkeypatch.setattr(end_of_run, "last_words", lambda state, path, commands: ())
@@ -157,7 +160,7 @@ def test_what_can_be_typed_is_told_once_there_was_room_for_the_model(
     checkpoints: Any = SimpleNamespace(
         whole_step=20,
         withheld=frozenset(),
-        refused=lambda step: checkpoints.whole_step < step,
+        refused=lambda step: is_full and checkpoints.whole_step < step,
         has_no_room=lambda step: False,
     )
 
@@ -166,7 +169,9 @@ def test_what_can_be_typed_is_told_once_there_was_room_for_the_model(
         done.set()
         ends = asyncio.create_task(EndOfRun(local, run, done, checkpoints, None).when_done())
         await passes(600.0)
-        assert "is not on this disk" in caplog.text and shown == [()] and not ends.done()
+        assert ("is not on this disk" in caplog.text) is is_full
+        assert ("is not whole on this disk yet" in caplog.text) is not is_full
+        assert "next: " not in caplog.text and shown == [()] and not ends.done()
         checkpoints.whole_step = 40
         await asyncio.wait_for(ends, 20.0)
 

@@ -15,7 +15,8 @@ WHOLE_LIMIT_S = 10.0
 WHOLE_POLL_S = 0.1
 """How long the last words wait until all layers of the last step are on this disk."""
 ROOM_POLL_S = 2.0
-"""How often it is looked whether a disk that had no room for them has them by now."""
+"""How often it is looked whether they have come after that, as over a slow line or to a disk that
+had no room."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -39,12 +40,12 @@ class EndOfRun:
         self._samples = samples
         self._has_told = False
         self._lacks_model = False
-        """Whether that was told, of this disk."""
+        """Whether that was told of this disk: it had no room, or the model was on its way."""
         self._telling = asyncio.Lock()
 
     async def when_done(self) -> None:
-        """Tell when the run is done. A daemon that ends with its run may end before. Where the disk
-        had no room for the model, tell once it is there."""
+        """Tell when the run is done. A daemon that ends with its run may end before. Where the
+        model is not on this disk by then, tell once it is: who leaves before has an older one."""
         while not self._has_told or self._lacks_model:
             await self._done.wait()
             await self.tell()
@@ -74,14 +75,17 @@ class EndOfRun:
             return False
         home, state = self._local.home, observer.state()
         path = home.run_directory(self._run.digest) / REPORT_FILE
-        self._lacks_model = self._is_missing(spec.total_steps)
+        self._lacks_model = self._checkpoints.whole_step != spec.total_steps
         commands = () if self._lacks_model else self._next_commands()
         observer.ends_with(commands)
         written = await asyncio.to_thread(write_report, path, state, commands)
         for line in last_words(state, path if written else None, commands):
             log.info("%s", line)
-        if self._lacks_model:
+        if self._is_missing(spec.total_steps):
             log.warning("the model of step %d is not on this disk", spec.total_steps)
+        elif self._lacks_model:
+            what = "the model of step %d is not whole on this disk yet: what it lacks is fetched"
+            log.info(what, spec.total_steps)
         return True
 
     def _tell_that_it_is_here(self) -> None:

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from p2p_dtfm.cli.commands import invite as cli_invite
 from p2p_dtfm.cli.commands.swarm import _ways_in
 from p2p_dtfm.web.qr import qr_in_terminal
 
@@ -32,3 +33,18 @@ def test_addresses_are_told_where_they_let_somebody_in() -> None:
     assert _ways_in(facts) == ["--initial-peers /ip4/1"]
     assert _ways_in({**facts, "admission": "invited"}) == ["a line that p2p-dtfm invite prints"]
     assert _ways_in({"addresses": [], "admission": "invited"}) == []
+
+
+def test_nobody_is_told_how_to_join_a_complete_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`invite` said that anybody may join, and who came was told that the run is complete."""
+    facts = {"addresses": ["/ip4/1"], "admission": "members", "state": "done"}
+    assert _ways_in(facts) == [] and _ways_in({**facts, "state": "training"})
+    for is_complete in (False, True):
+        made = {"line": "p2pi1-", "name": None, "is_complete": is_complete}
+        monkeypatch.setattr(cli_invite, "call_daemon", lambda *of, made=made: made)
+        cli_invite.invite(None, "7d", False, False, False)
+        told = capsys.readouterr().err
+        assert ("nobody can join it any more" in told) is is_complete
+        assert ("anybody may join this run" in told) is not is_complete

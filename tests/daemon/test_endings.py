@@ -221,6 +221,43 @@ def test_what_is_computed_again_is_shared_again(is_lost_while: str) -> None:
         in_quick_time(scene)
 
 
+@pytest.mark.parametrize("leaves", [False, True], ids=["stays", "leaves"])
+def test_a_last_step_that_a_full_disk_refused_is_saved_when_its_user_has_made_room(
+    leaves: bool,
+) -> None:
+    """A minute after the end it was not tried again. The status asked for room, and who made it had
+    no model, until the daemon left; where there were other members, not even then."""
+    has_room, saved = asyncio.Event(), list[int]()
+
+    async def save(step: int, states: dict[int, object], lineage: str) -> None:
+        if has_room.is_set():
+            saved.append(step)
+
+    async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
+        peer = Complete(exit_when_done=False)
+        checkpoints = peer.participant.checkpoints
+        peer.participant.lineage_at = lambda step: "lineage"
+        checkpoints.save, checkpoints.refused = save, lambda step: not saved
+        peer.trainer.states[0] = SimpleNamespace(version=40)
+        peer.trainer.done.set()
+        ends = peer.ends()
+        await passes(2 * departure.DONE_WAIT_S)
+        assert not saved
+        has_room.set()
+        if leaves:
+            peer.life.leaving.set()
+            await asyncio.wait_for(ends, 20.0)
+        else:
+            await asyncio.sleep(60.0)
+            await wait_for_real(3 * SAVE_AGAIN_S)
+        assert saved == [40]
+        ends.cancel()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(departure, "SAVE_AGAIN_S", SAVE_AGAIN_S)
+        in_quick_time(scene)
+
+
 def test_a_run_whose_last_steps_are_computed_again_is_told_complete_once_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -249,6 +286,7 @@ def test_a_run_whose_last_steps_are_computed_again_is_told_complete_once_they_ar
         done.clear()
         await passes(100.0)
         assert not told and not telling.done()
+        checkpoints.whole_step = 40
         done.set()
         await asyncio.wait_for(telling, 20.0)
 

@@ -248,7 +248,8 @@ def test_in_a_run_by_invitation_nobody_is_told_to_name_an_address(tmp_path: Path
 
 
 def test_who_comes_back_to_a_complete_run_is_told_that_the_model_is_here(tmp_path: Path) -> None:
-    """The user was told to ask a member for a model that lay in the user's own home."""
+    """The user was told to ask a member for a model that lay in the user's own home. Who was away
+    at the end was not told of the older one that is there."""
     (known,) = peer_ids(tmp_path, 1)
     memory = memory_of(tmp_path, SPEC).met([acquaintance(known, ["/ip4/192.0.2.7/tcp/1"], 5)])
     over = RunComplete(memory.run_digest[:16], SPEC.total_steps)
@@ -263,11 +264,15 @@ def test_who_comes_back_to_a_complete_run_is_told_that_the_model_is_here(tmp_pat
     assert "ask a member for the model" in told(tmp_path / "was away")
     home = tmp_path / "home"
     states = [LayerState.genesis(SPEC, layer) for layer in range(layer_count(SPEC))]
-    for state in states:
-        state.version = SPEC.total_steps
     root = place_of(home, memory) / "checkpoints"
-    save_layers(root, SPEC, SPEC.total_steps, 0, states)
-    fixes = told(home, run="my-run.toml")
+    for step in (SPEC.total_steps - 1, SPEC.total_steps):
+        for state in states:
+            state.version = step
+        save_layers(root, SPEC, step, 0, states)
+        fixes = told(home, run="my-run.toml")
+        if step < SPEC.total_steps:
+            assert "ask a member for the model" in fixes
+            assert f"after step {step} is here: p2p-dtfm export --home {home}" in fixes
     assert "ask a member" not in fixes
     assert f"the whole model is here: p2p-dtfm generate --home {home}" in fixes
     assert f"p2p-dtfm --home {home} --run my-run.toml --new" in fixes

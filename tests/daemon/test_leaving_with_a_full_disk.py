@@ -2,6 +2,7 @@
 word."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -137,3 +138,43 @@ def test_nobody_is_told_to_use_a_model_that_is_not_here(
     in_quick_time(scene)
     assert told[:2] == [(), ()] and len(told[2]) == 2
     assert caplog.text.count("the model of step 40 is not on this disk") == 2
+
+
+@pytest.mark.parametrize("is_full", [True, False], ids=["no room", "a slow line"])
+def test_what_can_be_typed_is_told_once_the_model_is_here(
+    is_full: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last word was that the model is not on this disk, also when its user had made room. Who
+    still fetched it was told to export it ten seconds after the last step, and exported an older
+    one, or left and never had it."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(end_of_run, "write_report", lambda *of: True)
+    monkeypatch.setattr(end_of_run, "last_words", lambda state, path, commands: ())
+    shown: list[tuple[str, ...]] = []
+    home = SimpleNamespace(root=Path("home"), run_directory=lambda digest: Path("run"))
+    state = SimpleNamespace(samples=SimpleNamespace(prompt="def "))
+    local: Any = SimpleNamespace(
+        home=home, observer=SimpleNamespace(state=lambda: state, ends_with=shown.append)
+    )
+    run: Any = SimpleNamespace(spec=SimpleNamespace(total_steps=40, layers=()), digest="ab")
+    checkpoints: Any = SimpleNamespace(
+        whole_step=20,
+        withheld=frozenset(),
+        refused=lambda step: is_full and checkpoints.whole_step < step,
+        has_no_room=lambda step: False,
+    )
+
+    async def scene(passes: Callable[[float], Awaitable[None]]) -> None:
+        done = asyncio.Event()
+        done.set()
+        ends = asyncio.create_task(EndOfRun(local, run, done, checkpoints, None).when_done())
+        await passes(600.0)
+        assert ("is not on this disk" in caplog.text) is is_full
+        assert ("is not whole on this disk yet" in caplog.text) is not is_full
+        assert "next: " not in caplog.text and shown == [()] and not ends.done()
+        checkpoints.whole_step = 40
+        await asyncio.wait_for(ends, 20.0)
+
+    in_quick_time(scene)
+    assert "the model of step 40 is on this disk now" in caplog.text
+    assert caplog.text.count("next: ") == 2 and len(shown[-1]) == 2

@@ -4,13 +4,18 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
 from p2p_dtfm.daemon.peers import peer_check
+from p2p_dtfm.daemon.peers.checks.check import Grade
 from p2p_dtfm.daemon.peers.doctor import check_initial_peers
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.libp2p.control import ControlPlane
+from tests.daemon.test_false_leads import complete
 from tests.net.net_support import hosts, run
 
 
@@ -48,5 +53,22 @@ def test_of_several_that_answer_all_are_asked(tmp_path: Path) -> None:
             checks = await check_initial_peers(doctor, addresses)
             found = [check.found for check in checks if check.name == "initial peer"]
             assert len(found) == len(addresses) and all("no run yet" in it for it in found)
+
+    run(scenario())
+
+
+def test_whose_run_is_complete_is_not_said_to_train_it(tmp_path: Path) -> None:
+    """The doctor said that step 61 of 60 is trained, and how much this machine would add. Who
+    joined was then told that the run is complete."""
+
+    async def is_done(sender: str, body: bytes) -> bytes:
+        return encode(msgspec.structs.replace(complete(), protocol_version=PROTOCOL_VERSION))
+
+    async def scenario() -> None:
+        async with hosts(tmp_path, 2) as (doctor, other):
+            await ControlPlane(other, is_done, name="control").ready()
+            (check, *_) = await check_initial_peers(doctor, (await other.addresses())[:1])
+            assert check.verdict is Grade.WARNING and not check.facts["complete"]  # not shown
+            assert "is complete" in check.found and "trains" not in check.found and check.fix
 
     run(scenario())

@@ -177,7 +177,8 @@ def test_who_invites_others_gets_its_line(tmp_path: Path) -> None:
             agreement=SimpleNamespace(view=None),
             acquaintances=SimpleNamespace(memory=None),
             run=SimpleNamespace(digest="ab" * 32),
-        )
+        ),
+        trainer=SimpleNamespace(done=asyncio.Event()),
     )
     made = asyncio.run(api.invite({}))
     local.compute.close()

@@ -38,6 +38,9 @@ def invite(
 
         qr_in_terminal(f"p2p-dtfm --invite {made['line']}")
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
+    if made.get("is_complete"):
+        say("all steps of the run are done: nobody can join it any more, by this line or another")
+        return
     if made.get("is_near"):
         say(
             "only machines of your own network can call the addresses in it: for others, forward a "

@@ -123,7 +123,9 @@ def _rows(facts: dict[str, Any], named: Callable[[str], str]) -> list[tuple[str,
 
 
 def _ways_in(facts: dict[str, Any]) -> list[str]:
-    """What others type to join, or how to get it."""
+    """What others type to join, or how to get it. Nobody joins a complete run."""
+    if facts.get("state") == "done":
+        return []
     if facts.get("admission") == "invited" and facts["addresses"]:
         return ["a line that p2p-dtfm invite prints"]
     return [f"--initial-peers {address}" for address in facts["addresses"]]

@@ -112,9 +112,10 @@ class StatusApi:
         told = addresses_to_tell(own, {k: v for k, v in others.items() if k != me}, points)
         digest = participant.membership.run.digest
         try:
-            return new_line(network.guest_book, digest, parameters, told)
+            line = new_line(network.guest_book, digest, parameters, told)
         except UserError as error:
             return refusal_answer(error)
+        return {**line, "is_complete": participant.trainer.done.is_set()}
 
     async def revoke(self, parameters: Mapping[str, str]) -> dict[str, Any]:
         view, names = self._last_view, self._local.observer.seen.names

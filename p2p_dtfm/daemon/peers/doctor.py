@@ -136,14 +136,17 @@ async def examine_network(
                     "--invite LINE, or --initial-peers ADDRESS"
                 )
                 add(Check("initial peer", Grade.SKIPPED, "none is given", hint))
-            for check in await check_initial_peers(host, what.initial_peers):
+            peers = await check_initial_peers(host, what.initial_peers)
+            for check in peers:
                 add(check)
-            if what.initial_peers:
+            if any(check.facts.get("complete") for check in peers):
+                found = "the run is complete: nothing of it is left to compute"
+                add(Check("worth", Grade.SKIPPED, found))
+            elif what.initial_peers:
                 for worth in await check_worth(host, what, daemon):
                     add(worth)
             addresses = await host.addresses()
-            found = await _finding(host, what, daemon)
-            add(check_reachability(addresses, what, found))
+            add(check_reachability(addresses, what, await _finding(host, what, daemon)))
         except Unreachable as error:
             fix = "try again; if it stays so, reinstall hivemind"
             add(Check("libp2p", Grade.FAILED, error.cause, fix))

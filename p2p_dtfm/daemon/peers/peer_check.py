@@ -12,6 +12,7 @@ from p2p_dtfm.core.protocol.invited.chains import NOT_INVITED
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.peers.bootstrap_node import REFUSAL
+from p2p_dtfm.daemon.peers.run_source import RunComplete, fault_of_end
 from p2p_dtfm.daemon.peers.wire import Hello, Knock, Welcome, pack, protocol_of
 from p2p_dtfm.net.contacts.addresses import host_and_port, parse_address
 from p2p_dtfm.net.errors import Refused, Unreachable
@@ -128,8 +129,12 @@ async def _ask(host: Host, address: str, peer_id: str, connect_ms: float) -> Fin
         fix = "see that it is a p2p-dtfm daemon of this version"
         return Finding("initial peer", "failed", f"{reached}; then: {error.cause}", fix, facts)
     digest = digest_bytes(welcome.run_spec.payload)
-    found = f"{reached}; trains {spec.name} ({digest[:16]}), step {welcome.step}"
     facts |= {"run_digest": digest}
+    if (ended := fault_of_end(peer_id, welcome, spec)) is not None:  # who joins is told the same
+        found = f"{reached}; {spec.name}: {ended.cause}"
+        facts |= {"complete": isinstance(ended, RunComplete)}
+        return Finding("initial peer", "warning", found, ended.fixes[0], facts)
+    found = f"{reached}; trains {spec.name} ({digest[:16]}), step {welcome.step}"
     try:
         notes = await _notes(host, peer_id, spec)
     except (TimeoutError, BlobUnavailable, PeerFault) as error:

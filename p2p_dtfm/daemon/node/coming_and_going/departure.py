@@ -20,8 +20,9 @@ LEAVE_LIMIT_S = 60.0
 DONE_WAIT_S = 60.0
 """How long a peer that ends with its run waits for others to have the model, while none of it
 travels."""
-SAVE_AGAIN_S = 2.0
-"""How often this peer tries again to write the last step to a disk that did not take it."""
+SAVE_AGAIN_S, LONGEST_REST_S = 2.0, 30.0
+"""How often this peer tries again to write the last step to a disk that did not take it: at first,
+and at last."""
 TELL_AGAIN_S = 20.0
 """How often the others are told again which files of the last step are here."""
 
@@ -152,12 +153,19 @@ class Departure:
 
     async def _until_leaving_or_undone(self) -> None:
         """Wait until this peer is told to leave, or a failure has cost the last step. Then the
-        model is shared once more."""
+        model is shared once more. Meanwhile its user may make room for what the disk refused, of
+        which this peer may have the only copy: it is tried again, also before this peer leaves."""
         done, leaving = self.participant.trainer.done, self._life.leaving
+        checkpoints, step = self.participant.checkpoints, self._membership.run.spec.total_steps
+        tried_s, rest_s = now.monotonic_s(), SAVE_AGAIN_S
         while done.is_set() and not leaving.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SAVE_AGAIN_S):
                     await leaving.wait()
+            is_time = leaving.is_set() or now.monotonic_s() - tried_s >= rest_s
+            if done.is_set() and is_time and checkpoints.refused(step):
+                await self._save()
+                tried_s, rest_s = now.monotonic_s(), min(2 * rest_s, LONGEST_REST_S)
 
     async def _share_model(self) -> None:
         """Wait until the others have the model, for a bounded time. The time begins anew while

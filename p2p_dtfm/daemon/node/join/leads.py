@@ -81,13 +81,14 @@ class Leads:
 
     def with_own_model(self, complete: RunComplete) -> RunComplete:
         """`complete` with what to do where this home has the whole model: it was there at the end,
-        and need ask nobody."""
+        and need ask nobody. Or it has one of before."""
         memory, home, settings = self._acquaintances.memory, self._local.home, self._local.settings
         if memory is None or not memory.run_digest.startswith(complete.run) or memory.spec.layers:
             return complete  # no command uses a model with listed layers
-        if whole_step(home, memory) != complete.total_steps:
-            return complete
         generate, export = next_commands(home.root)
+        if (step := whole_step(home, memory)) != complete.total_steps:
+            older = (f"the model as it was after step {step} is here: {export}",) if step else ()
+            return RunComplete(complete.run, complete.total_steps, (*complete.fixes, *older))
         spec = shlex.quote(settings.run) if settings.run else "FILE"
         founds = f"p2p-dtfm{home_option(home.root)} --run {spec} --new"
         fixes = (

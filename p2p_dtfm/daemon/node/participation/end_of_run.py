@@ -14,6 +14,9 @@ from p2p_dtfm.ports import now
 WHOLE_LIMIT_S = 10.0
 WHOLE_POLL_S = 0.1
 """How long the last words wait until all layers of the last step are on this disk."""
+ROOM_POLL_S = 2.0
+"""How often it is looked whether they have come after that, as over a slow line or to a disk that
+had no room."""
 
 log = logging.getLogger("p2p_dtfm")
 
@@ -36,19 +39,28 @@ class EndOfRun:
         self._checkpoints = checkpoints
         self._samples = samples
         self._has_told = False
+        self._lacks_model = False
+        """Whether that was told of this disk: it had no room, or the model was on its way."""
         self._telling = asyncio.Lock()
 
     async def when_done(self) -> None:
-        """Tell when the run is done. A daemon that ends with its run may end before."""
-        while not self._has_told:
+        """Tell when the run is done. A daemon that ends with its run may end before. Where the
+        model is not on this disk by then, tell once it is: who leaves before has an older one."""
+        while not self._has_told or self._lacks_model:
             await self._done.wait()
             await self.tell()
+            if self._lacks_model:
+                await asyncio.sleep(ROOM_POLL_S)
 
     async def tell(self) -> None:
         """Tell once, and only of a run that is complete."""
         async with self._telling:
-            if not self._has_told and self._done.is_set():
+            if not self._done.is_set():
+                return
+            if not self._has_told:
                 self._has_told = await self._tell()
+            elif self._lacks_model and self._checkpoints.whole_step == self._run.spec.total_steps:
+                self._tell_that_it_is_here()
 
     async def _tell(self) -> bool:
         """Returns whether the run was still complete when the words were due: a failure may have
@@ -63,17 +75,34 @@ class EndOfRun:
             return False
         home, state = self._local.home, observer.state()
         path = home.run_directory(self._run.digest) / REPORT_FILE
-        # these commands take no model with listed layers, or whose ends others keep
-        is_missing = self._is_missing(spec.total_steps)
-        usable = not (is_missing or spec.layers or self._checkpoints.withheld)
-        commands = next_commands(home.root, state.samples.prompt or "def ") if usable else ()
+        self._lacks_model = self._checkpoints.whole_step != spec.total_steps
+        commands = () if self._lacks_model else self._next_commands()
         observer.ends_with(commands)
         written = await asyncio.to_thread(write_report, path, state, commands)
         for line in last_words(state, path if written else None, commands):
             log.info("%s", line)
-        if is_missing:
+        if self._is_missing(spec.total_steps):
             log.warning("the model of step %d is not on this disk", spec.total_steps)
+        elif self._lacks_model:
+            what = "the model of step %d is not whole on this disk yet: what it lacks is fetched"
+            log.info(what, spec.total_steps)
         return True
+
+    def _tell_that_it_is_here(self) -> None:
+        self._lacks_model = False
+        log.info("the model of step %d is on this disk now", self._run.spec.total_steps)
+        commands = self._next_commands()
+        self._local.observer.ends_with(commands)
+        for command in commands:
+            log.info("next: %s", command)
+
+    def _next_commands(self) -> tuple[str, ...]:
+        """What can be typed once the model is here. These commands take no model with listed
+        layers, or whose ends others keep."""
+        if self._run.spec.layers or self._checkpoints.withheld:
+            return ()
+        prompt = self._local.observer.state().samples.prompt or "def "
+        return next_commands(self._local.home.root, prompt)
 
     def _is_missing(self, step: int) -> bool:
         """Whether this disk has no room for the model. Otherwise the model is here, or on its

@@ -21,8 +21,8 @@ from p2p_dtfm.sim.faults.simulated_process import sign_for, verify
 VIEW, STEP = ViewId(3, "view"), 7
 
 
-def signed(maker: str, step: int = STEP) -> Signed:
-    prepared = Prepared(VIEW, step, maker, {0: 1.0}, 0.0, 1, 0.0, 0, None)
+def signed(maker: str, step: int = STEP, ready_for: ViewId | None = None) -> Signed:
+    prepared = Prepared(VIEW, step, maker, {0: 1.0}, 0.0, 1, 0.0, 0, ready_for)
     return sign_prepared(prepared, sign_for(maker))
 
 
@@ -32,9 +32,16 @@ class Receiver(Dispatch):
     def __init__(self) -> None:
         self.heard: list[Statement] = []
         ledger = SimpleNamespace(view=VIEW, step=STEP, missing=("maker",))
-        self._agreement: Any = SimpleNamespace(ledger=ledger)
+        self._agreement: Any = SimpleNamespace(
+            ledger=ledger,
+            said_of_last_step=lambda peer_id: signed(peer_id, STEP - 1),
+            hears_unlike=lambda it: it.prepared.step == STEP - 1,
+        )
+        self.contradictions: list[str] = []
         trainer = SimpleNamespace(prepared=self.heard.append)
-        self._participant: Any = SimpleNamespace(trainer=trainer)
+        self._participant: Any = SimpleNamespace(
+            trainer=trainer, contradiction=self.contradictions.append
+        )
         members = {"maker", "another", "third"}
         self._membership: Any = SimpleNamespace(members=lambda: members, verify=verify)
 
@@ -65,4 +72,13 @@ def test_a_forgery_is_the_fault_of_who_brings_it() -> None:
     forged = Signed("maker", true.kind, true.payload, b"0" * 64)
     with pytest.raises(PeerFault, match="another"):
         receiver._of_a_step("another", SignedPrepared(forged))
+    assert not receiver.heard
+
+
+def test_another_one_of_the_last_step_has_all_agree_anew() -> None:
+    receiver = Receiver()
+    receiver._of_a_step("another", SignedPrepared(signed("third", STEP - 1)))
+    assert not receiver.contradictions, "the same one as came here"
+    receiver._of_a_step("another", SignedPrepared(signed("third", STEP - 1, ViewId(4, "next"))))
+    assert receiver.contradictions == ["third said two different Prepared for step 6"]
     assert not receiver.heard

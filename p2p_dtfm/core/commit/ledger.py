@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from p2p_dtfm.core.commit.judgement import Conflict
 from p2p_dtfm.core.commit.step import StepTransaction
 from p2p_dtfm.core.commit.step_terms import StepTerms
+from p2p_dtfm.core.messages.audit_messages import UNLIKE_LIMIT
 from p2p_dtfm.core.messages.prepared import STEPS_AHEAD_LIMIT, Statement, StepOutcome
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.plan import Plan
@@ -43,6 +44,8 @@ class Ledger:
         self._terms = terms
         self._counts = counts
         self._first = step, first_counts if first_counts is not None else counts
+        self._unlike: dict[str, Signed] = {}
+        """By peer: another Prepared of the last step than the one by which it committed here."""
         self._transactions: dict[int, StepTransaction] = {}
         self._ahead: dict[str, dict[int, Statement]] = {}
         """At a peer without a stage: the newest Prepared too far ahead, by stage-holder."""
@@ -69,6 +72,7 @@ class Ledger:
         if outcome is not None:
             self.last_commit = self._transactions.pop(self.step).signed
             self.step += 1
+            self._unlike = {}
             self._take_ahead()
         return outcome
 
@@ -84,9 +88,15 @@ class Ledger:
 
     @property
     def forks(self) -> bool:
-        """Whether members say that the present step starts from different states."""
+        """Whether members say that the present step starts from different states, or somebody has
+        said two things of the step before."""
         said = self._transaction(self.step).said.values()
-        return len({prepared.base for prepared in said}) > 1
+        return bool(self._unlike) or len({prepared.base for prepared in said}) > 1
+
+    def see_unlike(self, signed: Signed) -> None:
+        """Keep another Prepared of the last step than the one by which it committed here."""
+        if len(self._unlike) < UNLIKE_LIMIT:
+            self._unlike.setdefault(signed.peer_id, signed)
 
     def says_ahead(self, statement: Statement) -> tuple[int, str] | None:
         """Takes a Prepared that is too far ahead, at a peer without a stage. Returns the step to
@@ -118,7 +128,7 @@ class Ledger:
     def skip_to(self, step: int) -> None:
         """Go on with `step`: the steps before it are known to be committed."""
         self.step = step
-        self.last_commit = ()
+        self.last_commit, self._unlike = (), {}
         self._transactions = {n: t for n, t in self._transactions.items() if n >= step}
         self._take_ahead()
 
@@ -133,10 +143,11 @@ class Ledger:
 
     def freeze(self) -> tuple[Signed, ...]:
         """Take and commit nothing from now on; returns the Prepared of the step under way, and
-        after them those that were refused."""
+        after them those that were refused, and unlike ones of the step before."""
         self.frozen = True
         transaction = self._transaction(self.step)
-        return (*transaction.signed, *transaction.evidence.values())
+        refused = transaction.evidence.values()
+        return (*transaction.signed, *refused, *self._unlike.values())
 
     def counts_of(self, step: int) -> Mapping[str, int]:
         """For how many microbatches each peer's Prepared counts the loss; empty if unknown."""

@@ -29,6 +29,7 @@ from p2p_dtfm.core.consensus.actions import Actions, Heard, Verdict, refused
 from p2p_dtfm.core.consensus.agreement_readings import AgreementReadings
 from p2p_dtfm.core.consensus.agreement_state import AgreementState, RunConstants
 from p2p_dtfm.core.consensus.machines import machines_of
+from p2p_dtfm.core.consensus.parts import forks
 from p2p_dtfm.core.consensus.phase import phase_of
 from p2p_dtfm.core.consensus.table import dispatch
 from p2p_dtfm.core.consensus.views.reminders import Signatures
@@ -42,7 +43,7 @@ from p2p_dtfm.core.messages.agreement_messages import (
     Standing,
 )
 from p2p_dtfm.core.messages.message_bounds import require_bounded
-from p2p_dtfm.core.messages.prepared import StepOutcome
+from p2p_dtfm.core.messages.prepared import Statement, StepOutcome
 from p2p_dtfm.core.messages.stage_progress import StageProgress
 from p2p_dtfm.core.messages.statements import STATEMENTS, require_stated
 from p2p_dtfm.core.protocol.errors import PeerFault
@@ -264,6 +265,15 @@ class Agreement(AgreementReadings):
         """
         actions = self._machines.takeover.committed(outcome, now_ns)
         return actions + self._machines.passing_on.committed()
+
+    def said_of_last_step(self, peer_id: str) -> Signed | None:
+        """The Prepared of the peer by which the last step was committed here."""
+        return forks.said_of_last_step(self._state, peer_id)
+
+    def hears_unlike(self, shown: Statement) -> bool:
+        """Whether the maker of a Prepared that another member shows has said another one of that
+        step, by which this peer has committed it. Then the caller has all agree anew."""
+        return forks.hears_unlike(self._state, shown)
 
     def skip_to(self, step: int, lineage: str) -> None:
         """For a peer without a stage: more than half of the stage-holders prepare `step` of this

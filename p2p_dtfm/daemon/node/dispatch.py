@@ -255,18 +255,24 @@ class Dispatch:
 
     def _passed_on(self, sender: str, signed: Signed) -> None:
         """Take another member's Prepared of the open step. That member may have told all but this
-        peer. Raises `PeerFault`."""
+        peer. Or take another one of the last step than that by which this peer has committed it.
+        Raises `PeerFault`."""
         if not {sender, signed.peer_id} <= self._membership.members():
             raise PeerFault("says Prepared for another peer", sender)
-        ledger = self._agreement.ledger
-        if ledger is None or signed.peer_id not in ledger.missing:
+        ledger, held = self._agreement.ledger, self._agreement.said_of_last_step(signed.peer_id)
+        is_lacked = ledger is not None and signed.peer_id in ledger.missing
+        if not is_lacked and (held is None or held.payload == signed.payload):
             return  # the Prepared has come meanwhile
         try:
             prepared = open_prepared(signed, self._membership.verify)
         except PeerFault as fault:
             raise PeerFault(f"passes on a Prepared: {fault.cause}", sender) from fault
-        if (prepared.view, prepared.step) == (ledger.view, ledger.step):
-            self._participant.trainer.prepared(Statement(prepared, signed))
+        statement = Statement(prepared, signed)
+        if self._agreement.hears_unlike(statement):
+            cause = f"{signed.peer_id} said two different Prepared for step {prepared.step}"
+            self._participant.contradiction(cause)
+        elif is_lacked and ledger and (prepared.view, prepared.step) == (ledger.view, ledger.step):
+            self._participant.trainer.prepared(statement)
 
     def _hear_heartbeat(self, sender: str, message: Heartbeat) -> None:
         self._participant.step_watch.heard(sender, message.progress, message.work)

@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -128,6 +128,32 @@ def _prove_oneself_a_liar(at: Callable[[int], bool]) -> None:
     put(participant.Participant, "say_prepared", say_prepared)
 
 
+def be_ready_for_all_but_one(lie: Lie) -> None:
+    be_ready_for(lie, lambda honest: honest[1:])
+
+
+def be_ready_for(lie: Lie, chosen: Callable[[Sequence[str]], Sequence[str]]) -> None:
+    """Says that it is ready for the next view to its colluders and the `chosen` of the other
+    members, and to the rest that it is not. So some take that view over, and others do not."""
+    honest = participant.Participant.say_prepared
+
+    def say_prepared(self: Any, signed: Any, view: Any) -> None:
+        prepared = decode(signed.payload, Prepared)
+        if prepared.ready_for is None or not lie.is_told(prepared.step):
+            honest(self, signed, view)
+            return
+        other = msgspec.structs.replace(prepared, ready_for=None)
+        other_signed = sign_prepared(other, self.membership.sign)
+        lies_with = {signed.peer_id, *lie.colluders}
+        others = sorted(set(view.member_ids) - lies_with)
+        told = {*lies_with, *chosen(others)}
+        for peer_id in sorted(view.member_ids):
+            said = SignedPrepared(signed if peer_id in told else other_signed)
+            self.network.messenger.tell(peer_id, said)
+
+    put(participant.Participant, "say_prepared", say_prepared)
+
+
 def confess_late(lie: Lie) -> None:
     change_gradients(lie)
     _prove_oneself_a_liar(lambda step: step >= lie.from_step + CONFESSES_AFTER)
@@ -239,6 +265,7 @@ def hear_otherwise(lie: Lie) -> None:
 IN_WORDS = {
     "norm": state_another_norm,
     "unlike-norms": tell_each_another_norm,
+    "unlike-vouches": be_ready_for_all_but_one,
     "loss": state_another_loss,
     "held-out": state_another_held_out_loss,
     "count": count_twice,

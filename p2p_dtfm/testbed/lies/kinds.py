@@ -273,6 +273,13 @@ _SUMS = {
 _WORDS = {
     "norm": LieKind("says that the norm is larger by so many times", LEFT_OUT, 1.0),
     "unlike-norms": LieKind("tells each member another norm", BARRED),
+    "unlike-vouches": LieKind(
+        "says to one member that it is not ready for the next view, and to the others that it is",
+        TELLS_UNLIKE,
+        from_step=0,
+        newcomer=True,
+        needs="",
+    ),
     "loss": LieKind("says that its loss is larger by so many times", BARRED, 1.0),
     "held-out": LieKind(
         "says that its held-out loss is larger by so many times",

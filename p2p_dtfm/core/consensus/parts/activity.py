@@ -6,6 +6,7 @@ import operator
 from p2p_dtfm.core.consensus.actions import SendMessage, Verdict, refused
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
+from p2p_dtfm.core.consensus.parts.forks import show_unready
 from p2p_dtfm.core.consensus.parts.gather.gathering import Gathering
 from p2p_dtfm.core.consensus.parts.outsiders import Outsiders
 from p2p_dtfm.core.consensus.parts.proofs import Proofs
@@ -97,7 +98,7 @@ class Activity:
             return refused("this peer lacks somebody's Ready for it")
         for agreed in (state.next_view, state.agreed.dropped):
             if agreed is not None and agreed.id == message.view:
-                return self._follow(agreed, now_ns)
+                return self._follow(agreed, message, now_ns)
         return None
 
     def _note(self, message: Active) -> bool:
@@ -145,13 +146,14 @@ class Activity:
             found |= set(attempt.snapshot.contributors)
         return found
 
-    def _follow(self, agreed: View, now_ns: int) -> Verdict:
+    def _follow(self, agreed: View, message: Active, now_ns: int) -> Verdict:
         """Others have taken over the view that waits here."""
         state = self._state
         present = agreed.snapshot.present if agreed.snapshot.planned else None
         has_stage = present is not None and present.stage_of(state.me.peer_id) is not None
         if has_stage and not state.is_newcomer:
-            return refused("this peer commits the step before by itself, and takes over then")
+            reason = "this peer commits the step before by itself, and takes over then"
+            return Verdict(show_unready(state, message), reason)
         if not self._catch_up(agreed):
             return refused("too few say where the view starts")
         return Verdict(self._takeover.take_over(agreed, now_ns), "others have taken it over")

@@ -80,8 +80,8 @@ class StormFacts:
 
     def growth(self) -> MemoryGrowth | None:
         """The growth of memory; None if nobody survived for long enough."""
-        lives = (*self._of_killed, *self.resident_bytes.values())
-        lives = sorted((life for life in lives if len(life) >= LEAST_SAMPLES), key=len)
+        told = (*self._of_killed, *self.resident_bytes.values())
+        lives = sorted((life for life in told if len(life) >= LEAST_SAMPLES), key=len)
         if not lives:
             return None
         settled = [life[SETTLED_AFTER:] for life in lives]

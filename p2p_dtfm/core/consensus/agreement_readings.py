@@ -153,7 +153,7 @@ class AgreementReadings:
     @property
     def is_taken_over_by_all(self) -> bool:
         """Whether all members of the present view have said that they are in it."""
-        return len(self._state.active) >= len(self._state.members)
+        return self._state.all_are_active
 
     @property
     def awaited(self) -> Collection[str]:

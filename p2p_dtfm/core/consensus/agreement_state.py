@@ -196,6 +196,13 @@ class AgreementState:
         return self.present.active_members.get(self.view_id, {})
 
     @property
+    def all_are_active(self) -> bool:
+        """Whether all members of the present view have said that they are in it. A leaver that has
+        agreed to the view says so as well."""
+        is_near = len(self.active) >= len(self.members)
+        return is_near and set(self.members) <= self.active.keys()
+
+    @property
     def next_view(self) -> View | None:
         """The agreed planned view that waits for its takeover."""
         return self.agreed.view

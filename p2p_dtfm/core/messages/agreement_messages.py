@@ -71,7 +71,9 @@ class PendingStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RetainedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The last step that this peer committed, kept until a later one commits.
 
-    `outcome` is None at a peer without a stage that knows only that the step was committed.
+    `outcome` is None at a peer without a stage that knows only that the step was committed. It is
+    also None where this is the step under way when the peer's last view with steps failed. Others
+    may have committed that one.
     """
 
     view: ViewId

@@ -64,6 +64,9 @@ class RecoveryEvidence:
         self._reduced: set[int] = set()
         self._reduced_key: tuple[ViewId, int] | None = None
         self._frozen: tuple[Signed, ...] = ()
+        self._frozen_in: ViewId | None = None
+        """The newest view whose step under way a failure has frozen. Views without a plan that
+        follow it have no steps."""
         self._counts: dict[str, int] = {}
 
     @property
@@ -91,21 +94,25 @@ class RecoveryEvidence:
 
     def freeze(self, ledger: Ledger | None) -> None:
         """From now on, what peers bring to the next view decides about the step under way."""
-        passed_on = ledger.freeze() if ledger is not None else ()
-        self._frozen = with_room(passed_on, PENDING_LIMIT_BYTES, self._me)
         self._counts = dict(ledger.counts_of(ledger.step)) if ledger is not None else {}
+        if ledger is not None:
+            self._frozen_in = ledger.view
+            self._frozen = with_room(ledger.freeze(), PENDING_LIMIT_BYTES, self._me)
 
     def pending(self, view: ViewId) -> PendingStep:
-        reduced = self._reduced_now(view)
+        reduced, said = self._reduced_now(view), self._frozen if self._frozen_in == view else ()
         return PendingStep(
-            self.step, self.lineage.digest, self._frozen, reduced, self.progress, self._counts
+            self.step, self.lineage.digest, said, reduced, self.progress, self._counts
         )
 
-    def told_of_last_step(self, planned: bool, sees_fork: bool) -> RetainedStep | None:
+    def told_of_last_step(
+        self, planned: bool, sees_fork: bool, trains: bool = True
+    ) -> RetainedStep | None:
         """The last step as the next view hears of it. Its Prepared go along only after a failure.
         Where many peers have a stage they are many bytes: they go along only if `sees_fork`,
-        when members are seen to have different states."""
-        retained = self.retained
+        when members are seen to have different states. `trains`: this peer's view has a plan."""
+        undecided = None if planned or trains else self._undecided()
+        retained = undecided if undecided is not None else self.retained
         needed = (retained is not None and len(retained.prepared) <= RETAINED_LIMIT) or sees_fork
         if retained is None:
             return None
@@ -113,6 +120,20 @@ class RecoveryEvidence:
         passed_on = retained.prepared if told else ()
         prepared = with_room(passed_on, RETAINED_LIMIT_BYTES, self._me)
         return msgspec.structs.replace(retained, prepared=prepared)
+
+    def _undecided(self) -> RetainedStep | None:
+        """The step that was under way when this peer's last view with steps failed.
+
+        Those that were cut off may have committed it, and only the gradients here take these layers
+        along. `pending` tells of steps of the present view alone. Nobody reduces a step before all
+        that have a stage have committed the one before, so that one need not be told instead.
+        """
+        view, step = self._reduced_key or (None, 0)
+        layers = tuple(sorted(n for n in self._reduced if self.held.get(n) == step))
+        if view is None or step != self.step or not layers:
+            return None
+        said = self._frozen if self._frozen_in == view else ()
+        return RetainedStep(view, step, self.lineage.digest, None, layers, said)
 
     def _reduced_now(self, view: ViewId) -> tuple[int, ...]:
         return tuple(sorted(self._reduced)) if self._reduced_key == (view, self.step) else ()

@@ -264,12 +264,23 @@ class Attempt:
 
     @property
     def dissenting(self) -> tuple[Member, ...]:
-        """Participants that do not say that they know what this peer knows."""
+        """Participants that do not say that they know what this peer knows, unless most have
+        frozen just that: each of these has heard it from all. Else one could say otherwise to this
+        peer alone, for whose Ready all others would wait."""
         mine, due = self.own_digest, self.participants
         if self.wide is not None:
             near = () if self.wide.hasty else self.wide.neighbours
             due = tuple(member for member in due if member.peer_id in near)
-        return tuple(m for m in due if self.digests.get(m, (0, ""))[1] != mine)
+        left = tuple(m for m in due if self.digests.get(m, (0, ""))[1] != mine)
+        return () if left and self.wide is None and self._most_have_frozen(set(left)) else left
+
+    def _most_have_frozen(self, unlike: set[Member]) -> bool:
+        """Whether more than half of the others have said Ready and know what this peer knows. They
+        do not all lie, so nobody can know more and not be late. Newcomers that members let in do
+        not count: keys are made for nothing."""
+        deciding = [it for it in self.participants if self.opened[it].present is not None]
+        others = [it for it in deciding or self.participants if it != self.me]
+        return 2 * sum(it in self.ready and it not in unlike for it in others) > len(others)
 
     @property
     def participants(self) -> tuple[Member, ...]:

@@ -225,8 +225,7 @@ class Takeover:
         """Let the steps of the view commit once all members are active."""
         state = self._state
         if state.ledger is not None:
-            is_near = len(state.active) >= len(state.members)
-            state.ledger.may_commit = is_near and set(state.members) <= state.active.keys()
+            state.ledger.may_commit = state.all_are_active
 
     def tell_active(self, now_ns: int) -> Actions:
         """Say Active to those that have not said it, with the certificate if they are late."""

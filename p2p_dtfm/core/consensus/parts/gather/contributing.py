@@ -23,7 +23,7 @@ def contribution_to(state: AgreementState, number: int, planned: bool, now_ns: i
         saved=evidence.saved,
         cuts=evidence.cuts,
         pending=evidence.pending(state.view.id) if state.view and not planned else None,
-        retained=evidence.told_of_last_step(planned, sees_fork),
+        retained=evidence.told_of_last_step(planned, sees_fork, trains=state.plan is not None),
         accepts_loss=sees_fork or state.present.agrees_to_loss(state.timing, now_ns),
         may_repeat=state.present.may_repeat_steps,
         accusers=state.doubts.accusers.named(now_ns),

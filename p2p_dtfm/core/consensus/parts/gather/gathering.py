@@ -307,6 +307,7 @@ class Gathering:
             return refused("its sender has said Ready before")
         self.take_ready(attempt, [message], now_ns)
         told = self._flooding.pass_on(attempt, now_ns)
+        told += self.check_settled(attempt, now_ns)  # most may have frozen what this peer knows
         return Verdict([*told, *self.check_ready(now_ns)], ready_verdict(attempt).reason)
 
     def take_ready(self, attempt: Attempt, said: Iterable[Ready], now_ns: int) -> bool:

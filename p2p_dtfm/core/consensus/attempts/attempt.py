@@ -266,13 +266,15 @@ class Attempt:
     def dissenting(self) -> tuple[Member, ...]:
         """Participants that do not say that they know what this peer knows, unless most have
         frozen just that: each of these has heard it from all. Else one could say otherwise to this
-        peer alone, for whose Ready all others would wait."""
+        peer alone, for whose Ready all others would wait. Who has said nothing may not be heard at
+        all: a view in which two members do not hear each other would not last."""
         mine, due = self.own_digest, self.participants
         if self.wide is not None:
             near = () if self.wide.hasty else self.wide.neighbours
             due = tuple(member for member in due if member.peer_id in near)
         left = tuple(m for m in due if self.digests.get(m, (0, ""))[1] != mine)
-        return () if left and self.wide is None and self._most_have_frozen(set(left)) else left
+        says_otherwise = left and self.wide is None and all(m in self.digests for m in left)
+        return () if says_otherwise and self._most_have_frozen(set(left)) else left
 
     def _most_have_frozen(self, unlike: set[Member]) -> bool:
         """Whether more than half of the others have said Ready and know what this peer knows. They

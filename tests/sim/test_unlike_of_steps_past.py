@@ -20,7 +20,7 @@ class SaysToItself(SimulatedPeer):
 
     is_quiet = False
 
-    def send(self, receiver: str, message: object) -> None:  # type: ignore[override]
+    def send(self, receiver: str, message: object) -> None:
         if not (SaysToItself.is_quiet and isinstance(message, SignedPrepared)):
             super().send(receiver, message)  # type: ignore[arg-type]
 

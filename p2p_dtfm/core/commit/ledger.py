@@ -3,6 +3,7 @@
 import contextlib
 from collections import Counter
 from collections.abc import Mapping
+from itertools import chain
 
 from p2p_dtfm.core.commit.judgement import Conflict
 from p2p_dtfm.core.commit.step import StepTransaction
@@ -44,8 +45,8 @@ class Ledger:
         self._terms = terms
         self._counts = counts
         self._first = step, first_counts if first_counts is not None else counts
-        self._unlike: dict[str, Signed] = {}
-        """By peer: another Prepared of the last step than the one by which it committed here."""
+        self._unlike: dict[str, tuple[Signed, Signed]] = {}
+        """By peer: its Prepared of the last step by which that committed here, and another one."""
         self._transactions: dict[int, StepTransaction] = {}
         self._ahead: dict[str, dict[int, Statement]] = {}
         """At a peer without a stage: the newest Prepared too far ahead, by stage-holder."""
@@ -93,10 +94,11 @@ class Ledger:
         said = self._transaction(self.step).said.values()
         return bool(self._unlike) or len({prepared.base for prepared in said}) > 1
 
-    def see_unlike(self, signed: Signed) -> None:
-        """Keep another Prepared of the last step than the one by which it committed here."""
+    def see_unlike(self, held: Signed, shown: Signed) -> None:
+        """Keep a Prepared of the last step by which that committed here, and another one of its
+        maker. Both go along: where a later step was rolled forward nobody tells of that one."""
         if len(self._unlike) < UNLIKE_LIMIT:
-            self._unlike.setdefault(signed.peer_id, signed)
+            self._unlike.setdefault(shown.peer_id, (held, shown))
 
     def says_ahead(self, statement: Statement) -> tuple[int, str] | None:
         """Takes a Prepared that is too far ahead, at a peer without a stage. Returns the step to
@@ -143,11 +145,11 @@ class Ledger:
 
     def freeze(self) -> tuple[Signed, ...]:
         """Take and commit nothing from now on; returns the Prepared of the step under way, and
-        after them those that were refused, and unlike ones of the step before."""
+        after them those that were refused, and unlike ones of the last committed step."""
         self.frozen = True
         transaction = self._transaction(self.step)
-        refused = transaction.evidence.values()
-        return (*transaction.signed, *refused, *self._unlike.values())
+        refused, unlike = transaction.evidence.values(), chain(*self._unlike.values())
+        return (*transaction.signed, *refused, *unlike)
 
     def counts_of(self, step: int) -> Mapping[str, int]:
         """For how many microbatches each peer's Prepared counts the loss; empty if unknown."""

@@ -3,7 +3,7 @@ itself."""
 
 import operator
 
-from p2p_dtfm.core.consensus.actions import SendMessage, Verdict, refused
+from p2p_dtfm.core.consensus.actions import Actions, SendMessage, Verdict, refused
 from p2p_dtfm.core.consensus.agreement_state import AgreementState
 from p2p_dtfm.core.consensus.attempts.attempt import Attempt
 from p2p_dtfm.core.consensus.parts.forks import show_unready
@@ -40,6 +40,8 @@ class Activity:
         self._proofs = proofs
         self._outsiders = outsiders
         self._contributors: tuple[object, Sources, frozenset[Member]] | None = None
+        self._shown_ns: dict[str, int] = {}
+        """When each peer was shown lately who was not ready for the next view."""
 
     def receive_as_member(self, message: Active, now_ns: int) -> Verdict:
         """An Active comes to a member: of its own view, or of one that it may have missed."""
@@ -153,10 +155,20 @@ class Activity:
         has_stage = present is not None and present.stage_of(state.me.peer_id) is not None
         if has_stage and not state.is_newcomer:
             reason = "this peer commits the step before by itself, and takes over then"
-            return Verdict(show_unready(state, message), reason)
+            return Verdict(self._show_unready(message, now_ns), reason)
         if not self._catch_up(agreed):
             return refused("too few say where the view starts")
         return Verdict(self._takeover.take_over(agreed, now_ns), "others have taken it over")
+
+    def _show_unready(self, message: Active, now_ns: int) -> Actions:
+        """Show the sender who was not ready, once in `resend_ns`: an Active is short, and what is
+        shown may be long."""
+        to, since_ns = message.sender.peer_id, now_ns - self._state.timing.resend_ns
+        self._shown_ns = {it: at_ns for it, at_ns in self._shown_ns.items() if at_ns > since_ns}
+        shown = show_unready(self._state, message) if to not in self._shown_ns else []
+        if shown:
+            self._shown_ns[to] = now_ns
+        return shown
 
     def _catch_up(self, agreed: View) -> bool:
         """Move to where a view starts that others have taken over, by the word of most of those

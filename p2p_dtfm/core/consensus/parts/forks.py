@@ -18,7 +18,9 @@ from p2p_dtfm.core.recovery.contradictions import stated
 
 def show_unready(state: AgreementState, heard: Active) -> Actions:
     """What the sender of an Active is shown, if this peer has committed the step before and has not
-    taken that view over with it. Where nobody lies all commit a step with the same takeover."""
+    taken that view over with it. Where nobody lies all commit a step with the same takeover.
+
+    A peer that was not ready itself shows nothing: it knows that nobody can have taken it over."""
     if heard.step != state.step:
         return []
     came_by, unready = (state.view_id, heard.step - 1), list[Signed]()
@@ -26,6 +28,8 @@ def show_unready(state: AgreementState, heard: Active) -> Actions:
         said = stated(signed)
         if (said.view, said.step) == came_by and said.ready_for != heard.view:
             unready.append(signed)
+    if any(signed.peer_id == state.me.peer_id for signed in unready):
+        return []
     return [SendMessage((heard.sender.peer_id,), SignedPrepared(it)) for it in unready]
 
 
@@ -44,5 +48,5 @@ def hears_unlike(state: AgreementState, shown: Statement) -> bool:
     mine = stated(held)
     if (mine.view, mine.step) != (theirs.view, theirs.step):
         return False
-    state.ledger.see_unlike(shown.signed)
+    state.ledger.see_unlike(held, shown.signed)
     return True

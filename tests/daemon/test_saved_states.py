@@ -21,6 +21,7 @@ from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.peers.held_back import LIMIT as HELD_BACK
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
 from p2p_dtfm.daemon.state_transfer.checkpoints import checkpoints as checkpoint_files
+from p2p_dtfm.daemon.state_transfer.checkpoints import files_here
 from p2p_dtfm.daemon.state_transfer.checkpoints.announced_files import SENDERS_REMEMBERED
 from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.daemon.state_transfer.checkpoints.files_here import SAVED_TOLD
@@ -496,6 +497,38 @@ def test_of_what_an_earlier_life_left_nobody_is_given_other_bytes(tmp_path: Path
         await again.save(5, _states(5, {1}), LINEAGE)
         assert told[-1].files.keys() == every and again.path_of(blobs[1]), "it is written again"
         await again.close()
+
+    asyncio.run(scenario())
+    compute.close()
+
+
+def test_a_layer_that_is_written_while_its_damaged_one_is_read_is_sound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was found of the file before was said of the one that had taken its place, and nobody
+    was told of that."""
+    compute, told = Compute(), list[CheckpointFiles]()
+    save_layers(tmp_path, SPEC, 5, 0, [*_states(5, {0, 1}).values()], LINEAGE)
+    path = layer_path(checkpoint_directory(tmp_path, 5), 1)
+    path.write_bytes(bytes(path.stat().st_size))
+    checkpoints = Checkpoints(tmp_path, SPEC, NO_BLOBS, compute, told.append, lambda: True)
+    checkpoints.tell(5)
+    before, other, right = told[-1].files[1][0], _states(5, {1})[1], files_here.file_digest
+    other.parameters.add_(1.0)
+
+    def while_it_is_written_anew(path: Path) -> str:
+        digest = right(path)
+        path.with_name("came").write_bytes(other.to_bytes())
+        add_layer_file(path.parent, 1, path.with_name("came"))
+        return digest
+
+    async def scenario() -> None:
+        monkeypatch.setattr(files_here, "file_digest", while_it_is_written_anew)
+        read = checkpoints.unread(before)
+        assert read is not None and not read()
+        await checkpoints._files_changed(5)
+        assert told[-1].files.keys() == {0, 1} == {*checkpoints.saved[0].layers}
+        await checkpoints.close()
 
     asyncio.run(scenario())
     compute.close()

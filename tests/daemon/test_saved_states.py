@@ -86,10 +86,10 @@ def test_old_checkpoints_are_removed_while_the_daemon_goes_on(
     states = {layer: LayerState.genesis(SPEC, layer) for layer in range(layer_count(SPEC))}
     waited: list[bool] = []
 
-    def slowly(*given: Any) -> list[Path]:
+    def slowly(*given: Any, **more: Any) -> list[Path]:
         begun.set()
         waited.append(others_went_on.wait(2))
-        return prune(*given)
+        return prune(*given, **more)
 
     monkeypatch.setattr(checkpoint_files, "prune", slowly)
 
@@ -581,6 +581,33 @@ def test_a_checkpoint_of_another_run_is_nothing_to_go_on_from(tmp_path: Path) ->
     home: Any = SimpleNamespace(checkpoints=lambda digest: tmp_path)
     recalled: Any = SimpleNamespace(spec=SPEC, run_digest=SPEC.digest())
     assert whole_step(home, recalled) == 0
+
+
+def test_checkpoints_of_another_run_take_no_place_from_those_of_this_one(tmp_path: Path) -> None:
+    """They were of higher steps, and counted among those that stay: of this run's only the newest
+    stayed. A whole one took the place of the only whole one to go on from."""
+    compute, every = Compute(), set(range(layer_count(SPEC)))
+    other = SPEC.model_copy(update={"seed": SPEC.seed + 1})
+    states = [LayerState.genesis(other, layer) for layer in every]
+    foreign = (3, *range(100, 100 + SPEC.checkpoint.keep))
+    for step in foreign:
+        for state in states:
+            state.version = step
+        save_layers(tmp_path, other, step, 0, states, LINEAGE)
+
+    async def scenario() -> None:
+        nobody: Any = NO_BLOBS
+        checkpoints = Checkpoints(tmp_path, SPEC, nobody, compute, lambda files: None, lambda: True)
+        for step in (1, 2):
+            await checkpoints.save(step, _states(step, every), LINEAGE)
+        assert [it.version for it in checkpoints.saved] == [2, 1]
+        for step in range(4, 4 + SAVED_TOLD + SPEC.checkpoint.keep):
+            await checkpoints.save(step, _states(step, {0}), LINEAGE)
+        assert 2 in [it.version for it in checkpoints.saved]
+        await checkpoints.close()
+
+    asyncio.run(scenario())
+    compute.close()
 
 
 def test_a_disk_that_cannot_be_looked_at_ends_no_training(

@@ -115,3 +115,29 @@ def test_given_weights_that_nobody_gives_hold_up_no_others(
     monkeypatch.setattr(states, "_fetched", fetched)
     asyncio.run(asyncio.wait_for(states._keep_all(), 10))
     assert tried == [*range(layer_count(spec)), 1, 1]
+
+
+def test_what_was_kept_once_is_not_read_again_with_each_view(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guardian of adapters read all that is frozen of its layers in each new view, before it
+    counted. Steps waited for it."""
+    states: Any = InitialStates(run_spec(), BlobStore(tmp_path), Any, Compute(), Status(), list)
+    states._spec = SimpleNamespace(trains_adapters=True)
+    here, read = tmp_path / "layer", list[int]()
+
+    async def fetched(layer: int) -> Path:
+        read.append(layer)
+        here.touch()
+        return here
+
+    async def scenario() -> None:
+        for _ in range(3):
+            await states.keep(1)
+        assert read == [1]
+        here.unlink()
+        await states.keep(1)
+        assert read == [1, 1] and here.exists()
+
+    monkeypatch.setattr(states, "_fetched", fetched)
+    asyncio.run(scenario())

@@ -21,6 +21,7 @@ from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.peers.held_back import LIMIT as HELD_BACK
 from p2p_dtfm.daemon.peers.wire import CheckpointFiles
 from p2p_dtfm.daemon.state_transfer.checkpoints import checkpoints as checkpoint_files
+from p2p_dtfm.daemon.state_transfer.checkpoints import files_here
 from p2p_dtfm.daemon.state_transfer.checkpoints.announced_files import SENDERS_REMEMBERED
 from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
 from p2p_dtfm.daemon.state_transfer.checkpoints.files_here import SAVED_TOLD
@@ -85,10 +86,10 @@ def test_old_checkpoints_are_removed_while_the_daemon_goes_on(
     states = {layer: LayerState.genesis(SPEC, layer) for layer in range(layer_count(SPEC))}
     waited: list[bool] = []
 
-    def slowly(*given: Any) -> list[Path]:
+    def slowly(*given: Any, **more: Any) -> list[Path]:
         begun.set()
         waited.append(others_went_on.wait(2))
-        return prune(*given)
+        return prune(*given, **more)
 
     monkeypatch.setattr(checkpoint_files, "prune", slowly)
 
@@ -501,6 +502,38 @@ def test_of_what_an_earlier_life_left_nobody_is_given_other_bytes(tmp_path: Path
     compute.close()
 
 
+def test_a_layer_that_is_written_while_its_damaged_one_is_read_is_sound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was found of the file before was said of the one that had taken its place, and nobody
+    was told of that."""
+    compute, told = Compute(), list[CheckpointFiles]()
+    save_layers(tmp_path, SPEC, 5, 0, [*_states(5, {0, 1}).values()], LINEAGE)
+    path = layer_path(checkpoint_directory(tmp_path, 5), 1)
+    path.write_bytes(bytes(path.stat().st_size))
+    checkpoints = Checkpoints(tmp_path, SPEC, NO_BLOBS, compute, told.append, lambda: True)
+    checkpoints.tell(5)
+    before, other, right = told[-1].files[1][0], _states(5, {1})[1], files_here.file_digest
+    other.parameters.add_(1.0)
+
+    def while_it_is_written_anew(path: Path) -> str:
+        digest = right(path)
+        path.with_name("came").write_bytes(other.to_bytes())
+        add_layer_file(path.parent, 1, path.with_name("came"))
+        return digest
+
+    async def scenario() -> None:
+        monkeypatch.setattr(files_here, "file_digest", while_it_is_written_anew)
+        read = checkpoints.unread(before)
+        assert read is not None and not read()
+        await checkpoints._files_changed(5)
+        assert told[-1].files.keys() == {0, 1} == {*checkpoints.saved[0].layers}
+        await checkpoints.close()
+
+    asyncio.run(scenario())
+    compute.close()
+
+
 def test_a_layer_of_another_lineage_is_not_the_one_that_was_damaged(tmp_path: Path) -> None:
     compute, told = Compute(), list[CheckpointFiles]()
     checkpoints = Checkpoints(tmp_path, SPEC, NO_BLOBS, compute, told.append, lambda: True)
@@ -548,6 +581,33 @@ def test_a_checkpoint_of_another_run_is_nothing_to_go_on_from(tmp_path: Path) ->
     home: Any = SimpleNamespace(checkpoints=lambda digest: tmp_path)
     recalled: Any = SimpleNamespace(spec=SPEC, run_digest=SPEC.digest())
     assert whole_step(home, recalled) == 0
+
+
+def test_checkpoints_of_another_run_take_no_place_from_those_of_this_one(tmp_path: Path) -> None:
+    """They were of higher steps, and counted among those that stay: of this run's only the newest
+    stayed. A whole one took the place of the only whole one to go on from."""
+    compute, every = Compute(), set(range(layer_count(SPEC)))
+    other = SPEC.model_copy(update={"seed": SPEC.seed + 1})
+    states = [LayerState.genesis(other, layer) for layer in every]
+    foreign = (3, *range(100, 100 + SPEC.checkpoint.keep))
+    for step in foreign:
+        for state in states:
+            state.version = step
+        save_layers(tmp_path, other, step, 0, states, LINEAGE)
+
+    async def scenario() -> None:
+        nobody: Any = NO_BLOBS
+        checkpoints = Checkpoints(tmp_path, SPEC, nobody, compute, lambda files: None, lambda: True)
+        for step in (1, 2):
+            await checkpoints.save(step, _states(step, every), LINEAGE)
+        assert [it.version for it in checkpoints.saved] == [2, 1]
+        for step in range(4, 4 + SAVED_TOLD + SPEC.checkpoint.keep):
+            await checkpoints.save(step, _states(step, {0}), LINEAGE)
+        assert 2 in [it.version for it in checkpoints.saved]
+        await checkpoints.close()
+
+    asyncio.run(scenario())
+    compute.close()
 
 
 def test_a_disk_that_cannot_be_looked_at_ends_no_training(

@@ -1,21 +1,26 @@
 """A peer may have all layers of a model on its disk that its memory does not hold."""
 
 import asyncio
+import errno
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
 import torch
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.compute import Compute
 from p2p_dtfm.daemon.state_transfer.checkpoints.checkpoints import Checkpoints
+from p2p_dtfm.train.data import file_digest
 from p2p_dtfm.train.model import checkpoint as checkpoints_module
 from p2p_dtfm.train.model.checkpoint import (
     add_layer_file,
     complete,
     layer_path,
     load_layer,
+    read_manifest,
     remove_checkpoint,
 )
 from p2p_dtfm.train.model.gpt import layer_count
@@ -114,6 +119,30 @@ def test_a_layer_that_was_fetched_is_never_in_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert layer_path(directory, 1).read_bytes() == theirs.read_bytes()
     assert peak_bytes < size_bytes / 10
+
+
+def test_a_layer_that_was_fetched_needs_no_disk_that_maps_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some that another machine shares map none, so no checkpoint became whole there. Where the
+    disk of a mapped file fails, its process ends at once."""
+    theirs = layer_path(saved(tmp_path / "theirs"), 1)
+    ours = save_layers(tmp_path / "ours", SPEC, 2, 0, [trained(0)])
+
+    def maps_none(*given: Any, **more: Any) -> None:
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr(numpy, "memmap", maps_none)
+    add_layer_file(ours, 1, theirs)
+    assert load_bytes(ours) == theirs.read_bytes()
+
+
+def load_bytes(directory: Path) -> bytes:
+    """A layer's file, if it is the one that the manifest names."""
+    path = layer_path(directory, 1)
+    named = read_manifest(directory).layers["1"]
+    assert (file_digest(path), path.stat().st_size) == (named.digest, named.bytes)
+    return path.read_bytes()
 
 
 def test_of_an_empty_file_it_is_said_that_it_is_no_layer(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.ports.packages import how_to_install
 from p2p_dtfm.train.data import Manifest, Skipped, Wish, prepare, stated_licence
 from p2p_dtfm.train.data.formats.compressed import open_lines
+from p2p_dtfm.train.data.formats.tables import read_column
 from p2p_dtfm.train.data.saved_data_sets import data_set_files
 
 SAVED = Path(__file__).parent / "saved_data_set"
@@ -98,6 +99,22 @@ def test_a_table_that_is_cut_while_it_is_read_is_told(form: str, tmp_path: Path)
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
     assert "is not a whole Arrow file" in ended.stdout
+
+
+@pytest.mark.parametrize("form", ["arrow stream", "arrow file"])
+def test_of_a_table_one_batch_is_in_memory_at_a_time(form: str, tmp_path: Path) -> None:
+    """Once it was no longer mapped, room was made for 1.3 GB, and as much was read, only to find
+    that a file with an index is no stream. A small machine had no room for it."""
+    path = write(form, tmp_path)
+    before = pyarrow.default_memory_pool()
+    pool = pyarrow.proxy_memory_pool(before)
+    pyarrow.set_memory_pool(pool)
+    try:
+        rows = list(read_column(path, False, "text", path.stat().st_size))
+    finally:
+        pyarrow.set_memory_pool(before)
+    assert [(row.text or b"").decode() for row in rows] == TEXTS
+    assert pool.max_memory() < 1 << 20
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])

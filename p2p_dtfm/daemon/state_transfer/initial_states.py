@@ -6,6 +6,7 @@ that has the layer's state keeps their file; one that computes with it has them 
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,6 +68,8 @@ class InitialStates:
         self._files = SharedWork[Path]()
         self.close = self._files.close
         self._of_ends: frozenset[str] | None = None
+        self._kept: dict[int, Path] = {}
+        """Where what is frozen of each layer was, when it was last read."""
         self.withheld: frozenset[int] = frozenset()
         """Layers that the run does not leave to this peer."""
 
@@ -83,9 +86,11 @@ class InitialStates:
 
     async def keep(self, layer: int) -> None:
         """Bring to this disk what is frozen of a layer, if anything is: a peer that has a layer's
-        state has that as well. Asks again until a peer has it. Raises `UserError`."""
-        if self._spec.trains_adapters:
-            await self._path(layer, tells=False)
+        state has that as well. Asks again until a peer has it. What was once kept is not read
+        again while it is there: each view asks, and steps wait for guardians. Raises
+        `UserError`."""
+        if self._spec.trains_adapters and not os.path.isfile(self._kept.get(layer, "")):
+            self._kept[layer] = await self._path(layer, tells=False)
 
     async def complete(self, state: LayerState) -> None:
         """Add to a state that is to be computed with what is frozen of its layer. Asks and raises

@@ -412,11 +412,7 @@ class BlobExchange:
         sane = 0 <= request.offset < 1 << 60 and 0 < request.length <= CHUNK_LIMIT_BYTES
         if not _DIGEST.fullmatch(request.digest) or not sane:
             raise PeerFault("a request for no possible blob")
-        self._may_have(sender, request.digest)
-        found = self._open_blob(request.digest)
-        if found is None:
-            raise PeerFault(f"blob {request.digest[:12]} is not here")
-        chunk = await self._read(found, request)
+        chunk = await self._read(sender, request)
         if sender not in self.given_bytes and len(self.given_bytes) >= PEERS_REMEMBERED:
             self.given_bytes.clear()
             self._gave_at_s.clear()
@@ -424,11 +420,14 @@ class BlobExchange:
         self._gave_at_s[sender] = now.monotonic_s()
         return encode(chunk)
 
-    async def _read(self, found: Path | bytes | memoryview, request: _Request) -> _Chunk:
-        if not isinstance(found, Path):
-            end = request.offset + request.length
-            return _Chunk(len(found), bytes(found[request.offset : end]))
+    async def _read(self, sender: str, request: _Request) -> _Chunk:
         try:
+            self._may_have(sender, request.digest)
+            if (found := self._open_blob(request.digest)) is None:
+                raise PeerFault(f"blob {request.digest[:12]} is not here")
+            if not isinstance(found, Path):
+                end = request.offset + request.length
+                return _Chunk(len(found), bytes(found[request.offset : end]))
             await self._require_sound(request.digest)
             part = await asyncio.to_thread(read_part, found, request.offset, request.length)
             return _Chunk(*part)

@@ -13,6 +13,7 @@ One process writes to a directory at a time.
 import contextlib
 import functools
 import hashlib
+import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -29,7 +30,7 @@ from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.sections.audit_spec import UNDO_COPIES
 from p2p_dtfm.ports import disk, rarely
 from p2p_dtfm.train.model.gpt import layer_count
-from p2p_dtfm.train.model.layer_state import LayerState, mapped_file
+from p2p_dtfm.train.model.layer_state import LayerState, version_of
 
 _MANIFEST = "manifest.json"
 _MANIFEST_LIMIT_BYTES = 1 << 20
@@ -167,14 +168,14 @@ def add_layer_file(directory: Path, layer: int, source: Path) -> None:
     """
     manifest = read_manifest(directory)
     with _disk_errors(directory):
-        version, payload = mapped_file(manifest.spec(), layer, source)
+        version = version_of(manifest.spec(), layer, source)
     if version != manifest.step:
         raise UserError(
             f"{source} is of step {version}, the checkpoint {directory} of {manifest.step}",
             f"fetch layer {layer} of step {manifest.step}",
         )
     with _disk_errors(directory):
-        files = {**manifest.layers, str(layer): _write_layer(directory, layer, payload)}
+        files = {**manifest.layers, str(layer): _copy_layer(directory, layer, source)}
         _write_manifest(directory, msgspec.structs.replace(manifest, layers=files))
 
 
@@ -397,6 +398,27 @@ def _write_layer(directory: Path, layer: int, payload: bytes | memoryview) -> La
     disk.write_whole(layer_path(directory, layer), payload)
     digest = hashlib.blake2b(payload, digest_size=32)
     return LayerFile(bytes=len(payload), digest=digest.hexdigest())
+
+
+def _copy_layer(directory: Path, layer: int, source: Path) -> LayerFile:
+    """As `_write_layer`, of a file. It is read and not mapped: where its disk fails, a mapped one
+    ends the process. Some that another machine shares map none."""
+    place, digest, size_bytes = layer_path(directory, layer), hashlib.blake2b(digest_size=32), 0
+    temporary = place.with_name(place.name + disk.PARTIAL)
+    try:
+        with source.open("rb") as given, temporary.open("wb") as file:
+            while part := given.read(READ_BYTES):
+                disk.write(file, part)
+                digest.update(part)
+                size_bytes += len(part)
+            file.flush()
+            os.fsync(file.fileno())
+        disk.name(temporary, place)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    return LayerFile(bytes=size_bytes, digest=digest.hexdigest())
 
 
 def _write_manifest(directory: Path, manifest: CheckpointManifest) -> None:

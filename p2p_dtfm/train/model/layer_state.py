@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
 
 import numpy
 import torch
@@ -107,11 +106,13 @@ class LayerState:
 
         The file may be removed meanwhile, but not written to. Raises `UserError` and OSError.
         """
-        view = _mapped(path, "c")
+        view = _mapped(path)
         state = cls.__new__(cls)
         state.spec, state.layer, state.moves = spec, layer, 0
         state.shapes = _shapes(spec, layer)
-        state.version = _check_header(view.data, spec.digest(), layer, state.shapes, str(path))
+        state.version = _check_header(
+            view.data, len(view), spec.digest(), layer, state.shapes, str(path)
+        )
         count = sum(math.prod(shape) for _, shape in state.shapes)
         values = numpy.asarray(view)[len(view) - 3 * 4 * count :].view("<f4").reshape(3, count)
         state.parameters, state.first_moments, state.second_moments = torch.from_numpy(values)
@@ -291,7 +292,7 @@ class LayerState:
         view = memoryview(payload).cast("B")
         module = build_layer(spec, layer)
         shapes = _shapes_of(module)
-        version = _check_header(view, spec.digest(), layer, shapes, path)
+        version = _check_header(view, len(view), spec.digest(), layer, shapes, path)
         count = parameter_count(module)
         body = view[len(view) - 3 * 4 * count :]
         values = numpy.frombuffer(body, dtype="<f4").reshape(3, count)
@@ -321,19 +322,20 @@ def _shapes(spec: RunSpec, layer: int) -> tuple[tuple[str, tuple[int, ...]], ...
     return tuple(layer_entries(spec, layer))
 
 
-def mapped_file(spec: RunSpec, layer: int, path: Path) -> tuple[int, memoryview]:
-    """The version in a layer's file, of which nothing else is looked at, and its bytes. These come
-    into memory only as they are read. Raises `UserError` as `LayerState.from_bytes` does, and
-    OSError."""
-    view = _mapped(path, "r").data
-    return _check_header(view, spec.digest(), layer, _shapes(spec, layer), str(path)), view
+def version_of(spec: RunSpec, layer: int, path: Path) -> int:
+    """The version in a layer's file, of which nothing but the head is read. Raises `UserError` as
+    `LayerState.from_bytes` does, and OSError."""
+    with path.open("rb") as file:
+        head = file.read(STATE_HEADER_LIMIT_BYTES)
+    shapes, size_bytes = _shapes(spec, layer), path.stat().st_size
+    return _check_header(memoryview(head), size_bytes, spec.digest(), layer, shapes, str(path))
 
 
-def _mapped(path: Path, mode: Literal["r", "c"]) -> numpy.ndarray:
-    """A file's bytes, to be read or as a copy on write. Nothing can be mapped of an empty one."""
+def _mapped(path: Path) -> numpy.ndarray:
+    """A file's bytes, as a copy on write. Nothing can be mapped of an empty one."""
     if path.stat().st_size == 0:
         return numpy.empty(0, dtype="u1")
-    return numpy.memmap(path, dtype="u1", mode=mode)
+    return numpy.memmap(path, dtype="u1", mode="c")
 
 
 @lru_cache(maxsize=256)
@@ -379,25 +381,27 @@ _VERSION = re.compile(rb'"version":"(0|[1-9][0-9]{0,11})"')
 
 def _check_header(
     view: memoryview,
+    size_bytes: int,
     run_digest: str,
     layer: int,
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
     path: str | None,
 ) -> int:
-    """The version, if the header is exactly the one that `to_bytes` writes for it."""
+    """The version, if the header is exactly the one that `to_bytes` writes for it. `view` is of
+    the file's beginning, `size_bytes` of all of it."""
     head = bytes(view[:STATE_HEADER_LIMIT_BYTES])
     found = _VERSION.search(head)
     version = int(found[1]) if found else 0
     expected = _header(run_digest, layer, version, shapes)
     expected_bytes = len(expected) + sum(map(entry_bytes, state_entries(shapes)))
-    if len(view) == expected_bytes and head[: len(expected)] == expected:
+    if size_bytes == expected_bytes and head[: len(expected)] == expected:
         return version
-    if not found or len(view) < _LENGTH_BYTES:
+    if not found or size_bytes < _LENGTH_BYTES:
         cause = "it does not start with a layer's header"
     elif head[: len(expected)] != expected:
         cause = "its run, layer, names, shapes or dtypes are not the expected ones"
     else:
-        cause = f"it has {len(view)} bytes instead of {expected_bytes}"
+        cause = f"it has {size_bytes} bytes instead of {expected_bytes}"
     if path is None:
         raise PeerFault(f"state of layer {layer} that cannot be used: {cause}")
     raise UserError(

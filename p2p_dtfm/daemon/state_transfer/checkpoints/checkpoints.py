@@ -437,7 +437,7 @@ class Checkpoints:
     async def _remove(self, pruned: Callable[..., list[Path]], *given: Any) -> None:
         try:
             async with self._busy:
-                await asyncio.to_thread(pruned, *given)
+                await asyncio.to_thread(pruned, *given, run=self._spec.digest())
         except (CheckpointFailed, OSError) as error:
             log.warning("old checkpoints stay: %s", error)
 

@@ -82,8 +82,10 @@ class FilesHere:
             return False
         if is_sound:
             self._unread.discard(blob)
-        else:
-            self.mark_damaged(step_of(place[0]), place[1])
+        else:  # another file may have taken its place by now: that one is not meant
+            self._damaged.add((step_of(place[0]), place[1], blob))
+            self._places.pop(blob, None)
+            self.changed()
         return is_sound
 
     def asked_lately(self) -> list[Path]:
@@ -161,7 +163,8 @@ class FilesHere:
     def mark_written(self, step: int, layers: set[int]) -> None:
         """These layers' files are written anew."""
         self.written_step = step
-        self._damaged = {it for it in self._damaged if it[0] != step or it[1] not in layers}
+        damaged = tuple(self._damaged)  # a thread that reads files may add to it
+        self._damaged = {it for it in damaged if it[0] != step or it[1] not in layers}
 
     def changed(self) -> None:
         """`saved` is out of date."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from p2p_dtfm.ports.disk import PARTIAL
 from p2p_dtfm.train.model.checkpoint import (
+    Checkpoint,
     fullest,
     list_checkpoints,
     remove_checkpoint,
@@ -21,15 +22,17 @@ def prune(
     made: int | None = None,
     undo_every: int = 0,
     in_use: Collection[Path] = (),
+    run: str = "",
 ) -> list[Path]:
     """Delete all but the newest `keep` checkpoints, and torn ones older than those.
 
     The one of step `made` stays as well: those of later steps may be of a side of a split swarm
     that was given up. So do those that are kept to go back to (`worth_keeping`), and those
-    `in_use`. Returns the deleted directories. Raises `CheckpointFailed`.
+    `in_use`. Those of another run than `run`, if it is named, count for nothing. Returns the
+    deleted directories. Raises `CheckpointFailed`.
     """
     assert keep >= 1, keep
-    found = list_checkpoints(root)
+    found = _of_run(root, run)
     kept = [it.directory for n, it in enumerate(found) if n < keep or it.manifest.step == made]
     oldest = min((step_of(directory) for directory in kept), default=0)
     kept += [it.directory for it in worth_keeping(found, 0, undo_every)]
@@ -43,16 +46,17 @@ def prune_parts(
     full: int,
     undo_every: int = 0,
     in_use: Collection[Path] = (),
+    run: str = "",
 ) -> list[Path]:
     """Delete the oldest checkpoints, and torn ones with them, while those that are made here do not
     become whole. Else nothing would ever go, until the disk was full.
 
     Of those up to step `made` these stay: the `newest`, the `full` fullest, those that are kept to
     go back to (`worth_keeping`) and those `in_use`. Later ones may be of a side of a split swarm
-    that was given up; they take no place from these. Returns the deleted directories. Raises
-    `CheckpointFailed`.
+    that was given up; they take no place from these. Nor do those of another run than `run`, if it
+    is named. Returns the deleted directories. Raises `CheckpointFailed`.
     """
-    found = [it for it in list_checkpoints(root) if it.manifest.step <= made]
+    found = [it for it in _of_run(root, run) if it.manifest.step <= made]
     kept = [it.directory for it in worth_keeping(found, newest, undo_every)]
     kept += [it.directory for it in fullest(found, full)]
     oldest = min((it.manifest.step for it in found[:newest]), default=0)
@@ -66,6 +70,11 @@ def remove_leftovers(root: Path) -> None:
         for directory in step_directories(root):
             for path in (*directory.glob(f"*{PARTIAL}"), *directory.glob(f".*{PARTIAL}.*")):
                 path.unlink(missing_ok=True)
+
+
+def _of_run(root: Path, run: str) -> list[Checkpoint]:
+    """The newest first. Somebody may have put another run's there."""
+    return [it for it in list_checkpoints(root) if run in ("", it.manifest.run_digest)]
 
 
 def _remove_but(kept: Collection[Path], root: Path, oldest: int) -> list[Path]:

@@ -15,6 +15,8 @@ import pyarrow.parquet
 from p2p_dtfm.train.data.text_files import NoTextField, TextRow
 
 _ROWS_AT_ONCE = 256
+_INDEXED = b"ARROW1"
+"""How an Arrow file with an index begins."""
 _VIEW = "string_view"
 """The type of texts that lie elsewhere, as polars writes them; older pyarrow cannot name it."""
 
@@ -58,13 +60,18 @@ def read_rows(path: Path, parquet: bool, fields: set[str]) -> Iterator[dict[str,
 def _arrow_batches(
     source: pyarrow.NativeFile,
 ) -> tuple[pyarrow.Schema, Iterator[pyarrow.RecordBatch]]:
-    """The schema and batches. `datasets` writes streams; others write files with an index."""
-    try:
-        reader = pyarrow.ipc.open_stream(source)
-    except pyarrow.ArrowInvalid:
+    """The schema and batches. `datasets` writes streams; others write files with an index.
+
+    A reader of streams would take the first letters of an indexed one for a length, make room for
+    1.3 GB, and read as much of the file.
+    """
+    is_indexed = source.read(len(_INDEXED)) == _INDEXED
+    source.seek(0)
+    if is_indexed:
         indexed = pyarrow.ipc.open_file(source)
         numbers = range(indexed.num_record_batches)
         return indexed.schema, (indexed.get_batch(number) for number in numbers)
+    reader = pyarrow.ipc.open_stream(source)
     return reader.schema, iter(reader)
 
 

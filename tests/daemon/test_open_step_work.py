@@ -8,6 +8,7 @@ from p2p_dtfm.core.messages.stage_progress import StageProgress
 from p2p_dtfm.daemon.step.pipeline.open_step_work import OpenStepWork, Outgoing
 from p2p_dtfm.net.streams.frames import FrameKind
 from p2p_dtfm.train.model.layer_state import LayerState
+from p2p_dtfm.train.stage.finite import NotFinite
 from p2p_dtfm.train.stage.stage_runner import StageRunner
 from tests.core.builders import run_spec
 
@@ -114,6 +115,34 @@ def test_too_much_is_not_kept_but_first_unsaid() -> None:
     stage.work.begin(STEP + 1)
     stage.forward(0)
     assert stage.work.progress is not None, "another step may be kept again"
+
+
+def test_what_is_dropped_does_not_count_as_kept() -> None:
+    """A step may fail often. What other pipelines then take over is computed anew each time."""
+    size_bytes = 4 * 2 * 32 * 32
+    stage = Stage(limit_bytes=3 * size_bytes)
+    for others in (7, 8, 9, 1):
+        for number in (0, 1)[len(stage.work.forwarded) :]:
+            stage.forward(number)
+        stage.work.go_on(STEP, (0, others), forwards=1, backwards=0)
+    assert stage.work.forwarded == [0, 1] and stage.work.progress is not None
+
+
+def test_what_came_to_no_finite_number_does_not_go_on() -> None:
+    def diverge() -> None:
+        stage.work.runner.forward(1, tensor(1))
+        raise NotFinite("the loss of microbatch 1 is not finite")
+
+    stage = Stage()
+    stage.forward(0)
+    with pytest.raises(NotFinite):
+        stage.work.do(diverge)
+    with pytest.raises(NotFinite, match="microbatch 1"):
+        stage.work.go_on(STEP, (0, 1), forwards=1, backwards=0)
+    stage.work.begin(STEP)
+    assert stage.work.do(lambda: 5) == 5
+    stage.forward(0)
+    stage.work.go_on(STEP, (0, 1), forwards=1, backwards=0)
 
 
 def test_what_is_sent_to_be_evaluated_is_shown_until_the_step_commits() -> None:

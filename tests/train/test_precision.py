@@ -77,6 +77,15 @@ def test_on_the_host_nothing_is_copied() -> None:
     assert host_room(5, CPU).shape == (5,)
 
 
+def test_what_is_on_the_host_leaves_from_there_beside_an_accelerator_too() -> None:
+    """A tensor that another view sends in another codec is decoded on the host. An accelerator's
+    stream takes no record of it."""
+    copies = HostCopies(CPU)
+    copies._stream = object()
+    tensor = torch.ones(3)
+    assert copies.to_host(tensor).wait() is tensor
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_copies_of_an_accelerator_come_whole() -> None:
     device = torch.device("cuda", 0)

@@ -35,8 +35,9 @@ class HostCopies:
         self._stream = _stream_for_copies(device) if device.type == "cuda" else None
 
     def to_host(self, tensor: Tensor) -> Leaving:
-        """Begin a copy, after all that this thread has given to the accelerator until now."""
-        if self._stream is None:
+        """Begin a copy, after all that this thread has given to the accelerator until now. What
+        was decoded here, to be sent in another codec, is on the host already."""
+        if self._stream is None or tensor.device.type == "cpu":
             return Leaving(tensor)
         computing = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(computing)

@@ -77,7 +77,7 @@ class Microbatches:
         self._boundary.begin(replay)
         work, places = self._work, {number: n for n, number in enumerate(replay.microbatches)}
         if work.unfinished is not None:
-            await self._compute.run(self._finish_backward)
+            await self._compute.run(work.do, self._finish_backward)
         order = self._order(places)
         not_final = dict.fromkeys(reversed(self._runner.layer_states))
 
@@ -153,11 +153,11 @@ class Microbatches:
     def _begin(self, step: int, tasklet: Tasklet, tensors: Arrived) -> "_Begun":
         """Give a tasklet to the compute thread, behind what it has to do already."""
         place, number = tasklet.microbatch, self._replay.microbatches[tasklet.microbatch]
-        run = self._compute.run
+        run, do = self._compute.run, self._work.do
         if tasklet.kind is TaskletKind.FORWARD:
-            work = run(self._forward, step, number, tensors.inputs.pop(place, None))
+            work = run(do, self._forward, step, number, tensors.inputs.pop(place, None))
         elif tasklet.kind is TaskletKind.BACKWARD:
-            work = run(self._backward, number, tensors.gradients.pop(place, None))
+            work = run(do, self._backward, number, tensors.gradients.pop(place, None))
         else:
             work = run(self._weight, number)
         return _Begun(tasklet, asyncio.create_task(work))
@@ -284,7 +284,7 @@ class Microbatches:
         first = min(self._runner.layer_states)
         for layer in reversed(self._runner.layer_states):
             backward = self._backward_layer if layer == first else self._end_layer
-            work = self._compute.run(backward, number, layer, gradient)
+            work = self._compute.run(self._work.do, backward, number, layer, gradient)
             sent = await self._unless_poisoned(work)
             gradient = None
             if layer != first:

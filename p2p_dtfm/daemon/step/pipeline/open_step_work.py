@@ -5,9 +5,9 @@ computed twice, and what a replaced neighbour lost is sent again from here.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from p2p_dtfm.core.audit.boundaries import KEPT_LIMIT_BYTES
 from p2p_dtfm.core.audit.told_losses import losses_digest
@@ -15,9 +15,12 @@ from p2p_dtfm.core.messages.stage_progress import StageProgress, as_runs
 from p2p_dtfm.core.schedule.sums_in_order import added_up
 from p2p_dtfm.net.streams.frames import FrameKind, Payload
 from p2p_dtfm.ports import rarely
+from p2p_dtfm.train.stage.finite import NotFinite
 from p2p_dtfm.train.stage.replay.work import chunk_digest
 from p2p_dtfm.train.stage.stage_runner import StageRunner
 
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 Tensor = Any
 
 
@@ -67,6 +70,8 @@ class OpenStepWork:
         self._sent: dict[tuple[FrameKind, int], Outgoing] = {}
         self._sent_bytes = 0
         self._keeps = True
+        self._spoilt_by = ""
+        """What is not finite in a tasklet that was broken off; empty if none was."""
         self.edges: dict[tuple[FrameKind, int, bool], bytes] | None = None
         """With audits: digests of the frames that came and (True) of those that were sent."""
         self.keeps_held_out = False
@@ -98,11 +103,15 @@ class OpenStepWork:
     def _forget(self) -> None:
         self.begin_group()
         self.losses, self.held_out_loss_sum = {}, 0.0
+        self._spoilt_by = ""
         if self.edges is not None:
             self.edges = {}
 
     def go_on(self, step: int, microbatches: Sequence[int], forwards: int, backwards: int) -> None:
-        """Go on with other microbatches after the first `forwards`, which are kept here."""
+        """Go on with other microbatches after the first `forwards`, which are kept here. Raises
+        `NotFinite` if the work is spoilt."""
+        if self._spoilt_by:
+            raise NotFinite(self._spoilt_by)
         same = 0
         while same < min(len(self.forwarded), len(microbatches)):
             if self.forwarded[same] != microbatches[same]:
@@ -117,7 +126,8 @@ class OpenStepWork:
         for number in self.forwarded[same:]:
             self.runner.forget(number)
             self.losses.pop(number, None)
-            self._sent.pop((FrameKind.ACTIVATION, number), None)
+            sent = self._sent.pop((FrameKind.ACTIVATION, number), None)
+            self._sent_bytes -= memoryview(sent.payload).nbytes if sent is not None else 0
         del self.forwarded[same:]
 
     def end(self) -> None:
@@ -126,6 +136,21 @@ class OpenStepWork:
         self._forget()
 
     # tasklets -----------------------------------------------------------------------------------
+
+    def do(
+        self,
+        tasklet: Callable[Parameters, Result],
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> Result:
+        """The result of a tasklet. If it raises `NotFinite`, it has left graphs or gradients that
+        no count tells of. The step may be stopped before anybody hears of that, so it is noted
+        here."""
+        try:
+            return tasklet(*args, **kwargs)
+        except NotFinite as found:
+            self._spoilt_by = str(found)
+            raise
 
     def forward_done(self, microbatch: int, sent: Outgoing | None, loss: float | None) -> None:
         self.forwarded.append(microbatch)

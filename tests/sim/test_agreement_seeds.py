@@ -222,7 +222,7 @@ def test_a_receipt_that_counts_for_another_cut_is_found(monkeypatch: pytest.Monk
     monkeypatch.setattr(CutClock, "missing", property(lambda self: frozenset()))
     monkeypatch.setattr(CutClock, "kept", property(lambda self: self.newest))
     monkeypatch.setattr(CutClock, "receipt", any_step)
-    _, violation = first_seed_that_fails(says=("loses", "copies"), first=125)
+    _, violation = first_seed_that_fails(says=("loses", "copies"), first=200)
     assert violation
 
 

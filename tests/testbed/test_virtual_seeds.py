@@ -414,7 +414,7 @@ FOUND_BY = {
     "house-full": 960_009,
     "spare-untold": 960_009,
     "nobody-answers": 950_003,
-    "waits-for-gone": 700_067,
+    "waits-for-gone": 980_011,
     "rate-stays": 980_011,
     "troubles-stay": 700_007,
     "trains-for-good": 800_007,

@@ -75,9 +75,7 @@ TOLD = (
         _says_that_nobody_answers,
         ABSENCES,
     ),
-    Planted(
-        "waits-for-gone", "who stops says on for whom", _waits_for_those_of_before, QUICK_STORMS
-    ),
+    Planted("waits-for-gone", "who stops says on for whom", _waits_for_those_of_before, PARTINGS),
     Planted("rate-stays", "who is in no view tells of its rate", _rate_stays, PARTINGS),
     Planted("troubles-stay", "what is wrong is never over", _troubles_stay, QUICK_STORMS),
     Planted("trains-for-good", "who has trained says so for good", _state_stays, MOMENTS),

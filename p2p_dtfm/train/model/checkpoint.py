@@ -236,9 +236,10 @@ def load_layer(directory: Path, layer: int, device: torch.device | str = "cpu") 
     return LayerState.from_bytes(spec, layer, payload, device, str(path))
 
 
-def list_checkpoints(root: Path) -> list[Checkpoint]:
+def list_checkpoints(root: Path, run: str = "") -> list[Checkpoint]:
     """Checkpoints, the newest first. Those of a later epoch come before those that it took back.
-    Those without a sound manifest, or with a file missing, are left out.
+    Those without a sound manifest, or with a file missing, are left out; so are those of another
+    run than `run`, if one is named, as somebody may have put them there.
 
     Compares the files' lengths only; `load_layer` and `complete` compare their digests.
     """
@@ -252,7 +253,8 @@ def list_checkpoints(root: Path) -> list[Checkpoint]:
             (_length(layer_path(directory, int(layer))), file.bytes)
             for layer, file in manifest.layers.items()
         ]
-        if manifest.layers and all(there == expected for there, expected in lengths):
+        is_of_run = run in ("", manifest.run_digest)
+        if is_of_run and manifest.layers and all(there == due for there, due in lengths):
             found.append(Checkpoint(directory, manifest))
     return sorted(found, key=_how_new, reverse=True)
 

@@ -5,7 +5,7 @@ from p2p_dtfm.daemon.machine.view_history import ViewHistory
 from p2p_dtfm.daemon.peers.home_memory import Memory
 from p2p_dtfm.daemon.peers.run_source import is_here
 from p2p_dtfm.train.data import BlobStore
-from p2p_dtfm.train.model.checkpoint import Checkpoint, list_checkpoints
+from p2p_dtfm.train.model.checkpoint import list_checkpoints
 from p2p_dtfm.train.model.gpt import layer_count
 
 
@@ -14,19 +14,15 @@ def was_in(home: Home, run_digest: str) -> bool:
     gone."""
     is_damaged = any(home.run_directory(run_digest).glob("memory*.damaged"))
     views = ViewHistory(home.root, run_digest).read()
-    return bool(is_damaged or views or _saved(home, run_digest))
+    return bool(is_damaged or views or list_checkpoints(home.checkpoints(run_digest), run_digest))
 
 
 def whole_step(home: Home, recalled: Memory) -> int:
     """The step of the newest whole checkpoint on this disk; 0 without one."""
     layers, run = layer_count(recalled.spec), recalled.run_digest
-    whole = (it.manifest.step for it in _saved(home, run) if len(it.layers) == layers)
+    saved = list_checkpoints(home.checkpoints(run), run)
+    whole = (it.manifest.step for it in saved if len(it.layers) == layers)
     return max(whole, default=0)
-
-
-def _saved(home: Home, run: str) -> list[Checkpoint]:
-    """The checkpoints of a run. Somebody may have put another run's beside them."""
-    return [it for it in list_checkpoints(home.checkpoints(run)) if it.manifest.run_digest == run]
 
 
 def why_not_alone(home: Home, me: str, recalled: Memory, store: BlobStore) -> str:

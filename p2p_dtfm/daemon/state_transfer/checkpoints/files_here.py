@@ -116,10 +116,8 @@ class FilesHere:
         return self._saved
 
     def of_run(self) -> list[Checkpoint]:
-        """All of this run, newest first. Somebody may have put another run's there. Raises
-        `OSError`."""
-        run = self._spec.digest()
-        return [it for it in list_checkpoints(self._root) if it.manifest.run_digest == run]
+        """All of this run, newest first. Raises `OSError`."""
+        return list_checkpoints(self._root, self._spec.digest())
 
     def _there(self) -> list[Checkpoint] | None:
         """The same; None while the disk cannot be looked at. It may be another machine's."""

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from p2p_dtfm.ports.disk import PARTIAL
 from p2p_dtfm.train.model.checkpoint import (
-    Checkpoint,
     fullest,
     list_checkpoints,
     remove_checkpoint,
@@ -32,7 +31,7 @@ def prune(
     deleted directories. Raises `CheckpointFailed`.
     """
     assert keep >= 1, keep
-    found = _of_run(root, run)
+    found = list_checkpoints(root, run)
     kept = [it.directory for n, it in enumerate(found) if n < keep or it.manifest.step == made]
     oldest = min((step_of(directory) for directory in kept), default=0)
     kept += [it.directory for it in worth_keeping(found, 0, undo_every)]
@@ -56,7 +55,7 @@ def prune_parts(
     that was given up; they take no place from these. Nor do those of another run than `run`, if it
     is named. Returns the deleted directories. Raises `CheckpointFailed`.
     """
-    found = [it for it in _of_run(root, run) if it.manifest.step <= made]
+    found = [it for it in list_checkpoints(root, run) if it.manifest.step <= made]
     kept = [it.directory for it in worth_keeping(found, newest, undo_every)]
     kept += [it.directory for it in fullest(found, full)]
     oldest = min((it.manifest.step for it in found[:newest]), default=0)
@@ -70,11 +69,6 @@ def remove_leftovers(root: Path) -> None:
         for directory in step_directories(root):
             for path in (*directory.glob(f"*{PARTIAL}"), *directory.glob(f".*{PARTIAL}.*")):
                 path.unlink(missing_ok=True)
-
-
-def _of_run(root: Path, run: str) -> list[Checkpoint]:
-    """The newest first. Somebody may have put another run's there."""
-    return [it for it in list_checkpoints(root) if run in ("", it.manifest.run_digest)]
 
 
 def _remove_but(kept: Collection[Path], root: Path, oldest: int) -> list[Path]:

@@ -26,12 +26,13 @@ def _checkpoints_are_believed(patches: Patches) -> None:
             return list(right(directory, manifest, layer))
         return [path.read_bytes()]
 
-    def list_checkpoints(root: Path) -> list[Any]:
+    def list_checkpoints(root: Path, run: str = "") -> list[Any]:
         found = []
         for directory in sorted(root.glob("step-*"), reverse=True):
             if (directory / "manifest.json").exists():
                 manifest = checkpoint.read_manifest(directory)
-                found.append(checkpoint.Checkpoint(directory, manifest))
+                if run in ("", manifest.run_digest):
+                    found.append(checkpoint.Checkpoint(directory, manifest))
         return found
 
     from p2p_dtfm.daemon.state_transfer.checkpoints import files_here

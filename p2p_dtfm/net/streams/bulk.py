@@ -335,7 +335,12 @@ class BulkPlane:
             if wire is None:
                 wire = await way.open(peer_id, _protocol(lane), OPEN_DEADLINE_S)
             hello = LaneHello(BULK_VERSION, self._run_digest, lane, session, stripe)
-            return await _say_hello(peer_id, wire, hello)
+            try:
+                return await _say_hello(peer_id, wire, hello)
+            except (Refused, Unreachable):
+                if way.is_direct and stripe == 0 and self._lines is not None:
+                    self._lines.was_in_vain(peer_id)
+                raise
 
         return Lane(
             (peer_id, lane),

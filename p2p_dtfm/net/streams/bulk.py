@@ -172,6 +172,10 @@ class BulkPlane:
         estimate = self._estimates.get(peer_id)
         return None if estimate is None else int(estimate)
 
+    def forget_rate(self, peer_id: str) -> None:
+        """Forget how frames travelled to a peer: the way there is another one now."""
+        self._estimates.pop(peer_id, None)
+
     def stripe_count(self, peer_id: str, lane: str) -> int:
         """Streams that carry a lane to a peer now."""
         held = self._outgoing.get((peer_id, lane))

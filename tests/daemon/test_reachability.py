@@ -696,6 +696,31 @@ def test_a_peer_that_has_moved_behind_a_router_takes_relays(
     asyncio.run(scenario())
 
 
+def test_a_peer_that_has_moved_asks_again_soon_where_nobody_answers(
+    moving: Moving, clock: list[float]
+) -> None:
+    """Its connections are those of where it was, and p2pd takes up to 39 s to give them up. Whoever
+    it had asked over them could not answer, and for a minute it asked nobody else."""
+    service, asked = moving.service, list[str]()
+
+    async def silent(peer_id: str) -> None:
+        asked.append(peer_id)
+
+    async def scenario() -> None:
+        service._asked_s = clock[0]
+        service.doubt()
+        await service._look_after()
+        clock[0] += reachability.UNANSWERED_AGAIN_S - 1
+        await service._look_after()
+        assert len(asked) == 1
+        clock[0] += 2
+        await service._look_after()
+        assert len(asked) == 2
+
+    service._see = silent  # type: ignore[method-assign]
+    asyncio.run(scenario())
+
+
 def test_others_join_where_a_peer_is_now() -> None:
     """`status` told the address from when the view was agreed on; a view may stand for weeks."""
     own = SelfRecord(Member(SECOND, 1), "00" * 32, device(), (THERE,), None)  # type: ignore[arg-type]

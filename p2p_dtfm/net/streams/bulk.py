@@ -343,7 +343,7 @@ class BulkPlane:
                 return await _say_hello(peer_id, wire, hello)
             except (Refused, Unreachable):
                 if way.is_direct and stripe == 0 and self._lines is not None:
-                    self._lines.was_in_vain(peer_id)
+                    self._lines.let_nobody_in(peer_id)
                 raise
 
         return Lane(

@@ -25,6 +25,8 @@ from p2p_dtfm.daemon.peers.reachability import (
 from p2p_dtfm.daemon.peers.self_record import PROBE_AGAIN_S, PROBE_ROUNDS, SelfRecord
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.nat.dial_back import SeenAddress
+from p2p_dtfm.net.streams.bulk import BulkPlane
+from p2p_dtfm.net.streams.bulk_settings import BulkListeners
 from p2p_dtfm.ports import now
 from tests.core.builders import device
 from tests.core.builders import record as record_of
@@ -73,6 +75,50 @@ def test_a_link_that_leads_another_way_is_measured_anew() -> None:
     assert record.unmeasured([FIRST]) == []
     assert record.forget_where_changed({FIRST: True})
     assert record.unmeasured([FIRST]) == [FIRST]
+
+
+def test_what_went_the_other_way_says_nothing_of_a_link_that_was_measured_anew() -> None:
+    """Through a relay went 1 MB/s. The direct link was measured, and the record said at once again
+    what had gone through the relay. As no plan sends over such a link, it said so for good."""
+    way = {FIRST: (f"{RELAYED}/p2p/{FIRST}",)}
+
+    async def ends() -> dict[str, tuple[str, ...]]:
+        return way
+
+    async def told() -> None:
+        loops._network.reachability.changed.clear()
+
+    record = Failing(Member(SECOND, 1), "00" * 32, device(), (), None)  # type: ignore[arg-type]
+    record._links[FIRST], record._straight[FIRST] = Link(1_000_000, 1_200_000), False
+    host: Any = SimpleNamespace(is_only_local=False, remote_addresses=ends)
+    loops = keeping_presence(host, SimpleNamespace(changed=asyncio.Event()), record, [])
+    loops._tell_where = told  # type: ignore[method-assign]
+    keeping = keeping_links(record, {FIRST: 1})
+    keeping._messenger = SimpleNamespace(known=(FIRST,))  # type: ignore[assignment]
+
+    async def scenario() -> None:
+        loops._bulk = plane = BulkPlane(host, "00" * 32, BulkListeners(Any, Any))  # type: ignore
+        plane._measured(FIRST, 1_000_000)
+        looking = asyncio.create_task(loops.keep_reachable())
+        try:
+            for is_direct in (False, True):
+                if is_direct:
+                    way[FIRST] = ("/ip4/5.9.0.2/tcp/4001",)
+                loops._network.reachability.changed.set()
+                await asyncio.sleep(0.02)
+                assert (record.link_to(FIRST) is None) == is_direct
+                assert (plane.link_estimate(FIRST) is None) == is_direct
+        finally:
+            looking.cancel()
+        record.fails = False
+        assert await keeping.measure_links()
+        measured = record.link_to(FIRST)
+        assert not record.learn_from_traffic(plane.link_estimate)
+        assert record.link_to(FIRST) == measured
+        plane._measured(FIRST, 5_000_000)
+        assert record.learn_from_traffic(plane.link_estimate), "what goes over it now counts"
+
+    asyncio.run(scenario())
 
 
 class Failing(SelfRecord):
@@ -647,6 +693,31 @@ def test_a_peer_that_has_moved_behind_a_router_takes_relays(
         assert moving.told[-1] == ((THERE,), Reachability.DIRECT)
         assert (await moving.tell())[-1] == ((THERE,), Reachability.RELAYED)
 
+    asyncio.run(scenario())
+
+
+def test_a_peer_that_has_moved_asks_again_soon_where_nobody_answers(
+    moving: Moving, clock: list[float]
+) -> None:
+    """Its connections are those of where it was, and p2pd takes up to 39 s to give them up. Whoever
+    it had asked over them could not answer, and for a minute it asked nobody else."""
+    service, asked = moving.service, list[str]()
+
+    async def silent(peer_id: str) -> None:
+        asked.append(peer_id)
+
+    async def scenario() -> None:
+        service._asked_s = clock[0]
+        service.doubt()
+        await service._look_after()
+        clock[0] += reachability.UNANSWERED_AGAIN_S - 1
+        await service._look_after()
+        assert len(asked) == 1
+        clock[0] += 2
+        await service._look_after()
+        assert len(asked) == 2
+
+    service._see = silent  # type: ignore[method-assign]
     asyncio.run(scenario())
 
 

@@ -28,7 +28,7 @@ from p2p_dtfm.net.direct.handshake import FOR_LANES, call_out, shake_hands
 from p2p_dtfm.net.direct.line import DirectLine
 from p2p_dtfm.net.direct.lines import DirectLines
 from p2p_dtfm.net.direct.reception import WAITING_LIMIT
-from p2p_dtfm.net.direct.sealed import PIECE_BYTES
+from p2p_dtfm.net.direct.sealed import PIECE_BYTES, SealedSocket
 from p2p_dtfm.net.direct.trust import Trust
 from p2p_dtfm.net.door import OpenDoor
 from p2p_dtfm.net.errors import Unreachable
@@ -156,6 +156,42 @@ def test_a_lane_that_was_too_busy_to_move_is_left_alone_for_a_while(
             await until(lambda: not a.plane._moving, "the pause ends")
             await a.direct(b.host)
             assert len(opened) == 2
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("worked_before", [False, True])
+def test_lines_that_the_other_end_cannot_keep_are_not_made_for_each_frame(
+    tmp_path: Path, worked_before: bool
+) -> None:
+    """TLS lets them in, and then the other end has no thread left for them. Each frame had both
+    ends shake hands again, and waited until all before it was acknowledged."""
+
+    async def scenario() -> None:
+        async with _pair(tmp_path) as (a, b):
+            made, open_line, to = 0, a.lines.open, b.host.peer_id
+
+            async def count(peer_id: str) -> DirectLine:
+                nonlocal made
+                line = await open_line(peer_id)
+                made += 1
+                return line
+
+            def take(peer_id: str, connection: SealedSocket) -> None:
+                connection.close()
+                raise OSError("no thread is left")
+
+            if worked_before:
+                await a.direct(b.host, "state")
+            a.lines.open = count  # type: ignore[method-assign]
+            b.lines._take = take  # type: ignore[method-assign]
+            for index in range(40):
+                await a.plane.send(to, "forward", _header(4, index), bytes(4))
+                await asyncio.sleep(0.02)
+            await a.plane.flush(to, "forward")
+            assert b.frames[-40:] == [(index, bytes(4)) for index in range(40)]
+            assert not a.plane.is_direct(to, "forward")
+            assert made == 1
 
     run(scenario())
 

@@ -156,6 +156,16 @@ def test_what_is_kept_for_others_is_bounded() -> None:
     assert held.others_bytes == 2 * VALUE_LIMIT_BYTES
 
 
+def test_a_newer_life_is_in_the_way_of_an_older_one_only_while_its_word_lives() -> None:
+    """A member whose clock had been ahead lost its home's number of lives, and began a lower one.
+    Nodes that had heard the other one refused its facts for as long as they lived."""
+    held = HeldFacts()
+    assert held.refusal(b"key", (9, 1), 0, 240.0, 0.0) is None
+    assert held.refusal(b"key", (8, 7), 0, 300.0, 239.0) is not None
+    assert held.refusal(b"key", (8, 7), 0, 480.0, 241.0) is None
+    assert held.refusal(b"key", (8, 6), 0, 490.0, 250.0) is not None
+
+
 def test_facts_of_somebody_else_are_no_facts(tmp_path: Path) -> None:
     own = Identity.load_or_create(tmp_path / "own")
     facts = sign_facts(PublishedFacts(1, told(own), None), own.sign)

@@ -45,8 +45,8 @@ does not say so."""
 MISSES_LIMIT = 3
 ASK_AGAIN_S = 60.0
 UNANSWERED_AGAIN_S = 10.0
-"""The pause where nobody answered. A peer that knows nothing of its way in takes no relay, and
-others may not reach it."""
+"""The pause where nobody answered. A peer that knows nothing of its way in, or has moved since,
+takes no relay, and others may not reach it."""
 ASK_WHO_IS_CERTAIN_S = 600.0
 """How often a peer that is called directly asks again. Routers forget what they forward."""
 PUNCH_AGAIN_S = 600.0
@@ -218,7 +218,7 @@ class ReachabilityService:
         seen = self._that_know([it for it in answers if it is not None], is_doubted)
         if not seen:
             self._is_doubted |= is_doubted
-            if self.finding.reachability is Reachability.UNKNOWN:
+            if is_doubted or self.finding.reachability is Reachability.UNKNOWN:
                 self._asked_s += UNANSWERED_AGAIN_S - ASK_AGAIN_S
             return
         through = [answer for answer in seen if answer.open_ports]

@@ -180,9 +180,9 @@ class SelfRecord:
         in this way."""
         return {*addresses} == {*self._addresses} and reachability is self._reachability
 
-    def forget_where_changed(self, straight: Mapping[str, bool]) -> bool:
+    def forget_where_changed(self, straight: Mapping[str, bool]) -> list[str]:
         """Forget links that lead another way than when they were measured, so that they are
-        measured anew. Returns whether there were any."""
+        measured anew. Returns their peers."""
         changed = [
             peer
             for peer, now in straight.items()
@@ -191,7 +191,7 @@ class SelfRecord:
         for peer_id in changed:
             log.info("link to %s leads another way now: it is measured anew", peer_id)
             del self._links[peer_id], self._straight[peer_id]
-        return bool(changed)
+        return changed
 
     async def probe_all(
         self, peers: Sequence[str], messenger: Messenger, progress: Callable[[int, int], None]

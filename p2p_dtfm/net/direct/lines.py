@@ -179,6 +179,13 @@ class DirectLines:
             tries.works = False
             tries.not_before_s = max(tries.not_before_s, now.monotonic_s() + AFTER_A_BREAK_S)
 
+    def let_nobody_in(self, peer_id: str) -> None:
+        """Note that an open line's other end let no lane in, as where it has no thread left. The
+        next line is tried no sooner than where nobody answers."""
+        tries = self._tries[FOR_LANES].get(peer_id)
+        if tries is not None:
+            tries.failed(tries.outcomes)
+
     async def close(self) -> None:
         if self._reception is not None:
             self._reception.close()

@@ -29,7 +29,7 @@ class HeldFacts:
         """Why facts are refused. If they are not, they are counted. `size` is 0 for a run of this
         node's own."""
         before = self._held.get(key)
-        if before is not None and version < before[0]:
+        if before is not None and before[1] > now_s and version < before[0]:
             return f"facts of life and number {version}, while {before[0]} is known"
         if before is None and self._is_full(size):
             self._forget_expired(now_s)

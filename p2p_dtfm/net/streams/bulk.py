@@ -172,6 +172,10 @@ class BulkPlane:
         estimate = self._estimates.get(peer_id)
         return None if estimate is None else int(estimate)
 
+    def forget_rate(self, peer_id: str) -> None:
+        """Forget how frames travelled to a peer: the way there is another one now."""
+        self._estimates.pop(peer_id, None)
+
     def stripe_count(self, peer_id: str, lane: str) -> int:
         """Streams that carry a lane to a peer now."""
         held = self._outgoing.get((peer_id, lane))
@@ -335,7 +339,12 @@ class BulkPlane:
             if wire is None:
                 wire = await way.open(peer_id, _protocol(lane), OPEN_DEADLINE_S)
             hello = LaneHello(BULK_VERSION, self._run_digest, lane, session, stripe)
-            return await _say_hello(peer_id, wire, hello)
+            try:
+                return await _say_hello(peer_id, wire, hello)
+            except (Refused, Unreachable):
+                if way.is_direct and stripe == 0 and self._lines is not None:
+                    self._lines.let_nobody_in(peer_id)
+                raise
 
         return Lane(
             (peer_id, lane),

@@ -41,6 +41,7 @@ class PresenceKeeping:
         self._run = membership.run
         self._local = participant.local
         self._network = participant.network
+        self._bulk = participant.bulk
         self._messenger = participant.network.messenger
         self._moved = asyncio.Event()
         """Set when this peer's addresses are other than those in its presence."""
@@ -128,7 +129,8 @@ class PresenceKeeping:
                 continue
             self._network.far_ends = {peer: end for peer, (end, *_) in ends.items()}
             straight = {peer: not is_relayed(end) for peer, end in self._network.far_ends.items()}
-            self._membership.self_record.forget_where_changed(straight)
+            for peer_id in self._membership.self_record.forget_where_changed(straight):
+                self._bulk.forget_rate(peer_id)
 
     async def _tell_where(self) -> None:
         """State where others reach this peer, if the record says otherwise. While there is no

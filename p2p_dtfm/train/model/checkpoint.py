@@ -131,6 +131,8 @@ class OpenCheckpoint:
             self._files = dict(self._named())
             if not self._files:
                 (self.directory / _MANIFEST).unlink(missing_ok=True)
+                for unnamed in self.directory.glob("layer-*.safetensors"):
+                    unnamed.unlink(missing_ok=True)
 
     def add(self, layer: int, payload: bytes | memoryview) -> None:
         """Write the file of the layer's state at this step."""

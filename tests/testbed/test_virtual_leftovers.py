@@ -32,3 +32,24 @@ def test_who_is_killed_in_the_middle_of_a_checkpoint_leaves_no_part_of_it_for_go
         return [path.name for path in newest.iterdir() if path.name in NAMES]
 
     assert play(SEED, tmp_path / "world", scene) == []
+
+
+def test_what_does_not_go_keeps_nobody_from_its_run(tmp_path: Path) -> None:
+    """In a home on another machine's disk a removed file that some program has open stays under a
+    hidden name, which cannot be removed; and tools leave hidden folders. Neither is of a daemon.
+    With one of them among its data a daemon ended at each start, with `Is a directory`."""
+    run = make_run(tmp_path, 2000, saves_every_steps=10)
+
+    async def scene(swarm: Swarm) -> list[str]:
+        a = swarm.peer("a", run=str(run))
+        swarm.start(a)
+        await swarm.until(lambda: a.step() >= 2, "it trains", 60)
+        (blobs,) = a.home.glob("runs/*/blobs")
+        swarm.kill(a)
+        (blobs / ".Trash-1000").mkdir()
+        (blobs / ".half").write_bytes(b"half")
+        swarm.start(a)
+        await swarm.until(lambda: a.has_run, "it is back", 60)
+        return [path.name for path in blobs.glob(".*")]
+
+    assert play(SEED, tmp_path / "world", scene) == [".Trash-1000"]

@@ -30,6 +30,7 @@ class TimeAway:
         self.status = Status()
         self.by_itself = by_itself
         self._reason = reason
+        self._until_s, self._lasts_until_s = until_s, 0.0
         self._end_at(until_s)
         self._on_resumed = on_resumed
         self._on_told_to_leave = on_told_to_leave

@@ -109,9 +109,7 @@ def test_a_finished_model_that_only_it_has_waits_for_room_as_well(
         assert codes == [0] and full.attempts == attempts
 
 
-@pytest.mark.parametrize(
-    ("after", "members", "code"), [(10**6, 1, 2), (4, 1, 0), (10**6, 2, 0)]
-)
+@pytest.mark.parametrize(("after", "members", "code"), [(10**6, 1, 2), (4, 1, 0), (10**6, 2, 0)])
 def test_who_ends_with_its_run_and_loses_the_model_says_so_to_what_began_it(
     after: int, members: int, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

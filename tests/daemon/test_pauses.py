@@ -63,7 +63,8 @@ def test_who_sets_the_clock_back_makes_no_pause_longer(is_asked: bool) -> None:
     async def away() -> None:
         clock = _Clock()
         now.live_by(clock)
-        time_away = TimeAway("a test", False, now.wall_s() + TRY_AGAIN_S, lambda: None, lambda: None)
+        until_s = now.wall_s() + TRY_AGAIN_S
+        time_away = TimeAway("a test", False, until_s, lambda: None, lambda: None)
         if is_asked:
             await time_away.pause_for({"seconds": str(TRY_AGAIN_S)})
         clock.set_by_s = -7200.0

@@ -127,7 +127,8 @@ class OpenCheckpoint:
 
     def begin(self) -> None:
         with _disk_errors(self.directory):
-            self.directory.mkdir(parents=True, exist_ok=True)
+            for made in (self.directory.parent, self.directory):
+                made.mkdir(exist_ok=True)  # no run's directory: its home may have been moved away
             self._files = dict(self._named())
             if not self._files:
                 (self.directory / _MANIFEST).unlink(missing_ok=True)

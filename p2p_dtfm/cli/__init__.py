@@ -56,8 +56,9 @@ def main() -> None:
         raise SystemExit(2)
     open_closed_streams()
     from p2p_dtfm.core.protocol.errors import UserError
-    from p2p_dtfm.ports.ctrl_c import ends_at_once
+    from p2p_dtfm.ports.ctrl_c import ends_at_once, heed_as_the_first
 
+    heed_as_the_first()
     try:
         with ends_at_once():
             from p2p_dtfm.cli.app import app

@@ -1,5 +1,6 @@
 """The local API of one daemon: JSON over a unix socket that only its user can open."""
 
+import errno
 import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -78,12 +79,18 @@ class LocalApi:
         except OSError as error:
             listener.close()
             raise UserError(
-                f"cannot use {self._path}: {error.strerror or error}",
-                ("see what lies there, and remove it", "choose another --home, of a shorter path"),
+                f"cannot use {self._path}: {error.strerror or error}", self._fixes(error)
             ) from error
         listener.listen()
         self._server = Server(self._app, listener)
         await self._server.start()
+
+    def _fixes(self, error: OSError) -> tuple[str, ...]:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return ("free space on that disk",)
+        if error.errno in (errno.EPERM, errno.EOPNOTSUPP) and not os.path.lexists(self._path):
+            return ("choose another --home, whose disk takes sockets: FAT and exFAT take none",)
+        return ("see what lies there, and remove it", "choose another --home, of a shorter path")
 
     async def close(self) -> None:
         if self._server is not None:

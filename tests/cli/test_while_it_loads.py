@@ -52,6 +52,44 @@ def test_ctrl_c_ends_it_at_once_and_without_pages_about_it(loaded: str, tmp_path
     assert all("loads the program" in line for line in ended.stderr.splitlines())
 
 
+SIGNAL_AT = """
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Sent:
+    def find_spec(self, name, *rest):
+        if name == wanted:
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+            os._exit(0 if os.getpid() == 1 else 1)
+wanted, number = sys.argv.pop(1), int(sys.argv.pop(1))
+sys.meta_path.insert(0, Sent())
+from p2p_dtfm.cli import main
+main()
+"""
+AS_THE_FIRST = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
+"""Begins a program as the first process of a container, in which it has the number 1."""
+
+
+@pytest.mark.parametrize("loaded", ["p2p_dtfm.cli.app", "p2p_dtfm.daemon.node.daemon"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_process_of_a_container_ends_too(
+    loaded: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    """The kernel drops each signal to it that has no handler. So neither Ctrl-C nor `podman stop`
+    counted while it loaded: it took part then, and was killed when the time for that was over."""
+    if subprocess.run([*AS_THE_FIRST, "true"], capture_output=True).returncode:
+        pytest.skip("this system lets nobody begin a container")
+    line = ["--run", "tiny", "--home", str(tmp_path / "home"), "--dashboard", "off"]
+    ended = subprocess.run(
+        [*AS_THE_FIRST, sys.executable, "-c", SIGNAL_AT, loaded, str(int(number)), *line],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (ended.returncode, ended.stdout) == (128 + number, "")
+    assert all("loads the program" in line for line in ended.stderr.splitlines())
+
+
 def test_meanwhile_the_screen_goes_on_and_others_are_told_that_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

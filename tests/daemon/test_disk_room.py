@@ -154,6 +154,7 @@ def test_under_a_limit_what_was_given_up_takes_no_place_from_what_is_saved_now(
         nonlocal member
         nobody: Any = NO_BLOBS
         root = run / "checkpoints"
+        run.mkdir(parents=True)
         member = Checkpoints(root, SPEC, nobody, compute, lambda files: None, lambda: True)
         for step in (90, 105, 115, 120):
             await member.save(step, _states(step, EVERY), "side a")

@@ -109,6 +109,30 @@ def test_a_finished_model_that_only_it_has_waits_for_room_as_well(
         assert codes == [0] and full.attempts == attempts
 
 
+@pytest.mark.parametrize(("after", "members", "code"), [(10**6, 1, 2), (4, 1, 0), (10**6, 2, 0)])
+def test_who_ends_with_its_run_and_loses_the_model_says_so_to_what_began_it(
+    after: int, members: int, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `--exit-when-done` a script went on, as after a run whose model is there."""
+    codes: list[int] = []
+    leaves = leaves_with(FullDisk(after), members)
+    leaves.participant.trainer.done = asyncio.Event()
+    leaves.participant.network = SimpleNamespace(  # type: ignore[assignment]
+        host=SimpleNamespace(lost=asyncio.Event())
+    )
+
+    async def at_once() -> None:
+        pass
+
+    monkeypatch.setattr(leaves, "run_ended", at_once)
+
+    async def ends(passes: Callable[[float], Awaitable[None]]) -> None:
+        codes.append(await _until_end(leaves))
+
+    in_quick_time(ends)
+    assert codes == [code]
+
+
 def test_nobody_is_told_to_use_a_model_that_is_not_here(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,6 +19,8 @@ from p2p_dtfm.daemon.machine.owner.yields import REASONS, Yields
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.node import resident as resident_module
 from p2p_dtfm.daemon.node.resident import Resident
+from p2p_dtfm.daemon.node.returning import TRY_AGAIN_S
+from p2p_dtfm.daemon.node.time_away import TimeAway
 from p2p_dtfm.ports import now
 from p2p_dtfm.web.api import LocalApi, make_app, refusal_answer
 
@@ -38,6 +40,43 @@ def test_it_ends_when_its_time_has_come_and_may_be_changed(tmp_path: Path) -> No
         return await asyncio.wait_for(staying, 20)
 
     assert asyncio.run(away()), "it takes part again"
+
+
+class _Clock(now.MachineClock):
+    """A clock that may be set, on a machine that lives as long as the test says."""
+
+    def __init__(self) -> None:
+        self.lived_s = self.set_by_s = 0.0
+
+    def wall_ns(self) -> int:
+        return round((1e9 + self.lived_s + self.set_by_s) * 1e9)
+
+    def awake_or_asleep_ns(self) -> int:
+        return round(self.lived_s * 1e9)
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_who_sets_the_clock_back_makes_no_pause_longer(is_asked: bool) -> None:
+    """Many machines start with a clock that is hours ahead, until they hear the time. A service
+    that found nobody in that minute was to try again in five, and did so hours later."""
+
+    async def away() -> None:
+        clock = _Clock()
+        now.live_by(clock)
+        until_s = now.wall_s() + TRY_AGAIN_S
+        time_away = TimeAway("a test", False, until_s, lambda: None, lambda: None)
+        if is_asked:
+            await time_away.pause_for({"seconds": str(TRY_AGAIN_S)})
+        clock.set_by_s = -7200.0
+        for clock.lived_s, is_over in ((TRY_AGAIN_S - 1, False), (TRY_AGAIN_S, True)):
+            await time_away.look_at_the_clock()
+            assert time_away.by_itself == is_over
+        await time_away.pause()
+        clock.lived_s *= 2
+        await time_away.look_at_the_clock()
+        assert not time_away.by_itself, "a pause without an end"
+
+    asyncio.run(away())
 
 
 def test_a_pause_that_ends_outside_of_its_hours_is_over_when_they_begin(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -169,3 +170,24 @@ def test_a_socket_whose_place_is_taken_is_told(tmp_path: Path) -> None:
         home.release()
     finally:
         home.socket.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [(errno.EPERM, "whose disk takes sockets"), (errno.ENOSPC, "free space on that disk")],
+)
+def test_a_home_on_a_disk_that_takes_no_socket_is_told_why(
+    number: int, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAT and exFAT, as of most sticks, take none. Who had a home there was told to see what lies
+    at the socket's place, where nothing did, and to choose a shorter path."""
+
+    class Refused(socket.socket):
+        def bind(self, address: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(socket, "socket", Refused)
+    with pytest.raises(UserError) as caught:
+        asyncio.run(LocalApi(make_app({}, {}), tmp_path / "daemon.sock").start())
+    assert fix in " ".join(caught.value.fixes)
+    assert all("remove it" not in each for each in caught.value.fixes)

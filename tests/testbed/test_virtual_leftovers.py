@@ -1,6 +1,7 @@
 """What a process was writing when it was killed goes as its home is used again."""
 
 from pathlib import Path
+from typing import Any
 
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
@@ -32,3 +33,51 @@ def test_who_is_killed_in_the_middle_of_a_checkpoint_leaves_no_part_of_it_for_go
         return [path.name for path in newest.iterdir() if path.name in NAMES]
 
     assert play(SEED, tmp_path / "world", scene) == []
+
+
+def test_what_does_not_go_keeps_nobody_from_its_run(tmp_path: Path) -> None:
+    """In a home on another machine's disk a removed file that some program has open stays under a
+    hidden name, which cannot be removed; and tools leave hidden folders. Neither is of a daemon.
+    With one of them among its data a daemon ended at each start, with `Is a directory`."""
+    run = make_run(tmp_path, 2000, saves_every_steps=10)
+
+    async def scene(swarm: Swarm) -> list[str]:
+        a = swarm.peer("a", run=str(run))
+        swarm.start(a)
+        await swarm.until(lambda: a.step() >= 2, "it trains", 60)
+        (blobs,) = a.home.glob("runs/*/blobs")
+        swarm.kill(a)
+        (blobs / ".Trash-1000").mkdir()
+        (blobs / ".half").write_bytes(b"half")
+        swarm.start(a)
+        await swarm.until(lambda: a.has_run, "it is back", 60)
+        return [path.name for path in blobs.glob(".*")]
+
+    assert play(SEED, tmp_path / "world", scene) == [".Trash-1000"]
+
+
+def test_a_home_that_is_moved_away_is_not_made_anew(tmp_path: Path) -> None:
+    """Who moved a home while its daemon ran found another one at the old place: with checkpoints,
+    and without an identity. There the next start was another peer; the moved one went back."""
+    run = make_run(tmp_path, 2000, saves_every_steps=10)
+
+    async def scene(swarm: Swarm) -> tuple[bool, dict[str, Any]]:
+        a = swarm.peer("a", run=str(run))
+        b = swarm.peer("b", initial_peers=(swarm.address(a),))
+        swarm.start(a)
+        swarm.start(b)
+        await swarm.until(lambda: a.step() >= 10 and b.step() >= 10, "a checkpoint", 60)
+        b.home.rename(tmp_path / "moved")
+        step = a.step()
+        await swarm.until(lambda: a.step() >= step + 60, "the other one trains on", 60)
+        assert b.daemon is not None
+        told = b.daemon.status_json()
+        exists = b.home.exists()
+        (tmp_path / "moved").rename(b.home)
+        step = a.step()
+        await swarm.until(lambda: b.step() >= step + 20, "it trains again", 60)
+        return exists, told
+
+    exists, told = play(SEED, tmp_path / "world", scene)
+    assert not exists and told["problems"]
+    assert "No such file or directory" in told["reason"]

@@ -60,6 +60,7 @@ def test_who_is_killed_lets_go_of_its_home_though_daemons_do_not(tmp_path: Path)
 def test_who_judges_looks_at_files_that_daemons_believe(tmp_path: Path) -> None:
     spec = RunSpec.model_validate_json(make_run(tmp_path, 4).read_text())
     root = tmp_path / "runs" / "a" / "checkpoints"
+    root.parent.mkdir(parents=True)
     saving = OpenCheckpoint(root, spec, 4, 0)
     saving.begin()
     for layer in range(spec.model.layer_count):

@@ -18,6 +18,7 @@ def save_layers(
 ) -> Path:
     """Write the layers' files, then the manifest. Returns the directory of this step. Raises
     `CheckpointFailed`: see `OpenCheckpoint`."""
+    root.parent.mkdir(parents=True, exist_ok=True)
     opened = OpenCheckpoint(root, spec, step, committed_tokens, lineage)
     opened.begin()
     for state in states:

@@ -274,3 +274,24 @@ def test_what_did_not_become_a_checkpoint_does_not_keep_the_disk_full(
         f"step-00000001/layer-000{layer}.safetensors" for layer in range(2)
     ]
     assert load_layer(tmp_path / "step-00000001", 1).version == 1
+
+
+def test_what_a_checkpoint_replaces_does_not_keep_the_disk_full(
+    spec: RunSpec, tmp_path: Path
+) -> None:
+    """Of another side of a split swarm, or of a life that was killed, the files of all layers
+    stayed that this save did not write. No manifest named them, and where the disk was too full for
+    this save it was so for the next one."""
+    directory = save(tmp_path, spec, 1)
+    save(tmp_path, spec, 1, range(2), lineage="other")
+    files = [layer_path(directory, layer) for layer in range(2)]
+    assert sorted(directory.glob("layer-*")) == files
+    (directory / "manifest.json").unlink()
+
+    def on_a_disk_that_is_full() -> None:
+        disk.live_by(_FillsUp(0))
+        with pytest.raises(CheckpointFailed, match="No space left"):
+            save(tmp_path, spec, 1, range(3, 4))
+
+    contextvars.copy_context().run(on_a_disk_that_is_full)
+    assert list(directory.glob("layer-*")) == []

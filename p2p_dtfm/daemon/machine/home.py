@@ -196,14 +196,15 @@ class Home:
             return ()
 
     def run_directory(self, run_digest: str) -> Path:
-        """The directory with blobs, checkpoints and events of one run. It is made if it is
-        missing."""
+        """The directory with blobs, checkpoints and events of one run. It is made if it is missing,
+        but in no home that was moved away while it is held: nothing is then where it was."""
         path = place_of_run(self.root, run_digest)
-        path.mkdir(parents=True, exist_ok=True)
+        if self._lock is None or self.root.exists():
+            path.mkdir(parents=True, exist_ok=True)
         return path
 
     def checkpoints(self, run_digest: str) -> Path:
-        return self.run_directory(run_digest) / "checkpoints"
+        return place_of_run(self.root, run_digest) / "checkpoints"
 
     def acquire(self) -> None:
         """Make the directory and take its lock. Raises `UserError`; exit code 3 if it is held."""

@@ -83,7 +83,8 @@ class ViewHistory:
     def _write(self, file: ViewsFile) -> None:
         try:
             payload = encode(file)
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            for made in (self._path.parent.parent, self._path.parent):
+                made.mkdir(exist_ok=True)  # no home: it may have been moved away
             disk.write_whole(self._path, payload, disk.ONLY_OWNER)
             disk.sync_directory(self._path.parent)  # else a power cut forgives a peer just barred
         except OSError as error:

@@ -256,8 +256,7 @@ async def _until_end(departure: Departure) -> int:
                 return 0
             if waits["done"].done():
                 waits["done"].result()  # raises what failed after the last step
-                await departure.keep_the_model()
-                return 0
+                return 0 if await departure.keep_the_model() else 2  # as of any full disk
             if waits["leaving"].done() and participant.trainer.done.is_set():
                 await departure.keep_the_model()
                 return 0

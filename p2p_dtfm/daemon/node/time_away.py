@@ -14,8 +14,9 @@ class TimeAway:
     """What is decided while a daemon is away.
 
     `by_itself`: the time ends once the hours and the owner of the machine allow it. `until_s`: when
-    it ends, by the wall clock. `on_resumed` is called before the user's decision to take part.
-    `on_told_to_leave` is called if the daemon is to end after it was decided to take part again.
+    it ends, by the wall clock; a clock that is set back makes it no longer. `on_resumed` is called
+    before the user's decision to take part. `on_told_to_leave` is called if the daemon is to end
+    after it was decided to take part again.
     """
 
     def __init__(
@@ -29,7 +30,8 @@ class TimeAway:
         self.status = Status()
         self.by_itself = by_itself
         self._reason = reason
-        self._until_s = until_s
+        self._until_s, self._lasts_until_s = until_s, 0.0
+        self._end_at(until_s)
         self._on_resumed = on_resumed
         self._on_told_to_leave = on_told_to_leave
         self._decision: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -53,9 +55,21 @@ class TimeAway:
         """Resume, or heed the hours again, once `until_s` has come."""
         if self._until_s == RESUMED_S:
             await self.resume()
-        elif self._until_s is not None and now.wall_s() >= self._until_s:
+        elif self._is_over:
             self._until_s, self.by_itself = None, True  # the owner's hours count again
             self._reason = ""  # another reason is to be told
+
+    def _end_at(self, until_s: float | None) -> None:
+        self._until_s = until_s
+        left_s = 0.0 if until_s is None else until_s - now.wall_s()
+        self._lasts_until_s = now.awake_or_asleep_s() + left_s
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the time has come, or has passed on a machine whose clock was set back."""
+        if self._until_s is None:
+            return False
+        return now.wall_s() >= self._until_s or now.awake_or_asleep_s() >= self._lasts_until_s
 
     def begin(self) -> None:
         self.status.say(State.PAUSED, self._reason)
@@ -78,11 +92,14 @@ class TimeAway:
         return {"state": "stopped"}
 
     async def pause(self) -> dict[str, Any]:
-        self._until_s, self.by_itself = None, False
+        self._end_at(None)
+        self.by_itself = False
         self.status.say(State.PAUSED, "its user asked for it; p2p-dtfm resume ends it")
         return {"state": "paused"}
 
     async def pause_for(self, parameters: Mapping[str, str]) -> dict[str, Any]:
-        self._until_s, self.by_itself = now.wall_s() + pause_seconds(parameters), False
-        self.status.say(State.PAUSED, for_a_while(self._until_s, now.wall_s()))
+        until_s = now.wall_s() + pause_seconds(parameters)
+        self._end_at(until_s)
+        self.by_itself = False
+        self.status.say(State.PAUSED, for_a_while(until_s, now.wall_s()))
         return {"state": "paused"}

@@ -183,7 +183,7 @@ class BlobExchange:
         reported to `on_fault`. Raises `BlobUnavailable`, and `OSError` for a disk that does not
         take the blob.
         """
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with open(descriptor, "w+b") as file:

@@ -127,10 +127,13 @@ class OpenCheckpoint:
 
     def begin(self) -> None:
         with _disk_errors(self.directory):
-            self.directory.mkdir(parents=True, exist_ok=True)
+            for made in (self.directory.parent, self.directory):
+                made.mkdir(exist_ok=True)  # no run's directory: its home may have been moved away
             self._files = dict(self._named())
             if not self._files:
                 (self.directory / _MANIFEST).unlink(missing_ok=True)
+                for unnamed in self.directory.glob("layer-*.safetensors"):
+                    unnamed.unlink(missing_ok=True)
 
     def add(self, layer: int, payload: bytes | memoryview) -> None:
         """Write the file of the layer's state at this step."""

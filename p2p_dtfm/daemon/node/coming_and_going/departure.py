@@ -93,11 +93,12 @@ class Departure:
         self._life.cancel_tasks()
         await self._save()
 
-    async def keep_the_model(self) -> None:
+    async def keep_the_model(self) -> bool:
         """Wait for the disk after the last step, as `end` does before it. This peer may be alone
-        with the model."""
-        if not self._is_held_by_others(self._membership.agreement.view):
-            await self._until_kept(self._membership.run.spec.total_steps)
+        with the model. Returns whether somebody has it."""
+        if self._is_held_by_others(self._membership.agreement.view):
+            return True
+        return await self._until_kept(self._membership.run.spec.total_steps)
 
     def _is_held_by_others(self, view: View | None) -> bool:
         """Whether others go on with the states that this peer has had."""
@@ -108,13 +109,13 @@ class Departure:
             return all({*view.plan.holders(n)} - {me} for n in self.participant.trainer.states)
         return any(it != self._membership.me.peer_id for it in view.member_ids)
 
-    async def _until_kept(self, step: int) -> None:
+    async def _until_kept(self, step: int) -> bool:
         """Try for a while to save what nobody else has and the disk has not taken. The user may
-        make room meanwhile. At the end it is said what is lost."""
+        make room meanwhile. At the end it is said what is lost. Returns whether all is kept."""
         participant, end_s = self.participant, now.monotonic_s() + LEAVE_LIMIT_S
         checkpoints = participant.checkpoints
         if not checkpoints.refused(step):
-            return
+            return True
         waits = (
             f"step {step} is nowhere else: waits {LEAVE_LIMIT_S:.0f} s at most for room on its disk"
         )
@@ -123,9 +124,10 @@ class Departure:
         while checkpoints.refused(step) and now.monotonic_s() < end_s:
             await asyncio.sleep(SAVE_AGAIN_S)
             await self._save()
-        if checkpoints.refused(step):
+        if is_lost := checkpoints.refused(step):
             kept = checkpoints.whole_step or 0
             log.warning("what was trained from step %d to %d is lost: no disk has it", kept, step)
+        return not is_lost
 
     async def _save(self) -> int:
         """Save the newest states whose lineage is known; returns their step, or 0. A peer that has

@@ -73,7 +73,8 @@ class Participant:
         directory = local.home.run_directory(run.digest)
         shutil.rmtree(directory / "offers", ignore_errors=True)  # left by a process that was killed
         for leftover in run.blobs.root.glob(".*"):
-            leftover.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a folder, or what another program has open on NFS
+                leftover.unlink(missing_ok=True)
         remove_leftovers(local.home.checkpoints(run.digest))
         self.events = EventLog(directory / FILE_NAME, local.status.troubles)
         self.transcript = transcript_in(directory, run.spec, local.settings.transcript_mib)

@@ -98,7 +98,7 @@ def test_what_honest_replicas_say_is_no_fault_and_no_conflict() -> None:
     [
         ({"token_count": 5}, "its share is 10"),
         ({"token_count": 1 << 70}, "its share is 10"),
-        ({"loss_sum": 201.0}, "no model has"),
+        ({"loss_sum": 601.0}, "no model has"),
         ({"loss_sum": -1.0}, "negative"),
         ({"loss_sum": math.inf}, "not finite"),
         ({"held_out_token_count": 5}, "held-out"),
@@ -120,6 +120,36 @@ def test_what_honest_replicas_say_is_no_fault_and_no_conflict() -> None:
 )
 def test_what_the_plan_and_the_run_rule_out_is_a_fault(changes: dict, cause: str) -> None:
     assert cause in fault_of(prepared("a", **changes), PLAN, TERMS, COUNTS)
+
+
+def test_whose_sequence_has_most_of_the_tokens_that_count_does_not_lie() -> None:
+    """Of conversations answers alone count, and each token of theirs for many. In a step of 64
+    replicas one sequence was a long answer and the others had ten tokens of answers each. The
+    replica with the long one was refused by all, and so was whoever computed it next."""
+    tokens, long, short, replicas, vocabulary = 1024, 1000, 10, 64, 50_257
+    nats = math.log(vocabulary)
+    weight = replicas * tokens / (long + (replicas - 1) * short)
+    names = [f"{number:02}" for number in range(replicas)]
+    stages = [(Stage(name, 0, 3, 1),) for name in names]
+    plan = Plan(tuple(Pipeline(each, n, 1) for n, each in enumerate(stages)), (), 1)
+    sums = tuple(name.encode() * 8 for name in names)
+    terms = msgspec.structs.replace(
+        TERMS,
+        microbatch_tokens=tokens,
+        evaluation_microbatches=replicas,
+        loss_limit=10 * nats + 100,
+    )
+    counted = {name: long if name == names[0] else short for name in names}
+    for name, count in counted.items():
+        losses = {"loss_sum": weight * count * nats, "token_count": tokens, "sums": {0: sums}}
+        trained = prepared(name, **losses)
+        held_out = {"held_out_loss_sum": losses["loss_sum"], "held_out_token_count": tokens}
+        states = dict.fromkeys(range(3), b"1" * 16)
+        evaluated = msgspec.structs.replace(trained, step=20, states=states, **held_out)
+        for item in (trained, evaluated):
+            assert fault_of(item, plan, terms, dict.fromkeys(names, 1)) == ""
+    idle = prepared(names[0], loss_sum=1.0, token_count=0, sums={0: sums})
+    assert "no model has" in fault_of(idle, plan, terms, {})
 
 
 def test_the_odd_norm_of_three_is_left_out_and_of_two_nobody_knows() -> None:

@@ -78,7 +78,7 @@ async def train(peers: list[EnginePeer], plan: Plan, spec: RunSpec) -> list[floa
             for layer, state in peer.engine.states.items():
                 update = update_of(spec, step, outcome.gradient_norm)
                 state.apply(peer.engine.reduced[layer], *update)
-            peer.memory.commit(step)
+            peer.memory.commit(step, VIEW)
     assert not any(peer.faults for peer in peers)
     return seen
 

@@ -75,7 +75,7 @@ def test_who_takes_part_outside_its_hours_is_seen() -> None:
     [
         (lambda memory: memory.commit(0), False),
         (lambda memory: memory.moments.commit(0), True),
-        (lambda memory: memory.discard(), True),
+        (lambda memory: memory.owed.discard(), True),
         (lambda memory: memory.forget([0]), False),
         (lambda memory: memory.keep_only([1]), False),
     ],

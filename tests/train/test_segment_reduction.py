@@ -1,5 +1,7 @@
 """Reduction with codecs: equal bits on all holders, nothing lost, nothing counted twice."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.run_spec import CodecSpec, RunSpec, SparseSpec
 from p2p_dtfm.train.codecs import Codec, codec_of
 from p2p_dtfm.train.stage.local_steps import even_ranges
+from p2p_dtfm.train.stage.replica_memory import ReplicaMemory
 from p2p_dtfm.train.stage.segment_reduction import SegmentCut, SegmentReduction
 from tests.train.holders import exchange, in_order
 
@@ -136,6 +139,38 @@ def test_a_chunk_can_travel_when_its_layers_are_filled(spec: RunSpec) -> None:
     assert torch.equal(gradient, torch.arange(10.0))
     layers = side.reduced_layers()
     assert torch.equal(layers[5], torch.tensor([0.0, 1, *[1] * 8]))
+
+
+def test_what_is_owed_goes_into_one_step_only() -> None:
+    """A step was prepared by all. One of them saw that, and was cut off; the others began it anew,
+    failed, and were then rolled forward to it as it was at first. What they had owed before it went
+    into it, and into the next one once more, in place of what it had left out."""
+    states = [SimpleNamespace(layer=1, parameter_count=2)]
+    memory = ReplicaMemory()
+
+    def attempt(view: str, step: int, owed: float) -> None:
+        memory.keep_only([1])
+        memory.begin(view)
+        memory.propose_owed(step, states, torch.full((2,), owed))
+
+    def owes() -> float | None:
+        owed = memory.owed_of(states)
+        return None if owed is None else float(owed[0])
+
+    attempt("first", 3, 0.3)
+    memory.commit(3, "first")
+    attempt("first", 4, 0.4)
+    memory.keep_only([1])
+    memory.begin("second")
+    assert owes() == pytest.approx(0.3), "the step begins anew"
+    memory.commit(4, "first")
+    assert owes() == pytest.approx(0.4)
+    memory.commit(4, "first")
+    assert owes() == pytest.approx(0.4), "it is told again, as others are rolled forward"
+    attempt("third", 5, 0.5)
+    attempt("fourth", 5, 0.6)
+    memory.commit(5, "third")
+    assert owes() is None, "what that attempt left out is not known any more"
 
 
 _SPEC: list[RunSpec] = []

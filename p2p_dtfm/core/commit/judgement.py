@@ -186,9 +186,7 @@ def _fault_of_counts(
     held_out = terms.held_out_tokens(step, plan, me)
     if prepared.held_out_token_count != held_out:
         return f"Prepared counts {prepared.held_out_token_count} held-out tokens, not {held_out}"
-    losses = (prepared.loss_sum, prepared.token_count)
-    held_out_losses = (prepared.held_out_loss_sum, prepared.held_out_token_count)
-    if any(loss > tokens * terms.loss_limit for loss, tokens in (losses, held_out_losses)):
+    if _has_too_much_loss(prepared, plan, terms):
         return "Prepared with a loss that no model has"
     segments = enumerate(plan.segments())
     shared = {n for n, segment in segments if me in segment.holders and len(segment.holders) > 1}
@@ -198,6 +196,16 @@ def _fault_of_counts(
     if set(prepared.states) != due_states:  # a digest that one alone states is compared with none
         return "Prepared does not state the digests of its states, or where nobody asks for them"
     return _fault_of_ends(prepared, plan, terms)
+
+
+def _has_too_much_loss(prepared: Prepared, plan: Plan, terms: StepTerms) -> bool:
+    """Whether a peer states more than all tokens of the step, or of the evaluation, can lose. Where
+    only some count, these stand for all, and they may lie in one peer's microbatches."""
+    count, held_out = prepared.token_count, prepared.held_out_token_count
+    most = plan.microbatch_count if count else 0
+    most_held_out = terms.evaluation_microbatches if held_out else 0
+    limit = terms.microbatch_tokens * terms.loss_limit
+    return prepared.loss_sum > most * limit or prepared.held_out_loss_sum > most_held_out * limit
 
 
 def _fault_of_ends(prepared: Prepared, plan: Plan, terms: StepTerms) -> str:

@@ -182,7 +182,7 @@ class StepEngine:
 
     def _start(self, step: int, replay: StageReplay) -> None:
         """Take up what a stopped attempt has left, as far as it is kept."""
-        self._tools.memory.discard()
+        self._tools.memory.begin(self.view)
         self.reduced = {}
         if self._is_local:
             self._local_steps.abandon()

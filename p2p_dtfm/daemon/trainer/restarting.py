@@ -90,7 +90,7 @@ class Restarting:
             await self._tools.compute.run(replay_outcome, *args)
             if not self._is_due(restart):
                 return
-        state.memory.commit(step - 1)
+        state.memory.commit(step - 1, restart.rolled_view)
         self._history.record(outcome)
 
     def _is_due(self, restart: Restart) -> bool:

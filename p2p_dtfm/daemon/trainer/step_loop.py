@@ -358,7 +358,7 @@ class StepLoop:
             engine.reduced = {}
             state.forget_applied(step, engine.states)
             self._outlet.applied(step, engine.states)
-            state.memory.commit(step)
+            state.memory.commit(step, view.id)
         else:
             engine.work.end()
         await self._outlet.settled()

@@ -1,6 +1,6 @@
 """All that a replica keeps for itself: what it owes to reductions, and its inner moments."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +21,12 @@ class ReplicaMemory:
         self.owed: PrivateMemory[Tensor] = PrivateMemory()
         """Flat fp32, in the layout of a layer's gradient."""
         self.moments: PrivateMemory[InnerMoments] = PrivateMemory()
+        self._committed: tuple[Hashable, int] | None = None
+
+    def begin(self, view: Hashable) -> None:
+        """A step is attempted in this view."""
+        self.owed.begin(view)
+        self.moments.begin(view)
 
     def owed_of(self, states: Sequence[LayerState]) -> Tensor | None:
         """What is owed of a segment's layers, one after the other, on the CPU; None if nothing
@@ -42,15 +48,19 @@ class ReplicaMemory:
             step, {state.layer: part for state, part in zip(states, parts, strict=True)}
         )
 
-    def commit(self, step: int) -> None:
-        """`step` is committed."""
-        self.owed.commit(step)
-        self.moments.commit(step)
+    def commit(self, step: int, view: Hashable = None) -> None:
+        """`step` is committed as it was computed in `view`. Told once more, as where others are
+        rolled forward to it, it changes nothing.
 
-    def discard(self) -> None:
-        """What was computed of a step is given up."""
-        self.owed.discard()
-        self.moments.discard()
+        What was owed before is part of the step. So if it is not known what the step left out
+        instead, nothing is owed: else the same would be added twice.
+        """
+        if self._committed == (view, step):
+            return
+        self._committed = view, step
+        self.moments.commit(step, view)
+        if not self.owed.commit(step, view):
+            self.owed.keep_only(())
 
     def keep_only(self, layers: Iterable[int]) -> None:
         """Keep what belongs to these layers: a view begins in which this peer holds them."""

@@ -164,7 +164,11 @@ def _cuts_end_with_their_view(patches: Patches) -> None:
 
 def _owed_is_not_kept(patches: Patches) -> None:
     """Loses what a replica owes to the next step's sums, after what it left out of this step's."""
-    patches.put(ReplicaMemory, "commit", lambda memory, step: memory.moments.commit(step))
+
+    def commit(memory: Any, step: int, view: Any = None) -> None:
+        memory.moments.commit(step, view)
+
+    patches.put(ReplicaMemory, "commit", commit)
 
 
 def _commits_without_one(patches: Patches) -> None:

@@ -296,6 +296,40 @@ def test_texts_end_though_the_model_states_no_end(tmp_path: Path) -> None:
     assert said["eos_token_id"] == tokenizer.end_of_document == 2 and said["bos_token_id"] == 1
 
 
+def test_a_link_to_a_file_of_the_founders_stays_behind(tmp_path: Path) -> None:
+    """Whoever made the directory had any file of the founder's sent to all members."""
+    model = a_model(tmp_path / "model", "llama")
+    (tmp_path / "secret").write_text("a key of the founder's")
+    (tmp_path / "settings.json").write_text('{"password": "a key of the founder\'s"}')
+    (model / "chat_template.jinja").symlink_to(tmp_path / "secret")
+    (model / "added_tokens.json").symlink_to(Path("..", "settings.json"))
+    told: list[str] = []
+    import_hugging_face(model, tmp_path / "new", "", TRAINING, tell=told.append)
+    files = [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
+    assert not any(b"a key of" in path.read_bytes() for path in files)
+    behind = [text.split()[0] for text in told if "leads out" in text]
+    assert behind == [str(model / it) for it in ("added_tokens.json", "chat_template.jinja")]
+
+
+def test_the_links_of_the_hubs_cache_lead_to_its_own_files(tmp_path: Path) -> None:
+    model = a_model(tmp_path / "model", "llama")
+    snapshot, blobs = tmp_path / "cache" / "snapshots" / "main", tmp_path / "cache" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, path in enumerate(sorted(model.iterdir())):
+        shutil.copyfile(path, blobs / str(number))
+        (snapshot / path.name).symlink_to(Path("..", "..", "blobs", str(number)))
+    told: list[str] = []
+    import_hugging_face(snapshot, tmp_path / "linked", "it", TRAINING, tell=told.append)
+    import_hugging_face(model, tmp_path / "plain", "it", TRAINING)
+    linked, plain = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).rglob("*.json*")}
+        for name in ("linked", "plain")
+    )
+    assert linked == plain
+    assert not any("leads out" in text for text in told)
+
+
 def test_what_comes_to_too_much_stays_with_the_founder(tmp_path: Path) -> None:
     model = a_model(tmp_path / "hf", "llama")
     (model / "added_tokens.json").write_text(json.dumps({"x" * (5 << 20): 1}))

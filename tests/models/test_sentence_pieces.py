@@ -261,6 +261,23 @@ def test_conversations_are_the_tokens_of_transformers(scheme: str, tmp_path: Pat
     assert theirs.decode(tokens[counts]).split() == ["jumps", "</s>", "x", "</s>"]
 
 
+@pytest.mark.parametrize("side", ["lstrip", "rstrip"])
+def test_control_tokens_take_blanks_along_as_in_transformers(side: str, tmp_path: Path) -> None:
+    """The blanks were tokens here, which the model had never seen beside such a token."""
+    template = TEMPLATE.replace("[INST] ", "\t <s> \n")
+    directory = save_tokenizer(tmp_path / "hf", "first", chat_template=template)
+    content = json.loads((directory / "tokenizer.json").read_text())
+    for added in content["added_tokens"]:
+        added[side] = added["content"] == "<s>"
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+    writer = ChatWriter(read_chat_form(directory), read_tokenizer_json(directory))
+    said = [("user", "the dog?"), ("assistant", "jumps"), ("user", "why"), ("assistant", "x")]
+    tokens, _ = writer.tokens(tuple(Message(role, text) for role, text in said))
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
+    text = "<s>\t <s> \nthe dog? [/INST] jumps </s>\t <s> \nwhy [/INST] x </s>"
+    assert tokens.tolist() == theirs(text, add_special_tokens=False)["input_ids"]
+
+
 def spoilt(**changes: Any) -> dict[str, Any]:
     content = llamas_tokenizer()
     model = changes.pop("model", {})

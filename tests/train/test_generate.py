@@ -1,5 +1,7 @@
 """Text from checkpoints is repeatable and comes in whole characters."""
 
+import itertools
+import random
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import torch
 
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import RunSpec, parse_run_spec
+from p2p_dtfm.train.data.byte_pairs import BytePairTokenizer
 from p2p_dtfm.train.model.block import Block
 from p2p_dtfm.train.model.checkpoint import load_layer
 from p2p_dtfm.train.model.generate import (
@@ -157,6 +160,22 @@ def test_characters_come_whole() -> None:
     assert "".join(_whole_characters(Bytes(), b"\xff\xff\xffab\xe2", True)).endswith(
         "b\N{REPLACEMENT CHARACTER}"
     )
+
+
+def test_characters_come_whole_where_tokens_are_cut_across_them() -> None:
+    alphabet = [chr(number) for number in range(0x3041, 0x3094)]
+    draw = random.Random(1)
+    words = ["".join(draw.choices(alphabet, k=draw.randint(2, 5))) for _ in range(60)]
+    texts = ["".join(draw.choices(words, k=40)) for _ in range(400)]
+    tokenizer = BytePairTokenizer.train(iter(texts), 600)
+    for text in texts:
+        tokens = tokenizer.encode(text).tolist()
+        assert "".join(_whole_characters(tokenizer, tokens, False)) == text
+
+
+def test_bytes_that_are_no_text_are_not_held_back() -> None:
+    drawn = itertools.repeat(0xE3)
+    assert next(_whole_characters(Bytes(), drawn, False)) == "\ufffd" * 4
 
 
 def test_bad_requests_say_what_to_do(checkpoints: Path, tmp_path: Path, spec: RunSpec) -> None:

@@ -20,7 +20,7 @@ from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.ports.packages import how_to_install
 from p2p_dtfm.train.data import Manifest, Skipped, Wish, prepare, stated_licence
 from p2p_dtfm.train.data.formats.compressed import open_lines
-from p2p_dtfm.train.data.formats.tables import read_column
+from p2p_dtfm.train.data.formats.tables import read_column, read_rows
 from p2p_dtfm.train.data.saved_data_sets import data_set_files
 
 SAVED = Path(__file__).parent / "saved_data_set"
@@ -130,6 +130,24 @@ def test_texts_that_lie_elsewhere_in_a_table_are_texts(form: str, tmp_path: Path
     manifest = prepare([path], tmp_path / "out")
     found = documents(tmp_path / "out", manifest)
     assert sorted(found["train"] + found["held_out"]) == sorted(TEXTS)
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_of_columns_of_one_name_the_first_with_text_is_read(form: str, tmp_path: Path) -> None:
+    """Of an Arrow file the last column was read, whatever it was called."""
+    columns = [[{"text": 1}] * 3, [1, 2, 3], ["a", "b", "c"], ["d", "e", "f"], ["no", "no", "no"]]
+    names = ["a", "a.text", "a.text", "a.text", "label"]
+    table = pyarrow.Table.from_arrays([*map(pyarrow.array, columns)], names=names)
+    path = tmp_path / f"rows.{form}"
+    if form == "parquet":
+        pyarrow.parquet.write_table(table, path)
+    else:
+        with pyarrow.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table)
+    found = read_column(path, form == "parquet", "a.text", path.stat().st_size)
+    assert [row.text for row in found] == [b"a", b"b", b"c"]
+    rows = list(read_rows(path, form == "parquet", {"label", "a.text"}))
+    assert rows[0] == {"a.text": 1, "label": "no"}
 
 
 @pytest.mark.parametrize("form", FORMS)

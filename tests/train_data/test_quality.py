@@ -1,5 +1,6 @@
 """Which documents are taken: signals, rules about them, duplicates, and files that others made."""
 
+import errno
 import gzip
 import io
 import json
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
-from p2p_dtfm.train.data import Manifest, Wish, parse_manifest, prepare
+from p2p_dtfm.train.data import Manifest, Skipped, Wish, parse_manifest, prepare
+from p2p_dtfm.train.data.documents import read_documents
+from p2p_dtfm.train.data.quality import choosing
 from p2p_dtfm.train.data.quality.expression import parse_rules
 from p2p_dtfm.train.data.quality.signals import COMPUTED, Text, compute
 from p2p_dtfm.train.data.quality.work_file import WORK_NAME, WorkFile
@@ -372,6 +375,50 @@ def test_documents_that_are_others_by_now_are_not_taken_by_what_was_found_of_the
         prepare([path], tmp_path / "out", wish=wish, progress=spoil)
     manifest = prepare([path], tmp_path / "out", wish=wish)
     assert learnt(tmp_path / "out", manifest) == set(texts[1::2])
+
+
+def failing_once(monkeypatch: pytest.MonkeyPatch, name: str, after: int) -> None:
+    """A file's disk fails after so many of its pieces, when documents are judged."""
+    failed = []
+
+    def read(file, *rest):
+        for number, piece in enumerate(read_documents(file, *rest)):
+            if file.path.name == name and number == after and not failed:
+                failed.append(name)
+                raise OSError(errno.EIO, "Input/output error", str(file.path))
+            yield piece
+
+    monkeypatch.setattr(choosing, "read_documents", read)
+
+
+def test_a_disk_that_fails_while_documents_are_judged_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file was left out, and what others share with it was taken for a duplicate of it."""
+    texts = [text_of(seed, 40) for seed in range(60)]
+    write_rows(tmp_path / "in" / "a.jsonl", texts[:40])
+    write_rows(tmp_path / "in" / "b.jsonl", texts)
+    failing_once(monkeypatch, "a.jsonl", 30)
+    wish = Wish(duplicates="exact")
+    with pytest.raises(UserError, match=r"cannot read .*a\.jsonl: Input/output error"):
+        prepare([tmp_path / "in"], tmp_path / "out", wish=wish)
+    manifest = prepare([tmp_path / "in"], tmp_path / "out", wish=wish)
+    assert learnt(tmp_path / "out", manifest) == set(texts)
+    assert counted(manifest) == {"duplicate": 40}
+
+
+def test_documents_that_nobody_has_judged_are_not_learnt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were taken whatever --keep said of them, and the manifest did not count them."""
+    texts = [text_of(seed, 40 if seed % 2 else 5) for seed in range(60)]
+    write_rows(tmp_path / "in" / "a.jsonl", texts[:20])
+    write_rows(tmp_path / "in" / "b.jsonl", texts[20:])
+    failing_once(monkeypatch, "a.jsonl", 0)
+    skipped, wish = Skipped(), Wish("rps_doc_word_count > 9")
+    manifest = prepare([tmp_path / "in"], tmp_path / "out", wish=wish, skipped=skipped)
+    assert learnt(tmp_path / "out", manifest) == set(texts[21::2])
+    assert skipped.unreadable == 1
 
 
 def test_memory_stays_bounded(tmp_path: Path) -> None:

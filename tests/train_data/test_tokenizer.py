@@ -1,6 +1,9 @@
 """Text to tokens and back, and tokenizer files from strangers."""
 
+import importlib
 import json
+import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
-from p2p_dtfm.train.data import ByteTokenizer, load_tokenizer, tokenizer_from_bytes
+from p2p_dtfm.train.data import ByteTokenizer, load_tokenizer, prepare, tokenizer_from_bytes
 from p2p_dtfm.train.data.byte_pairs import BytePairTokenizer
 
 PAIRS = BytePairTokenizer.train(iter([make_text(20_000)]), 350)
@@ -46,6 +49,33 @@ def test_pairs_shorten_text_and_keep_the_document_end_apart() -> None:
     assert len(PAIRS.encode(text)) < len(text.encode()) / 3
     assert len(PAIRS.encode("\0")) == 1
     assert PAIRS.encode("<|endoftext|>").size > 1, "nothing in a text is a command"
+
+
+def test_where_no_spaces_are_written_tokens_are_learnt_from_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library took 32 GB of memory for the 256 MiB that it learnt from."""
+    chance = random.Random(1)
+    signs = [chr(0x4E00 + number) for number in range(3000)]
+    sentences = ["".join(chance.choices(signs, k=40)) + "\n" for _ in range(3000)]
+    (tmp_path / "text").write_text("".join(sentences), encoding="utf-8")
+    (tmp_path / "spaced").write_text("".join(sentences).replace("", " "), encoding="utf-8")
+    learnt: list[str] = []
+    train = BytePairTokenizer.train
+
+    def noted(texts: Iterator[str], vocabulary: int) -> BytePairTokenizer:
+        learnt[:] = texts
+        return train(iter(learnt), vocabulary)
+
+    monkeypatch.setattr(BytePairTokenizer, "train", noted)
+    module = importlib.import_module("p2p_dtfm.train.data.prepare")  # a function has its name, too
+    monkeypatch.setattr(module, "_LONG_WORDS_LIMIT_BYTES", 1 << 16)
+    prepare([tmp_path / "spaced"], tmp_path / "all", vocabulary=300)
+    assert sum(len(text.encode()) for text in learnt) > 400_000
+    prepare([tmp_path / "text"], tmp_path / "less", vocabulary=300)
+    assert 1 << 15 < sum(len(text.encode()) for text in learnt) < 5 << 14
+    whole = "".join(sentences)
+    assert whole.index(learnt[-1]) > len(whole) / 2, "not of the beginning alone"
 
 
 def test_training_is_deterministic() -> None:

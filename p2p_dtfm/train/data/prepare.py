@@ -64,6 +64,10 @@ LEAST_SHARD_TOKENS = 1 << 20
 MOST_SHARDS = 100_000
 """Most shards of a manifest: each takes some 115 bytes of it (`manifest.MANIFEST_LIMIT_BYTES`)."""
 _BPE_TRAINING_LIMIT_BYTES = 1 << 28
+_LONG_WORD_BYTES, _LONG_WORDS_LIMIT_BYTES = 48, 1 << 24
+"""Of the text to learn from, how much may be words of more than so many bytes. Learning takes 125
+bytes of memory for each byte of words that come once, and nearly all do where no spaces are
+written. In other texts hardly any word is so long."""
 
 
 @dataclass(frozen=True)
@@ -360,12 +364,18 @@ def _make_tokenizer(
 
 
 def _training_texts(survey: Survey, progress: Progress) -> Iterator[str]:
-    """The training text; of a huge corpus only every `stride`-th piece."""
+    """The training text; of a huge corpus only every `stride`-th piece. Each time that half of what
+    was left for long words is used up, pieces are taken from twice as far apart."""
     stride = -(-survey.text_bytes // _BPE_TRAINING_LIMIT_BYTES)
-    done_bytes = 0
+    done_bytes, left_bytes = 0, _LONG_WORDS_LIMIT_BYTES
+    half_bytes = left_bytes // 2
     for number, located in enumerate(survey.located(), 1):
         done_bytes += len(located.piece.text)
         if not located.held_out and number % stride == 0:
+            sizes_bytes = map(len, located.piece.text.split())
+            left_bytes -= sum(size for size in sizes_bytes if size > _LONG_WORD_BYTES)
+            while half_bytes and left_bytes < half_bytes:
+                stride, half_bytes = 2 * stride, half_bytes // 2
             yield located.piece.text.decode("utf-8")
         if number % PROGRESS_EVERY_PIECES == 0:
             progress(done_bytes, survey.text_bytes, "learning tokens")

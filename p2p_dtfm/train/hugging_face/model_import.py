@@ -39,7 +39,7 @@ from p2p_dtfm.train.hugging_face.families import (
     parts_of,
 )
 from p2p_dtfm.train.hugging_face.new_place import made_whole, require_new
-from p2p_dtfm.train.hugging_face.origin_files import pack
+from p2p_dtfm.train.hugging_face.origin_files import lies_in, pack
 from p2p_dtfm.train.hugging_face.tokenizer_json import ORIGIN_NAME, read_tokenizer_json
 from p2p_dtfm.train.hugging_face.training_options import require_model, require_options
 from p2p_dtfm.train.hugging_face.weights import Weights
@@ -66,6 +66,7 @@ LONGEST_CONTEXT = 1024
 """The longest context of a run whose founder does not say it. Models with rotary positions are made
 for far longer sequences than ordinary computers can train."""
 _NO_ADAPTERS = LoraSpec()
+_COPY = "if it is the model's, copy it there in the place of the link"
 _NOT_YET = "0" * 64
 """Stands in place of the weights' digest until they are written."""
 _FILE_LIMIT_BYTES = 64 << 20
@@ -136,6 +137,9 @@ def import_hugging_face(
     tokenizer = _tokenizer(directory, draft)
     if tokenizer is None:
         tell(_of_no_tokenizer(directory))
+    for name_there in ORIGIN_FILES:
+        if (path := directory / name_there).is_file() and not lies_in(directory, name_there):
+            tell(f"{path} is a link that leads out of that directory, so it stays behind; {_COPY}")
     _require_data(training.data, directory, tokenizer)
     if training.data == STANDARD_LIBRARY and not isinstance(tokenizer, ByteTokenizer | None):
         tell(
@@ -354,7 +358,7 @@ def _copy_origin(directory: Path, to: Path) -> None:
     to.mkdir()
     for name in ORIGIN_FILES:
         path = directory / name
-        if path.is_file() and path.stat().st_size <= _FILE_LIMIT_BYTES:
+        if lies_in(directory, name) and path.stat().st_size <= _FILE_LIMIT_BYTES:
             shutil.copyfile(path, to / name)
 
 

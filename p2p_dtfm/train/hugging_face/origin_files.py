@@ -62,11 +62,12 @@ class OriginFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def pack(directory: Path, tokenizer: Tokenizer) -> bytes | None:
     """The file; None if it would be too large. `tokenizer`: the plain one, as it was read from
-    there. Files that are not what their names say are left out. Raises OSError."""
+    there. Files that are not what their names say are left out, and so are links that lead out of
+    the directory. Raises OSError."""
     files = {}
     for name in TRAVELLING:
         path = directory / name
-        if not path.is_file() or path.stat().st_size > TOKENIZER_LIMIT_BYTES:
+        if not lies_in(directory, name) or path.stat().st_size > TOKENIZER_LIMIT_BYTES:
             continue
         try:
             text = path.read_bytes().decode("utf-8")
@@ -78,6 +79,18 @@ def pack(directory: Path, tokenizer: Tokenizer) -> bytes | None:
     origin = OriginFiles(1, digest_bytes(tokenizer.to_bytes()), files)
     payload = msgspec.json.encode(origin, order="sorted")
     return payload if len(payload) <= ORIGIN_LIMIT_BYTES else None
+
+
+def lies_in(directory: Path, name: str) -> bool:
+    """Whether a model's own file is there, and is one of its own. A directory from elsewhere may
+    hold a link to any file of this user, who would give it to all members. The links of the hub's
+    cache lead from `snapshots/REVISION` to `blobs` beside it."""
+    path = directory / name
+    if not path.is_file():
+        return False
+    folder, found = directory.resolve(), path.resolve()
+    is_cache = folder.parent.name == "snapshots"
+    return found.parent == folder or (is_cache and found.parent == folder.parent.parent / "blobs")
 
 
 def unpack(payload: bytes, tokenizer: Tokenizer, folder: Path) -> bool:

@@ -20,7 +20,8 @@ from p2p_dtfm.train.model.lora.frozen_base import computing_layer
 from p2p_dtfm.train.model.narrow.whole_layers import made_whole
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_LONGEST_CHARACTER_TOKENS = 4
+_NO_CHARACTER = 4 * _REPLACEMENT
+"""The beginning of a character has at most three bytes. So these are bytes that stay no text."""
 _NARROW = 512
 """For widths up to this one a second thread gains nothing, token by token."""
 
@@ -224,14 +225,15 @@ def _choose(logits: Tensor, temperature: float, chance: float) -> int:
 def _whole_characters(
     tokenizer: GenerationTokenizer, drawn: Iterable[int], goes_on: bool
 ) -> Iterator[str]:
-    """Decode tokens as they come, but hold back those that end within a character. `goes_on`:
-    whether text stands before the first token."""
+    """Decode tokens as they come, but hold back those that end within a character. In scripts of
+    wide characters many in a row may do so, each with the end of one and the beginning of the next.
+    `goes_on`: whether text stands before the first token."""
     pending: list[int] = []
     decode = tokenizer.decode_on if goes_on else tokenizer.decode
     for token in drawn:
         pending.append(token)
         text = decode(pending)
-        if not text.endswith(_REPLACEMENT) or len(pending) >= _LONGEST_CHARACTER_TOKENS:
+        if not text.endswith(_REPLACEMENT) or text.endswith(_NO_CHARACTER):
             yield text
             pending, decode = [], tokenizer.decode_on
     if pending:

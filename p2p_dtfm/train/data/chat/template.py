@@ -69,6 +69,10 @@ class ChatForm:
     """Control tokens by name: a tokenizer never makes them of plain text."""
     plain: frozenset[str] = frozenset()
     """Those control tokens that may stand in anybody's words, such as runs of spaces or lines."""
+    blank_before: frozenset[str] = frozenset()
+    """Those that take along the blanks before them, as `lstrip` of a tokenizer says."""
+    blank_behind: frozenset[str] = frozenset()
+    """The same of the blanks behind them (`rstrip`)."""
     names: dict[str, str] = field(default_factory=dict)
     """`bos_token`, `eos_token` and others that templates refer to by name."""
 
@@ -81,19 +85,25 @@ def read_chat_form(directory: Path) -> ChatForm:
     """From a model's directory, or the origin/ of an imported model. Raises `UserError`."""
     configuration = _json_of(directory / CONFIGURATION_NAME)
     special, plain = {}, set()
+    blank: dict[str, set[str]] = {"lstrip": set(), "rstrip": set()}
     stated = _json_of(directory / TOKENIZER_NAME).get("added_tokens")
     for added in stated if isinstance(stated, list) else ():
         if isinstance(added, dict) and isinstance(added.get("id"), int):
             special[str(added.get("content"))] = int(added["id"])
             if added.get("special") is False:
                 plain.add(str(added.get("content")))
+            for side, there in blank.items():
+                if added.get(side) is True:
+                    there.add(str(added.get("content")))
     names = {}
     for key, value in configuration.items():
         content = value.get("content") if isinstance(value, dict) else value
         if key.endswith("_token") and isinstance(content, str):
             names[key] = content
     template = _template_in(directory, configuration.get("chat_template"))
-    return ChatForm(template, special, frozenset(plain - set(names.values())), names)
+    before, behind = frozenset(blank["lstrip"]), frozenset(blank["rstrip"])
+    plain -= set(names.values())
+    return ChatForm(template, special, frozenset(plain), before, behind, names)
 
 
 def read_template(directory: Path) -> str | None:
@@ -233,7 +243,7 @@ class ChatWriter:
         if isinstance(text, int):
             return np.array([text], dtype=np.uint32), self._tokenizer.begins_after_control
         pieces = [np.empty(0, dtype=np.uint32)]
-        for piece in [text] if self._split is None else self._split.split(text):
+        for piece in self._cut(text):
             if piece in self._form.special:
                 pieces.append(np.array([self._form.special[piece]], dtype=np.uint32))
                 begins = self._tokenizer.begins_after_control
@@ -242,6 +252,18 @@ class ChatWriter:
                 pieces += self._tokenizer.encode_batch([encoded], [not begins])
                 begins = False
         return np.concatenate(pieces).astype(np.uint32), begins
+
+    def _cut(self, text: str) -> list[str]:
+        """Control tokens, and the text before, between and behind them."""
+        if self._split is None:
+            return [text]
+        found = self._split.split(text)
+        for place in range(1, len(found), 2):
+            if found[place] in self._form.blank_before:
+                found[place - 1] = found[place - 1].rstrip()
+            if found[place] in self._form.blank_behind:
+                found[place + 1] = found[place + 1].lstrip()
+        return found
 
 
 def _any_of(words: set[str]) -> re.Pattern[str] | None:

@@ -25,17 +25,18 @@ def read_column(path: Path, parquet: bool, field: str, size_bytes: int) -> Itera
     """A column's texts in order. Raises `NoTextField`, `pyarrow.ArrowException` and OSError."""
     if parquet:
         with pyarrow.parquet.ParquetFile(path) as table:
-            _require_text(path, table.schema_arrow, field)
+            _text_place(path, table.schema_arrow, field)
             done, rows = 0, max(1, table.metadata.num_rows)
             for batch in table.iter_batches(_ROWS_AT_ONCE, columns=[field]):
                 done += batch.num_rows
-                yield from _texts(batch.column(0), size_bytes * done // rows)
+                column = batch.column(_text_place(path, batch.schema, field))
+                yield from _texts(column, size_bytes * done // rows)
         return
     with pyarrow.OSFile(str(path)) as source:
         schema, batches = _arrow_batches(source)
-        _require_text(path, schema, field)
+        place = _text_place(path, schema, field)
         for batch in batches:
-            column = batch.column(schema.get_field_index(field))
+            column = batch.column(place)
             for first in range(0, len(column), _ROWS_AT_ONCE):
                 yield from _texts(column.slice(first, _ROWS_AT_ONCE), source.tell())
 
@@ -47,14 +48,20 @@ def read_rows(path: Path, parquet: bool, fields: set[str]) -> Iterator[dict[str,
         with pyarrow.parquet.ParquetFile(path) as table:
             wanted = [name for name in table.schema_arrow.names if name in fields]
             for batch in table.iter_batches(_ROWS_AT_ONCE, columns=wanted):
-                yield from batch.to_pylist()
+                yield from _first_of_each(batch, fields).to_pylist()
         return
     with pyarrow.OSFile(str(path)) as source:
-        schema, batches = _arrow_batches(source)
-        wanted = [name for name in schema.names if name in fields]
+        _, batches = _arrow_batches(source)
         for batch in batches:
+            chosen = _first_of_each(batch, fields)
             for first in range(0, batch.num_rows, _ROWS_AT_ONCE):
-                yield from batch.select(wanted).slice(first, _ROWS_AT_ONCE).to_pylist()
+                yield from chosen.slice(first, _ROWS_AT_ONCE).to_pylist()
+
+
+def _first_of_each(batch: pyarrow.RecordBatch, fields: set[str]) -> pyarrow.RecordBatch:
+    """The columns of these names; of several of one name, the first."""
+    names = batch.schema.names
+    return batch.select(sorted(names.index(name) for name in fields & {*names}))
 
 
 def _arrow_batches(
@@ -84,10 +91,14 @@ def _texts(column: pyarrow.Array, read_bytes: int) -> Iterator[TextRow]:
         yield TextRow(text, read_bytes)
 
 
-def _require_text(path: Path, schema: pyarrow.Schema, field: str) -> None:
-    fields = [column.name for column in schema if _is_text(column.type)]
-    if field not in fields:
-        raise NoTextField(path, field, fields)
+def _text_place(path: Path, schema: pyarrow.Schema, field: str) -> int:
+    """The column's number; of several of one name, that of the first with text. The library knows
+    these by one name no more: it gives -1, which is the last column. Raises `NoTextField`."""
+    texts = [(place, column.name) for place, column in enumerate(schema) if _is_text(column.type)]
+    for place, name in texts:
+        if name == field:
+            return place
+    raise NoTextField(path, field, [name for _, name in texts])
 
 
 def _is_text(kind: pyarrow.DataType) -> bool:

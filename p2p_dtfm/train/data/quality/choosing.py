@@ -4,6 +4,7 @@ A document is judged first by whether its very text came before, then by the rul
 by whether much of it came before. It is counted under the first of these that speaks against it.
 """
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ Stamp = tuple[int, int]
 """Size of a file, and when it was last written to: with another text it has another stamp."""
 
 _KEPT, _EXACT, _NEAR, _FIRST_RULE = range(4)
+_UNJUDGED = -1
 _FORMAT = 1
 
 
@@ -120,18 +122,20 @@ class Choosing:
 
     def kept(self, file: Candidate, pieces: Iterator[Piece]) -> Iterator[Piece]:
         """The pieces of documents that are to be learnt. Raises `UserError` if the file is not the
-        one whose documents were judged."""
-        number = self._places[file.path]
-        codes = self._work.codes(number)
+        one whose documents were judged, and OSError if nobody could read and judge them."""
+        number, path = self._places[file.path], str(file.path)
+        codes, stamp = self._work.codes(number), self._stamps[number]
         code: int | None = None
         for piece in pieces:
             if code is None:
-                code = next(codes, _KEPT)
-            if code == _KEPT:
+                code = next(codes, _UNJUDGED)
+            if code in (_KEPT, _UNJUDGED):
                 yield piece
+            if piece.ends_document and code == _UNJUDGED and _stamp(file.path) == stamp:
+                raise OSError(errno.EIO, "it could not be read when documents were judged", path)
             if piece.ends_document:
                 code = None
-        if _stamp(file.path) != self._stamps[number]:
+        if _stamp(file.path) != stamp:
             raise changed(file, "its documents were judged before")
 
     def selection(self) -> Selection:
@@ -168,8 +172,14 @@ class Choosing:
                         self._work.put_down(number)
                         self._work.keep()
                         yield piece
-            except (NotText, NoTextField, OSError):
+            except (NotText, NoTextField):
                 self._work.drop(number)  # the next reading says what is wrong with it
+            except OSError as error:
+                if file.named or place or judged:  # others may be duplicates of what it gave
+                    raise UserError(
+                        f"cannot read {file.path}: {error.strerror or error}",
+                        "see that its disk is sound, and its permissions; or leave it out",
+                    ) from error
         self._work.put_down(number, is_done=True)
         if self._work.is_due:
             self._work.keep()

@@ -84,7 +84,9 @@ class GuestList:
     ) -> None:
         """A peer shows the chain by which it comes. `came_before`: the peer is or was in a view, so
         others have let it in while its line held. If the peer is refused now, that does not help it
-        in by a closed line. Raises `PeerFault` with the reason in words."""
+        in by a closed line. Raises `PeerFault` with the reason in words.
+
+        A peer that is in by another chain need not have heard that this one was taken back."""
         if peer_id == self.founder:
             return
         chain = open_shown(shown, self.founder, self._run_digest, peer_id, self._verify)
@@ -92,15 +94,13 @@ class GuestList:
         before = [way.chain.holders for way in ways if way is not None]
         is_by_this = chain.holders in before
         is_guest = is_by_this or (came_before and self.refusal(peer_id) is None)
-        if (reason := self._taken_back(chain.holders, is_guest)) is not None:
+        reason = self._taken_back(chain.holders, is_guest)
+        if reason is None and not (is_by_this or came_before):
+            reason = _why_late(chain, now_s)
+        if reason is None:
+            self._remember(peer_id, _GuestWay(shown, chain))
+        elif not self.admits(peer_id):
             raise PeerFault(f"{NOT_INVITED}: {reason}", peer_id)
-        if not (is_by_this or came_before) and now_s > chain.expires_s + SKEW_S:
-            late_s = now_s - chain.expires_s
-            raise PeerFault(
-                f"{NOT_INVITED}: the invitation expired {_about(late_s)} ago, by this clock",
-                peer_id,
-            )
-        self._remember(peer_id, _GuestWay(shown, chain))
 
     def told_of(self, shown: tuple[Signed, ...], came_before: bool = False) -> bool:
         """A member shows the chain by which another peer has come, perhaps long ago. Returns
@@ -275,6 +275,13 @@ class GuestList:
         way = self._ways.get(peer_id)
         return () if way is None else way.shown
 
+    def shown_that_holds(self, peer_id: str) -> tuple[Signed, ...]:
+        """The same, or by what else the peer has come where that was taken back; empty if nothing
+        holds."""
+        ways = self._ways_of(peer_id)
+        held = (it for it in ways if self._taken_back(it.chain.holders, is_guest=True) is None)
+        return next((way.shown for way in held), ())
+
     def chains_of(self, peer_id: str) -> tuple[Chain, ...]:
         return tuple(way.chain for way in self._ways_of(peer_id))
 
@@ -349,6 +356,13 @@ class GuestList:
                 who = "the founder" if giver == self.founder else giver
                 return f"the invitation was revoked by {who}"
         return None
+
+
+def _why_late(chain: Chain, now_s: int) -> str | None:
+    """Why nobody comes in by a chain any more; None while its lines last."""
+    if now_s <= chain.expires_s + SKEW_S:
+        return None
+    return f"the invitation expired {_about(now_s - chain.expires_s)} ago, by this clock"
 
 
 def _about(seconds: int) -> str:

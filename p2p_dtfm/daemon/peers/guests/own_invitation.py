@@ -11,6 +11,7 @@ from p2p_dtfm.core.protocol.invited.chains import (
     accepted,
     bound_to,
     holder_of,
+    holders_of,
     is_accepted,
     links_of,
 )
@@ -64,8 +65,9 @@ class OwnInvitation:
 
     def come_by(self, line: InvitationLine) -> None:
         """Take the line that the user has pasted. If it has expired, and this home came by another
-        one since, as where a service's file still has it, that one counts. Raises `UserError` if it
-        has expired, or is damaged."""
+        one since, as where a service's file still has it, that one counts. A line that this peer
+        itself gave, or somebody that it has invited, gives it nothing. Raises `UserError` if it has
+        expired, or is damaged."""
         self.directory_key = line.directory_key
         if self.came_by(line) or not line.chain:
             return
@@ -78,9 +80,11 @@ class OwnInvitation:
         try:
             signers = identity_of_seed(line.seed).sign, self.identity.sign
             chain = bound_to(line.chain, line.run_digest, self.identity.peer_id, *signers)
+            is_below = self.identity.peer_id in holders_of(line.chain)
         except PeerFault as fault:
             raise UserError(f"the invitation is no good: {fault.cause}", ASK_AGAIN) from fault
-        self.kept = msgspec.structs.replace(self.kept, chain=chain)
+        if not (is_below and self.kept.chain):
+            self.kept = msgspec.structs.replace(self.kept, chain=chain)
 
     def came_by(self, line: InvitationLine) -> bool:
         """Whether what this peer shows is that it comes by this line."""

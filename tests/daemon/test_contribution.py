@@ -374,5 +374,5 @@ def test_what_a_power_cut_took_of_the_transcript_is_not_looked_for_behind_its_en
     beside(Transcript(transcript.path, SPEC, 1 << 20))  # it is killed before it writes its tallies
     transcript = written(tmp_path, range(1, 6))
     again = beside(transcript).shown(Names())
-    assert again.repeated_tokens == 5 * SPEC.tokens_per_step, "from the second on all was done again"
+    assert again.repeated_tokens == 5 * SPEC.tokens_per_step, "all but the first was done again"
     assert (again.board_steps, again.ever.steps) == (6, 11)

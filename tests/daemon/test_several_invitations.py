@@ -9,6 +9,7 @@ from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.invited.guest_list import GuestList
 from p2p_dtfm.core.protocol.invited.line import InvitationLine
 from p2p_dtfm.core.protocol.run_spec import AdmissionSpec
+from p2p_dtfm.daemon.peers.doctor import check_invitation
 from p2p_dtfm.daemon.peers.guests.guest_book import GuestBook
 from p2p_dtfm.daemon.peers.guests.guest_book import book_of as opened
 from p2p_dtfm.daemon.peers.guests.own_invitation import OwnInvitation
@@ -101,8 +102,11 @@ def test_who_stays_by_its_other_invitation_shows_that_one(tmp_path: Path) -> Non
     again = home_of(tmp_path / "bob", BOB)
     assert again.known.admits(BOB.peer_id)
     assert again._own.kept.chain == chain_by(by_alice, BOB)
-    again = home_of(tmp_path / "bob", BOB, by_carol)  # as a service's file has it
-    assert again._own.kept.chain == chain_by(by_alice, BOB)
+    own = OwnInvitation(tmp_path / "bob", RUN, BOB)
+    own.come_by(by_carol)  # as a service's file has it
+    assert own.kept.chain == chain_by(by_alice, BOB)
+    found = check_invitation(tmp_path / "elsewhere", by_carol, BOB)
+    assert found.found.endswith("and in time")
 
     alice.introduced(BOB.peer_id, chain_by(by_alice, BOB))
     alice.revoke(BOB.peer_id)

@@ -16,6 +16,7 @@ from p2p_dtfm.core.protocol.invited.chains import (
 )
 from p2p_dtfm.core.protocol.invited.guest_list import (
     GUESTS_LIMIT,
+    HANDED_ON_LIMIT,
     OTHERS_LIMIT,
     REVOCATIONS_LIMIT,
     TOLD_OF_LIMIT,
@@ -441,3 +442,29 @@ def test_a_line_is_read_whole_or_not_at_all() -> None:
     require_in_time(line, NOW_S + DAY_S + 200)
     with pytest.raises(UserError, match="has expired"):
         require_in_time(line, NOW_S + DAY_S + 400)
+
+
+def test_nor_does_it_make_them_forget_who_is_away_and_came_by_another_line() -> None:
+    """An absent guest was forgotten first. As its line had ended, it was refused when it came back.
+    Whoever has a line makes thousands of keys, each of them a guest, in some minutes."""
+    found, line, later_s = guests(), line_of(FOUNDER, LINE), NOW_S + 9 * DAY_S
+    bobs = shown(BOB, line_of(FOUNDER, SECOND), SECOND)
+    found.introduce(BOB.peer_id, bobs, NOW_S)
+    for number in range(GUESTS_LIMIT + 1):
+        guest = key(10_000 + number)
+        found.introduce(guest.peer_id, shown(guest, line, LINE), NOW_S)
+    assert len(found.saved().guests) == GUESTS_LIMIT
+    found.introduce(BOB.peer_id, bobs, later_s)
+    assert found.admits(BOB.peer_id)
+
+
+def test_a_newcomer_hears_of_guests_by_each_line_however_many_came_by_one() -> None:
+    found, line = guests(), line_of(FOUNDER, LINE)
+    bobs = shown(BOB, line_of(FOUNDER, SECOND), SECOND)
+    found.introduce(BOB.peer_id, bobs, NOW_S)
+    for number in range(HANDED_ON_LIMIT):
+        guest = key(10_000 + number)
+        found.introduce(guest.peer_id, shown(guest, line, LINE), NOW_S)
+    handed = found.handed_on()
+    assert bobs in handed and len(handed) <= HANDED_ON_LIMIT
+    assert handed[0] == shown(key(10_000 + HANDED_ON_LIMIT - 1), line, LINE), "the newest first"

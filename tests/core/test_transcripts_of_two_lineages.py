@@ -12,7 +12,9 @@ from p2p_dtfm.core.messages.agreement_messages import Ready
 from p2p_dtfm.core.messages.prepared import Prepared, sign_prepared
 from p2p_dtfm.core.messages.statements import certified, members_digest, stated
 from p2p_dtfm.core.protocol.canonical import decode
+from p2p_dtfm.core.protocol.lineage import Epochs, marked
 from p2p_dtfm.core.protocol.plan import Pipeline, Plan, Stage
+from p2p_dtfm.core.protocol.sections.audit_spec import AuditSpec
 from p2p_dtfm.core.protocol.signed import Sign, signing_in
 from p2p_dtfm.core.protocol.snapshot import GENESIS, ViewId, founding_snapshot
 from p2p_dtfm.core.transcript.checking import Checker, NotTrue
@@ -291,3 +293,22 @@ def test_nobody_answers_for_where_a_writer_has_put_its_words() -> None:
     with pytest.raises(NotTrue, match="several views") as found:
         checker.take(Committed((*words(after, 2, led_to).signed, *late.signed)))
     assert (found.value.step, found.value.peer_id) == (2, "")
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_the_run_has_taken_back_is_not_what_has_come_furthest(is_first: bool) -> None:
+    """A member was killed after ten steps. The others took back six of them, for a liar's sake, and
+    have done three anew. The steps that were taken back were judged, and said to hold."""
+    away, here, first = begun(), begun(), view("a", 1, 0)
+    for checker in (away, here):
+        checker.take(first)
+        committed(checker, first, range(10))
+    start = marked(here._lineage[4], Epochs().next_one(4))
+    back = view("b", 3, 4, first.snapshot.view_id, start)
+    here.take(back)
+    committed(here, back, range(4, 7), start)
+    for checker in (away, here):  # here nobody signs what audits ask for
+        checker.spec = SPEC.model_copy(update={"audit": AuditSpec(rate=0.1, undo_steps=4)})
+    main, added = joined([here, away] if is_first else [away, here])
+    assert main is here and not added and not main.gaps
+    assert sorted(main.steps) == list(range(7)) and differ_from(main, away) == 4

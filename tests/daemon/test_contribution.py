@@ -359,3 +359,20 @@ def test_tallies_that_a_busy_thread_comes_to_late_replace_no_newer_ones(
     asyncio.run(scenario())
     assert len(late) == 1
     assert made(tmp_path).shown(Names()).ever.steps == 2
+
+
+def test_what_a_power_cut_took_of_the_transcript_is_not_looked_for_behind_its_end(
+    tmp_path: Path,
+) -> None:
+    """The tallies were on the disk, and the transcript's last lines were not. After a kill in the
+    seconds that followed all up to the old end was passed over: a new view's line among it, so its
+    steps counted for those of the view before."""
+    transcript = written(tmp_path, range(0, 6))
+    beside(transcript).write()
+    lines = transcript.path.read_bytes().splitlines(keepends=True)
+    transcript.path.write_bytes(b"".join(lines[:3]))
+    beside(Transcript(transcript.path, SPEC, 1 << 20))  # it is killed before it writes its tallies
+    transcript = written(tmp_path, range(1, 6))
+    again = beside(transcript).shown(Names())
+    assert again.repeated_tokens == 5 * SPEC.tokens_per_step, "all but the first was done again"
+    assert (again.board_steps, again.ever.steps) == (6, 11)

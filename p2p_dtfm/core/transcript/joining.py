@@ -6,7 +6,7 @@ another transcript only steps belong here that lead to what stands here already.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from p2p_dtfm.core.protocol.lineage import extend, unmarked
+from p2p_dtfm.core.protocol.lineage import epochs_of, extend, unmarked
 from p2p_dtfm.core.transcript.checking import Checker, Step
 
 
@@ -17,7 +17,7 @@ def joined(checkers: Sequence[Checker]) -> tuple[Checker, int]:
     So are its own, where what others have shows that they lead elsewhere: its writer was killed
     after a step that the others have done again, or has come over from another part of the swarm.
     """
-    main = max(checkers, key=lambda each: max(each.steps, default=-1))
+    main = max(checkers, key=_how_far)
     led = _by_end(each.steps for each in checkers if each is not main)
     added = 0
     if not led:
@@ -33,6 +33,16 @@ def joined(checkers: Sequence[Checker]) -> tuple[Checker, int]:
             main.steps[at] = found
             added += 1
     return main, added
+
+
+def _how_far(checker: Checker) -> tuple[int, int]:
+    """How far a transcript has come. One of a later epoch has come further than one whose steps
+    that epoch took back, however many these are."""
+    newest = max(checker.steps, default=-1)
+    takes_back = checker.spec is not None and checker.spec.audit.undo_steps > 0
+    if newest < 0 or not takes_back:
+        return 0, newest
+    return epochs_of(base_of(checker.steps[newest])).number, newest
 
 
 def _is_led_to(steps: Mapping[int, Step], number: int) -> bool:

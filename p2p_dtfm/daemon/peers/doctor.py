@@ -41,6 +41,7 @@ from p2p_dtfm.net.contacts.addresses import host_and_port, is_loopback, is_publi
 from p2p_dtfm.net.contacts.identity import Identity
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.net.libp2p.host import Host
+from p2p_dtfm.ports import now
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,10 @@ def check_invitation(home: Path, line: InvitationLine, identity: Identity) -> Ch
         kept.come_by(line)
     except UserError as error:
         return Check("invitation", Grade.FAILED, error.cause, error.fixes[0])
-    what = "in time" if kept.came_by(line) else "expired: this home keeps to the one it came by"
+    what = "in time"
+    if not kept.came_by(line):
+        is_over = (line.expires_s or 0) < now.wall_s()
+        what = f"{'expired' if is_over else 'not needed'}: this home keeps to the one it came by"
     return Check("invitation", Grade.OK, f"to run {line.run_digest[:16]}, and {what}")
 
 

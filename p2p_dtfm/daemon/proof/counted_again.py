@@ -15,4 +15,6 @@ def contributions_beside(
     counted = found.counted_bytes
     if counted is not None and path.exists() and counted < transcript.size_bytes:
         found.catch_up(TranscriptLines(path, counted).entries(), path.stat().st_mtime)
+    elif counted is not None and counted > transcript.size_bytes:
+        found.write()  # a power cut took the end: what is added now stands before the old one
     return found

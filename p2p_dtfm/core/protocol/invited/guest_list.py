@@ -1,7 +1,7 @@
 """Who is let into a run by invitation: peers whose chain from the founder nobody took back."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -84,7 +84,9 @@ class GuestList:
     ) -> None:
         """A peer shows the chain by which it comes. `came_before`: the peer is or was in a view, so
         others have let it in while its line held. If the peer is refused now, that does not help it
-        in by a closed line. Raises `PeerFault` with the reason in words."""
+        in by a closed line. Raises `PeerFault` with the reason in words.
+
+        A peer that is in by another chain need not have heard that this one was taken back."""
         if peer_id == self.founder:
             return
         chain = open_shown(shown, self.founder, self._run_digest, peer_id, self._verify)
@@ -92,15 +94,13 @@ class GuestList:
         before = [way.chain.holders for way in ways if way is not None]
         is_by_this = chain.holders in before
         is_guest = is_by_this or (came_before and self.refusal(peer_id) is None)
-        if (reason := self._taken_back(chain.holders, is_guest)) is not None:
+        reason = self._taken_back(chain.holders, is_guest)
+        if reason is None and not (is_by_this or came_before):
+            reason = _why_late(chain, now_s)
+        if reason is None:
+            self._remember(peer_id, _GuestWay(shown, chain))
+        elif not self.admits(peer_id):
             raise PeerFault(f"{NOT_INVITED}: {reason}", peer_id)
-        if not (is_by_this or came_before) and now_s > chain.expires_s + SKEW_S:
-            late_s = now_s - chain.expires_s
-            raise PeerFault(
-                f"{NOT_INVITED}: the invitation expired {_about(late_s)} ago, by this clock",
-                peer_id,
-            )
-        self._remember(peer_id, _GuestWay(shown, chain))
 
     def told_of(self, shown: tuple[Signed, ...], came_before: bool = False) -> bool:
         """A member shows the chain by which another peer has come, perhaps long ago. Returns
@@ -126,10 +126,14 @@ class GuestList:
 
     def handed_on(self) -> tuple[tuple[Signed, ...], ...]:
         """Chains of guests, for a peer that is new. First come guests that have taken something
-        back: without their chains their revocations count for nothing. Then come the newest ones.
-        """
-        givers = {giver for giver, _ in self._revocations}
-        newest = sorted(reversed(self._ways), key=lambda peer_id: peer_id not in givers)
+        back: without their chains their revocations count for nothing. Then come the newest ones,
+        one by each of the founder's lines in turn: by one of them thousands of keys may come."""
+        givers, place = {giver for giver, _ in self._revocations}, dict[str, tuple[bool, int]]()
+        counts = Counter[str]()
+        for peer_id, way in reversed(self._ways.items()):
+            place[peer_id] = peer_id not in givers, counts[way.chain.holders[0]]
+            counts[way.chain.holders[0]] += 1
+        newest = sorted(place, key=lambda peer_id: place[peer_id])
         ways = [self._ways[peer_id] for peer_id in newest]
         ways += [self._others[peer_id] for peer_id in newest if peer_id in self._others]
         found, size_bytes = [], 0
@@ -150,7 +154,7 @@ class GuestList:
                 self._remember_other(peer_id, each)
         self._speakers = self._counts = None
         if len(self._ways) > GUESTS_LIMIT:
-            oldest = self._oldest(self._ways)
+            oldest = self._to_forget(self._ways)
             del self._ways[oldest]
             self._others.pop(oldest, None)
 
@@ -158,7 +162,7 @@ class GuestList:
         self._others[peer_id] = way
         self._speakers = self._counts = None
         if len(self._others) > OTHERS_LIMIT:
-            del self._others[self._oldest(self._others)]
+            del self._others[self._to_forget(self._others)]
 
     def _is_of_use(self, peer_id: str, holders: tuple[str, ...]) -> bool:
         """Whether a chain of these holders is a better second way than the known one, if any. Best
@@ -174,10 +178,15 @@ class GuestList:
         is_held = held is not None and self._taken_back(held.chain.holders, is_guest=True) is None
         return held is None or not is_held or how_bad(holders) < how_bad(held.chain.holders)
 
-    def _oldest(self, known: Iterable[str]) -> str:
-        """The peer to forget first: the oldest that is no member, or else the oldest."""
-        in_order = list(known)
-        return next((it for it in in_order if it not in self.members), in_order[0])
+    def _to_forget(self, known: Mapping[str, _GuestWay]) -> str:
+        """The peer to forget first: the oldest that is no member, of those by the founder's line by
+        which most have come. Whoever has a line makes any number of keys, and an absent guest by
+        another line may not come in anew. If all are members, it is the oldest."""
+        others = [peer_id for peer_id in known if peer_id not in self.members]
+        counts = Counter(known[peer_id].chain.holders[0] for peer_id in others)
+        fullest = max(counts, key=counts.__getitem__, default="")
+        by_it = (it for it in others if known[it].chain.holders[0] == fullest)
+        return next(by_it, next(iter(known)))
 
     def _ways_of(self, peer_id: str) -> list[_GuestWay]:
         found = (self._ways.get(peer_id), self._others.get(peer_id))
@@ -275,6 +284,13 @@ class GuestList:
         way = self._ways.get(peer_id)
         return () if way is None else way.shown
 
+    def shown_that_holds(self, peer_id: str) -> tuple[Signed, ...]:
+        """The same, or by what else the peer has come where that was taken back; empty if nothing
+        holds."""
+        ways = self._ways_of(peer_id)
+        held = (it for it in ways if self._taken_back(it.chain.holders, is_guest=True) is None)
+        return next((way.shown for way in held), ())
+
     def chains_of(self, peer_id: str) -> tuple[Chain, ...]:
         return tuple(way.chain for way in self._ways_of(peer_id))
 
@@ -349,6 +365,13 @@ class GuestList:
                 who = "the founder" if giver == self.founder else giver
                 return f"the invitation was revoked by {who}"
         return None
+
+
+def _why_late(chain: Chain, now_s: int) -> str | None:
+    """Why nobody comes in by a chain any more; None while its lines last."""
+    if now_s <= chain.expires_s + SKEW_S:
+        return None
+    return f"the invitation expired {_about(now_s - chain.expires_s)} ago, by this clock"
 
 
 def _about(seconds: int) -> str:

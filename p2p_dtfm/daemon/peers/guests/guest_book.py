@@ -71,10 +71,10 @@ class GuestBook:
     def came_by(self, members: Collection[str]) -> list[tuple[Signed, ...]]:
         """What those of `members` have shown that asked this peer to be let in. It is given
         once."""
-        asked = [it for it in self._asked if it in members]
+        asked, known = [it for it in self._asked if it in members], self.known
         for peer_id in asked:
             del self._asked[peer_id]
-        shown = map(self.known.shown_by, asked)
+        shown = (known.shown_that_holds(it) or known.shown_by(it) for it in asked)
         return [it for it in shown if it]
 
     def told_of(
@@ -111,15 +111,30 @@ class GuestBook:
                 fault = fault or found
         if is_news:
             self.changes += 1
+            self.show_what_holds()
             self._heard()
         if fault is not None:
             raise fault
 
+    @property
+    def introduction(self) -> Introduction | None:
+        """What this peer shows now; None for a founder that came by no line."""
+        return self._own.introduction
+
+    def show_what_holds(self) -> None:
+        """Show by what else this peer has come, where what it showed was taken back."""
+        me = self._identity.peer_id
+        shown = self.known.shown_that_holds(me)
+        if shown and shown != self._own.kept.chain:
+            self.known.introduce(me, shown, 0)
+            self._own.kept = msgspec.structs.replace(self._own.kept, chain=shown)
+
     def invite(self, expires_s: int, may_invite: bool, addresses: Sequence[str]) -> InvitationLine:
         """Make a new line. Raises `UserError` if this peer may not invite. `expires_s`: Unix
         time."""
-        own = links_of(self._own.kept.chain)
         guests, me = self.known, self._identity.peer_id
+        # by a friend's line the founder has only come back: its own lines begin with itself
+        own = () if me == guests.founder else links_of(self._own.kept.chain)
         chain = guests.chain_of(me)
         if chain is not None and not (chain.may_invite and len(own) + 2 <= CHAIN_LIMIT):
             raise UserError(
@@ -235,5 +250,6 @@ def book_of(own: OwnInvitation, spec: RunSpec) -> GuestBook:
     except PeerFault as fault:
         raise not_let_in(fault.cause) from fault
     book = GuestBook(own, guests)
+    book.show_what_holds()
     book.save()
     return book

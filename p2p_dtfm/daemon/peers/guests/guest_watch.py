@@ -71,6 +71,7 @@ class GuestWatch:
                 "ask whoever invited you; what it has trained stays with the others",
                 exit_code=5,
             )
+        self._messenger.introduction = self._book.introduction
 
     def _name_members(self) -> None:
         views = (self._agreement.view, self._agreement.next_view)

@@ -11,15 +11,16 @@ from p2p_dtfm.core.protocol.invited.chains import (
     accepted,
     bound_to,
     holder_of,
+    holders_of,
     is_accepted,
     links_of,
 )
-from p2p_dtfm.core.protocol.invited.guest_list import SavedGuests
+from p2p_dtfm.core.protocol.invited.guest_list import GuestList, SavedGuests
 from p2p_dtfm.core.protocol.invited.line import ASK_AGAIN, InvitationLine, require_in_time
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.daemon.peers.wire import Introduction
-from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed
+from p2p_dtfm.net.contacts.identity import Identity, identity_of_seed, verify
 from p2p_dtfm.ports import disk, now
 
 FILE_NAME = "guests.json"
@@ -64,8 +65,9 @@ class OwnInvitation:
 
     def come_by(self, line: InvitationLine) -> None:
         """Take the line that the user has pasted. If it has expired, and this home came by another
-        one since, as where a service's file still has it, that one counts. Raises `UserError` if it
-        has expired, or is damaged."""
+        one since, as where a service's file still has it, that one counts. A line that this peer
+        itself gave, or somebody that it has invited, gives it nothing. Raises `UserError` if it has
+        expired, or is damaged."""
         self.directory_key = line.directory_key
         if self.came_by(line) or not line.chain:
             return
@@ -78,9 +80,26 @@ class OwnInvitation:
         try:
             signers = identity_of_seed(line.seed).sign, self.identity.sign
             chain = bound_to(line.chain, line.run_digest, self.identity.peer_id, *signers)
+            is_below = self.identity.peer_id in holders_of(line.chain)
         except PeerFault as fault:
             raise UserError(f"the invitation is no good: {fault.cause}", ASK_AGAIN) from fault
-        self.kept = msgspec.structs.replace(self.kept, chain=chain)
+        if not self.kept.chain or not (is_below or self._holds_without(chain)):
+            self.kept = msgspec.structs.replace(self.kept, chain=chain)
+
+    def _holds_without(self, chain: tuple[Signed, ...]) -> bool:
+        """Whether this home knows that a chain was taken back, and that this peer has come by
+        another one that holds. A service's file may have the line still."""
+        me, kept = self.identity.peer_id, self.kept.guests
+        known = GuestList(chain[0].peer_id, self.run_digest, verify)
+        mine = ({me: it[me]} if me in it else {} for it in (kept.guests, kept.others))
+        known.restore(SavedGuests(next(mine), (), next(mine)))
+        try:
+            known.introduce(me, chain, 0)
+            for word in kept.revocations:
+                known.revoke(word)
+        except PeerFault:
+            return False  # the member to which it is shown says what is wrong
+        return known.shown_that_holds(me) not in ((), chain)
 
     def came_by(self, line: InvitationLine) -> bool:
         """Whether what this peer shows is that it comes by this line."""

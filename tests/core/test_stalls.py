@@ -181,6 +181,17 @@ class TestPipelineOfFour:
             found = self.judged_by_all(always(self.work(lack)))
             assert [set(suspects) for suspects in found.values()] == [{C}] * 3, lack
 
+    def test_nobody_else_sees_receipts_so_the_two_settle_it(self) -> None:
+        """C may have got the receipt: all others took its side, and its guardian was out."""
+        guardian, mine = self.view.guards[self.layers[C]], self.work(Lack(C, Kind.PREPARED))
+        scripts = {C: always(self.work(Lack(guardian, Kind.RECEIPT))), guardian: always(mine)}
+        other = next(it for it in (A, B, D) if it != guardian)
+        patience = Patience(6 * SECOND_NS, 6 * SECOND_NS, SECOND_NS)
+        found = Judge(guardian, self.view, mine, patience=patience).run(scripts)
+        assert set(found) == {C} and found[C] < 7
+        found = Judge(other, self.view, mine, patience=patience).run(scripts)
+        assert set(found) == {guardian} and found[guardian] > 11, "the two may lie together"
+
     def test_who_waits_for_one_that_has_gone_on_has_no_reason(self) -> None:
         scripts = self.honest() | {
             C: always(self.work(Lack(A, Kind.PREPARED), step=2)),

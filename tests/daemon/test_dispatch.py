@@ -96,6 +96,24 @@ def test_who_speaks_another_protocol_is_named_once_and_many_do_not_fill_the_log(
     ]
 
 
+def test_refused_messages_of_a_member_do_not_fill_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of thousands in a second left a line, also of one that was a member once."""
+    clock = [0.0]
+    monkeypatch.setattr(dispatch.now, "monotonic_s", lambda: clock[0])
+    refused = dispatch.RefusedMessages()
+    with caplog.at_level("INFO"):
+        for second in range(12):
+            clock[0] = float(second)
+            for _ in range(1000):
+                refused.tell("former", "Ready", "speaks for another peer", is_near=True)
+                refused.tell("stranger", "Ready", "speaks for another peer", is_near=False)
+    first = "refused a Ready of former: speaks for another peer"
+    told = [record.message for record in caplog.records]
+    assert told == [first, f"{first} (9,999 others since the last one told)"]
+
+
 def test_the_newcomers_that_a_newcomer_hears_of_are_looked_up_at_once() -> None:
     """32 keys had asked and gone. For one that asked twice a second, this peer asked libp2p for all
     its connections 64 times a second."""

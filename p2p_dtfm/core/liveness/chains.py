@@ -48,6 +48,9 @@ class ChainEnd:
     in_circle: bool = False
     """There is no end: peers say that they wait for one another. The honest ones among them know
     who lies, and are given time to say so."""
+    by_word_of: str = ""
+    """The holder that says it lacks this guardian's receipt. Nobody else sees receipts, so one of
+    these two lies, and the other one knows it; empty where this peer lacks the receipt itself."""
 
 
 class Chains:
@@ -91,7 +94,7 @@ class Chains:
             if owed.peer_id not in self._visited:
                 if not self._denies(owed, by):  # or another wait may lead there
                     self._visited.add(owed.peer_id)
-                    found = self._visit(owed, step)
+                    found = self._visit(owed, step, by)
                     waiting += [(lack, at, owed.peer_id) for lack, at in found]
                 self._note_untold(owed, step)
 
@@ -126,11 +129,13 @@ class Chains:
         if self._is_due_word(owed) and not has_told and not (end is not None and end.owes_word):
             self.untold.add(owed.peer_id)
 
-    def _visit(self, owed: Lack, step: int) -> list[tuple[Lack, int]]:
-        """The waits that excuse the peer that owes this; without any, the chain ends there."""
+    def _visit(self, owed: Lack, step: int, by: str) -> list[tuple[Lack, int]]:
+        """The waits that excuse the peer that owes this, as `by` says; without any, the chain ends
+        there."""
         peer_id, work = owed.peer_id, self._work_of(owed.peer_id)
         if owed.kind is Kind.RECEIPT:  # whatever else the peer does
-            self.found[peer_id] = ChainEnd(peer_id, travels=True)
+            by = "" if by == self._me else by
+            self.found[peer_id] = ChainEnd(peer_id, travels=True, by_word_of=by)
         elif self._watched is not None and peer_id not in self._watched:
             self.leads_away = True
         elif work is None:

@@ -223,6 +223,11 @@ class Stalls:
         for lack, false_ns in end.false_ns.items():
             if divisor * false_ns >= self._stretched_ns(FLOOR_NS):
                 return f"says that it lacks {_named(lack)} of this peer, and has accepted it"
+        if found.by_word_of:
+            # a liar would have all others take its side against one guardian after the other
+            is_joining = divisor > 1
+            owes = f"owes {found.by_word_of} a receipt, as that one says,"
+            return "" if is_joining else late(end.held_ns, 2 * patience.step_ns, owes)
         if found.in_circle:
             return late(end.held_ns, 2 * patience.step_ns, "waits in a circle with others")
         if not found.travels and divisor * end.stuck_ns >= patience.stuck_ns:

@@ -21,6 +21,7 @@ from p2p_dtfm.core.messages.audit_messages import Audited, Claimed, ShownClaims
 from p2p_dtfm.core.messages.prepared import PreparedSteps, SignedPrepared, Statement, open_prepared
 from p2p_dtfm.core.protocol.canonical import encode
 from p2p_dtfm.core.protocol.errors import PeerFault
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
 from p2p_dtfm.core.protocol.signed import Signed
 from p2p_dtfm.core.recovery.view import View
@@ -105,6 +106,7 @@ class Dispatch:
         """Digests of the run's data shards and its tokenizer."""
         self._learnt: dict[str, Signed] = {}
         self._unlike_protocols = UnlikeProtocols()
+        self._refused = RefusedMessages()
         self._told_of: tuple[View | None, tuple[PeerAddress, ...]] = (None, ())
         self._gathered = (0, 0)
         """(attempt, number of contributions) whose records this peer has learnt."""
@@ -129,9 +131,9 @@ class Dispatch:
             else:
                 self._receive_paid(sender, message)
         except PeerFault as fault:
-            self._keeper.blame(sender, type(message).__name__)
-            level = logging.WARNING if self._keeper.is_near(sender) else logging.DEBUG
-            log.log(level, "refused a %s of %s: %s", type(message).__name__, sender, fault.cause)
+            kind, is_near = type(message).__name__, self._keeper.is_near(sender)
+            self._keeper.blame(sender, kind)
+            self._refused.tell(sender, kind, fault.cause, is_near=is_near)
             raise
         return encode(await self._known_peers(sender)) if isinstance(message, JoinRequest) else b""
 
@@ -376,6 +378,27 @@ class Dispatch:
 
     def stream_lost(self, sender: str) -> None:
         self._participant.trainer.stream_lost(sender)
+
+
+class RefusedMessages:
+    """Logs whose messages are refused, of each near sender now and then. The gate lets one that was
+    a member once say thousands in a second: the log would fill the disk."""
+
+    def __init__(self) -> None:
+        self._told_s: dict[str, float] = {}
+        self._untold: dict[str, int] = {}
+
+    def tell(self, sender: str, kind: str, cause: str, *, is_near: bool) -> None:
+        now_s = now.monotonic_s()
+        is_due = is_near and now_s - self._told_s.get(sender, -TOLD_EVERY_S) >= TOLD_EVERY_S
+        untold = self._untold.pop(sender, 0) if is_due else 0
+        more = f" ({counted(untold, 'other')} since the last one told)" if untold else ""
+        level = logging.WARNING if is_due else logging.DEBUG
+        log.log(level, "refused a %s of %s: %s%s", kind, sender, cause, more)
+        if is_due:
+            put_newest(self._told_s, sender, now_s, TOLD_LIMIT)
+        elif is_near:
+            put_newest(self._untold, sender, self._untold.get(sender, 0) + 1, TOLD_LIMIT)
 
 
 class UnlikeProtocols:

@@ -247,16 +247,8 @@ class Gathering:
             return self._excluded(attempt, now_ns)
         if not attempt.settled or (attempt.planned and attempt.only_newcomers):
             return []  # newcomers alone never make a planned view
-        if accused := self._accused_by_all(attempt):
-            state.distrust_members(accused)
-            state.give_up(now_ns)
-            return self.open(False, f"all accuse {names_of(accused)}", now_ns)
-        if attempt.has_lost_members:
-            state.give_up(now_ns)
-            state.attempts.frozen = False
-            return [Report(f"gives up view {attempt.number}: no member of its views is left")]
-        if better := state.others.views.of_fellows.counts_more(attempt, state.view):
-            return self._outsiders.rejoin(f"view {better} counts, where more of its fellows are")
+        if instead := self._instead_of_freezing(attempt, now_ns):
+            return instead
         left_out = [Report(f"leaves out {p}: {why}") for p, why in attempt.distrust.told()]
         settings = state.settings
         run_digest, workload = settings.run_digest, settings.workload
@@ -269,6 +261,21 @@ class Gathering:
             reason = f"{LAYERS_LOST} {names} any more; waits for a peer that does"
             return left_out + self.plan_computed(snapshot, NoPlan(reason), now_ns)
         return [*left_out, ComputePlan(snapshot)]
+
+    def _instead_of_freezing(self, attempt: Attempt, now_ns: int) -> Actions:
+        """What is done where no view should come of what all know; nothing if one should."""
+        state = self._state
+        if accused := self._accused_by_all(attempt):
+            state.distrust_members(accused)
+            state.give_up(now_ns)
+            return self.open(False, f"all accuse {names_of(accused)}", now_ns)
+        if attempt.has_lost_members:
+            state.give_up(now_ns)
+            state.attempts.frozen = False
+            return [Report(f"gives up view {attempt.number}: no member of its views is left")]
+        if better := state.others.views.of_fellows.counts_more(attempt, state.view):
+            return self._outsiders.rejoin(f"view {better} counts, where more of its fellows are")
+        return []
 
     def _accused_by_all(self, attempt: Attempt) -> list[Member]:
         """Members of the present view that all others of it accuse in a planned attempt. Steps need

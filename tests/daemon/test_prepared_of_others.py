@@ -34,7 +34,9 @@ class Receiver(Dispatch):
         ledger = SimpleNamespace(view=VIEW, step=STEP, missing=("maker",))
         self._agreement: Any = SimpleNamespace(
             ledger=ledger,
-            said_of_last_step=lambda peer_id: signed(peer_id, STEP - 1),
+            said_of_last_step=lambda peer_id: (
+                signed(peer_id, STEP - 1) if peer_id != "stranger" else None
+            ),
             hears_unlike=lambda it: it.prepared.step == STEP - 1,
         )
         self.contradictions: list[str] = []
@@ -82,3 +84,11 @@ def test_another_one_of_the_last_step_has_all_agree_anew() -> None:
     receiver._of_a_step("another", SignedPrepared(signed("third", STEP - 1, ViewId(4, "next"))))
     assert receiver.contradictions == ["third said two different Prepared for step 6"]
     assert not receiver.heard
+
+
+def test_who_shows_what_one_has_said_that_has_gone_since_is_not_blamed() -> None:
+    """It may not have heard of that view yet. Nobody has to agree anew for who is out already."""
+    receiver = Receiver()
+    for ready_for in (None, ViewId(4, "next")):
+        receiver._of_a_step("another", SignedPrepared(signed("gone", STEP - 1, ready_for)))
+    assert not receiver.contradictions and not receiver.heard

@@ -162,7 +162,8 @@ class Liveness:
         """Any message or tensor from this peer."""
         watched = self._watched.get(peer_id)
         if watched is not None:
-            watched.rhythm.heard(max(0, now_ns - watched.heard_ns), now_ns)
+            silent_ns = now_ns - watched.heard_ns - self._untold_late_ns(now_ns)
+            watched.rhythm.heard(max(0, silent_ns), now_ns)
             watched.heard_ns = max(watched.heard_ns, now_ns)
             if not self._is_late(now_ns):
                 watched.truly_heard_ns = now_ns
@@ -312,8 +313,13 @@ class Liveness:
 
     def _is_late(self, now_ns: int) -> bool:
         """Whether what is heard now may be old."""
+        return now_ns < self._late_until_ns or self._untold_late_ns(now_ns) > 0
+
+    def _untold_late_ns(self, now_ns: int) -> int:
+        """By how much this peer's own loop is late, of which no tick has told yet: of a process
+        that goes on sockets are read before timers fire."""
         last_ns = now_ns if self._last_tick_ns is None else self._last_tick_ns
-        return now_ns < self._late_until_ns or now_ns - last_ns > self._timing.punctual_ns
+        return max(0, now_ns - last_ns - self._timing.punctual_ns)
 
     def _miss(self, now_ns: int) -> None:
         """Asks all others at once about the peers that have newly fallen silent."""

@@ -258,10 +258,14 @@ class Dispatch:
     def _passed_on(self, sender: str, signed: Signed) -> None:
         """Take another member's Prepared of the open step. That member may have told all but this
         peer. Or take another one of the last step than that by which this peer has committed it.
-        Raises `PeerFault`."""
-        if not {sender, signed.peer_id} <= self._membership.members():
-            raise PeerFault("says Prepared for another peer", sender)
+        What a peer said that has gone since is not looked at. Raises `PeerFault`."""
+        members = self._membership.members()
         ledger, held = self._agreement.ledger, self._agreement.said_of_last_step(signed.peer_id)
+        has_gone = signed.peer_id not in members
+        if sender not in members or (has_gone and held is None):
+            raise PeerFault("says Prepared for another peer", sender)
+        if has_gone:
+            return
         is_lacked = ledger is not None and signed.peer_id in ledger.missing
         if not is_lacked and (held is None or held.payload == signed.payload):
             return  # the Prepared has come meanwhile

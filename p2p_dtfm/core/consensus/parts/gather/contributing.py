@@ -16,7 +16,7 @@ def contribution_to(state: AgreementState, number: int, planned: bool, now_ns: i
         number=number,
         record=state.record,
         present=state.present_view(),
-        step=state.step,
+        step=_reached_step(state),
         held=dict(evidence.held),
         joiners=state.named_newcomers(planned),
         lineages=evidence.lineages(),
@@ -31,3 +31,12 @@ def contribution_to(state: AgreementState, number: int, planned: bool, now_ns: i
         bars=state.others.bars,
         origins=state.others.views.origins(state.members or (state.me,)),
     )
+
+
+def _reached_step(state: AgreementState) -> int:
+    """How far this peer has come, by its word. Where layers are lost the members' step counts for
+    those that were let in meanwhile, too: they have no state, and alone they would take the
+    initial one for the furthest, train from there, and have the others give up theirs."""
+    view = state.view
+    waits = view is not None and bool(view.snapshot.lost_layers)
+    return max(state.step, view.snapshot.step) if view is not None and waits else state.step

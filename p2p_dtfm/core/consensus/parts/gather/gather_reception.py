@@ -191,6 +191,7 @@ class GatherReception:
         if liars and gathering.charge(attempt, liars):
             grew = True
             self._state.doubt_newcomers(liars, now_ns)
+            self._state.distrust_members(liars)
         for liar in liars:
             grew |= liar not in attempt.set_aside.contradicted
             attempt.set_aside.contradicted.setdefault(liar, contributions[liar][0])

@@ -29,7 +29,7 @@ from p2p_dtfm.core.membership.newcomers import NUMBERS_PASSED_LIMIT
 from p2p_dtfm.core.messages.agreement_messages import Accusation, Gather, Ready, Spread
 from p2p_dtfm.core.messages.statements import certified, charge, members_digest, stated
 from p2p_dtfm.core.protocol.plan import LAYERS_LOST, NoPlan, Plan
-from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot, ViewId
+from p2p_dtfm.core.protocol.snapshot import GENESIS, Member, Snapshot, ViewId, names_of
 from p2p_dtfm.core.recovery.view import View
 from p2p_dtfm.core.units import SECOND_NS
 
@@ -247,12 +247,8 @@ class Gathering:
             return self._excluded(attempt, now_ns)
         if not attempt.settled or (attempt.planned and attempt.only_newcomers):
             return []  # newcomers alone never make a planned view
-        if attempt.has_lost_members:
-            state.give_up(now_ns)
-            state.attempts.frozen = False
-            return [Report(f"gives up view {attempt.number}: no member of its views is left")]
-        if better := state.others.views.of_fellows.counts_more(attempt, state.view):
-            return self._outsiders.rejoin(f"view {better} counts, where more of its fellows are")
+        if instead := self._instead_of_freezing(attempt, now_ns):
+            return instead
         left_out = [Report(f"leaves out {p}: {why}") for p, why in attempt.distrust.told()]
         settings = state.settings
         run_digest, workload = settings.run_digest, settings.workload
@@ -265,6 +261,32 @@ class Gathering:
             reason = f"{LAYERS_LOST} {names} any more; waits for a peer that does"
             return left_out + self.plan_computed(snapshot, NoPlan(reason), now_ns)
         return [*left_out, ComputePlan(snapshot)]
+
+    def _instead_of_freezing(self, attempt: Attempt, now_ns: int) -> Actions:
+        """What is done where no view should come of what all know; nothing if one should."""
+        state = self._state
+        if accused := self._accused_by_all(attempt):
+            state.distrust_members(accused)
+            state.give_up(now_ns)
+            return self.open(False, f"all accuse {names_of(accused)}", now_ns)
+        if attempt.has_lost_members:
+            state.give_up(now_ns)
+            state.attempts.frozen = False
+            return [Report(f"gives up view {attempt.number}: no member of its views is left")]
+        if better := state.others.views.of_fellows.counts_more(attempt, state.view):
+            return self._outsiders.rejoin(f"view {better} counts, where more of its fellows are")
+        return []
+
+    def _accused_by_all(self, attempt: Attempt) -> list[Member]:
+        """Members of the present view that all others of it accuse in a planned attempt. Steps need
+        their Prepared, so a view without them is never taken over; and they may open the next
+        attempt for as long as they like."""
+        view = self._state.view
+        if view is None or not attempt.planned:
+            return []
+        staying = set(view.members) & set(attempt.participants)
+        gone = sorted(set(view.members) - staying)
+        return [of for of in gone if all(Accusation(by, of) in attempt.charges for by in staying)]
 
     def _excluded(self, attempt: Attempt, now_ns: int) -> Actions:
         awaits_others = attempt.only_newcomers or not self._state.is_newcomer

@@ -171,6 +171,23 @@ def test_a_clock_that_is_set_makes_no_problem(monkeypatch: pytest.MonkeyPatch) -
     observer.close()
 
 
+def test_who_is_barred_is_not_told_to_look_at_its_connection() -> None:
+    """A bar lasts for hundreds of steps. After a minute and a half of it the page, and a webhook,
+    said twice that the peer is barred, the first time with advice that helps nobody."""
+    monotonic_s = 0.0
+    status = Status(clock_s=lambda: monotonic_s)
+    observer = Observer(status)
+    what = "this peer is barred until step 400, 380 steps from now"
+    status.say(State.JOINING, what)
+    status.troubles.tell("barred", what, "nothing before that step")
+    monotonic_s = 600.0
+    (problem,) = observer.problems()
+    assert (problem.name, problem.fix) == ("barred", "nothing before that step")
+    status.troubles.over("barred")
+    assert "doctor" in observer.problems()[0].fix
+    observer.close()
+
+
 def test_views_tell_who_came_and_who_went(observed: tuple[Status, Observer]) -> None:
     _, observer = observed
 

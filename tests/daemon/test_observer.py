@@ -288,6 +288,18 @@ def test_a_complete_run_says_what_can_be_typed_next(observed: tuple[Status, Obse
     assert observer.live().next == ()
 
 
+def test_states_for_an_undo_are_checkpoints_too(observed: tuple[Status, Observer]) -> None:
+    """What comes next was the checkpoint after step 100, though one was written each 15 steps."""
+    status, observer = observed
+    spec = run_spec(total_steps=4000, audit={"rate": 0.1, "undo_steps": 30})
+    observer.trains(spec, "digest", workload(), agreement_of(spec))
+    status.say(State.TRAINING, "step 17 of 4,000")
+    status.facts["step"] = 16
+    (told,) = [it for it in observer.live().next if "checkpoint" in it]
+    at = next(step for step in range(17, 4000) if spec.saves_at(step))
+    assert told == f"a checkpoint after step {at}" and at == 30
+
+
 def test_steps_make_history(observed: tuple[Status, Observer]) -> None:
     status, observer = observed
     status.facts["tokens_per_s"] = 123.0

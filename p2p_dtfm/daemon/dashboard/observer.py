@@ -346,12 +346,12 @@ class Observer:
             found.append(f"view {number} takes over once all its members have their layers")
         elif agreement.attempting:
             found.append("the members are agreeing on a new view")
-        step = self.step()
+        step, saved = self.step(), (spec.checkpoint.every_steps, spec.audit.undo_every)
         if step >= spec.total_steps or self._status.state not in (State.TRAINING, State.SPARE):
             return found
         due = {
             "a held-out evaluation": _multiple_after(step, spec.evaluation.every_steps),
-            "a checkpoint": _multiple_after(step, spec.checkpoint.every_steps),
+            "a checkpoint": _multiple_after(step, *saved),
             "the end of the run": spec.total_steps,
         }
         for what, at in sorted(due.items(), key=lambda item: item[1]):
@@ -425,8 +425,8 @@ def shortened(text: str) -> str:
     return PEER_ID.sub(lambda found: f"…{found[0][-6:]}", text)
 
 
-def _multiple_after(step: int, every: int) -> int:
-    return (step // every + 1) * every
+def _multiple_after(step: int, *every: int) -> int:
+    return min((step // each + 1) * each for each in every if each)
 
 
 class _Warnings(logging.Handler):

@@ -237,7 +237,7 @@ class Effects:
                 return life
             except OSError as error:
                 what = f"this start cannot be noted in the home: {error.strerror or error}"
-                fix = "free space on that disk"
+                fix = "free space on that disk, or make it writable"
                 status.say(State.WAITING, f"{what}; {fix}")
                 status.troubles.tell("life", what, fix)
                 if leaving.is_set():

@@ -116,6 +116,18 @@ def test_no_name_is_cut_where_all_columns_just_fit(monkeypatch: pytest.MonkeyPat
     assert text.count("12-23") == 3 and text.count("1,023 MiB") == 3
 
 
+@pytest.mark.parametrize("columns", [50, 80, 140])
+def test_without_a_plan_nobody_is_a_spare(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """A spare is one without which the plan is as fast."""
+    monkeypatch.setitem(MEMBERS[1], "layers", [])
+    text = "\n".join(shown(monkeypatch, columns))
+    assert text.count("spare") == 1 and "no layers" not in text, text
+    for each in MEMBERS:
+        monkeypatch.setitem(each, "layers", [])
+    text = "\n".join(shown(monkeypatch, columns))
+    assert "spare" not in text and text.count("no layers" if columns == 50 else "none") == 3, text
+
+
 def test_ids_are_whole_in_a_narrow_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = shown(monkeypatch, 60, "--ids")
     cells = "".join(line[:18].strip() for line in lines)

@@ -91,6 +91,19 @@ def test_a_peer_that_each_member_says_is_barred_is_one_problem(tmp_path: Path) -
     assert [it.kind for it in told] == ["problem"]
 
 
+def test_what_cannot_be_seen_any_more_is_not_told_to_be_over() -> None:
+    """The others went on without a peer that had told of a silent one. A minute later its user
+    heard that this was over, and a minute after that, that nobody lets it in."""
+    watch = Watch()
+    assert kinds(watch, shown("training", Problem("x is silent", "y")), range(0, 65, 5)) == [
+        "problem"
+    ]
+    for at, state in enumerate(("joining", "waiting", "measuring", "leaving", "paused")):
+        begin = 100 + 200 * at
+        assert kinds(watch, shown(state), range(begin, begin + 200, 5)) == [], state
+    assert kinds(watch, shown(), range(1100, 1300, 5)) == ["over"]
+
+
 def test_what_passes_by_itself_interrupts_nobody() -> None:
     watch = Watch()
     wrong = shown("training", Problem("bob fell silent", "nothing"))

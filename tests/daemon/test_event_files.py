@@ -55,6 +55,16 @@ def test_figures_are_read_back(tmp_path: Path) -> None:
     assert second.session_log.status == second.session_log.START and second.step == 0
 
 
+def test_steps_that_are_repeated_replace_those_before(tmp_path: Path) -> None:
+    """A failure cost five steps of a run. TensorBoard drew them twice, and a line back between."""
+    files = EventFiles(tmp_path / "board")
+    for step in (0, 1, 2, 1, 2, 3):
+        files.step_committed(StepOutcome(step, 1.0, 5.0, 100, None, None), None)
+    files.close()
+    begun = [it.step for it in events_of(tmp_path / "board") if it.HasField("session_log")]
+    assert begun == [0, 1], "of what is from that step on TensorBoard keeps the newest"
+
+
 def test_without_the_package_the_fix_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

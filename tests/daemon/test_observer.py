@@ -171,6 +171,23 @@ def test_a_clock_that_is_set_makes_no_problem(monkeypatch: pytest.MonkeyPatch) -
     observer.close()
 
 
+def test_who_is_barred_is_not_told_to_look_at_its_connection() -> None:
+    """A bar lasts for hundreds of steps. After a minute and a half of it the page, and a webhook,
+    said twice that the peer is barred, the first time with advice that helps nobody."""
+    monotonic_s = 0.0
+    status = Status(clock_s=lambda: monotonic_s)
+    observer = Observer(status)
+    what = "this peer is barred until step 400, 380 steps from now"
+    status.say(State.JOINING, what)
+    status.troubles.tell("barred", what, "nothing before that step")
+    monotonic_s = 600.0
+    (problem,) = observer.problems()
+    assert (problem.name, problem.fix) == ("barred", "nothing before that step")
+    status.troubles.over("barred")
+    assert "doctor" in observer.problems()[0].fix
+    observer.close()
+
+
 def test_views_tell_who_came_and_who_went(observed: tuple[Status, Observer]) -> None:
     _, observer = observed
 
@@ -269,6 +286,18 @@ def test_a_complete_run_says_what_can_be_typed_next(observed: tuple[Status, Obse
     assert observer.live().next == commands
     status.say(State.LEAVING, "its user asked for it")
     assert observer.live().next == ()
+
+
+def test_states_for_an_undo_are_checkpoints_too(observed: tuple[Status, Observer]) -> None:
+    """What comes next was the checkpoint after step 100, though one was written each 15 steps."""
+    status, observer = observed
+    spec = run_spec(total_steps=4000, audit={"rate": 0.1, "undo_steps": 30})
+    observer.trains(spec, "digest", workload(), agreement_of(spec))
+    status.say(State.TRAINING, "step 17 of 4,000")
+    status.facts["step"] = 16
+    (told,) = [it for it in observer.live().next if "checkpoint" in it]
+    at = next(step for step in range(17, 4000) if spec.saves_at(step))
+    assert told == f"a checkpoint after step {at}" and at == 30
 
 
 def test_steps_make_history(observed: tuple[Status, Observer]) -> None:

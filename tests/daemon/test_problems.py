@@ -1,5 +1,6 @@
 """Problems: none while nothing is wrong, and the right cause with one action while something is."""
 
+import errno
 import logging
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from p2p_dtfm.core.planner.planner import compute_plan, without_planning
 from p2p_dtfm.core.protocol.plan import LAYERS_LOST, NoPlan
 from p2p_dtfm.core.protocol.workload import Confined, Workload
+from p2p_dtfm.daemon.telemetry import event_log
 from p2p_dtfm.daemon.telemetry.event_log import EventLog
 from p2p_dtfm.daemon.telemetry.problems import Sight, problems_in
 from p2p_dtfm.daemon.telemetry.status import State, Status, Troubles
@@ -148,6 +150,18 @@ def test_a_trouble_lasts_until_it_is_over(tmp_path, caplog) -> None:
         history.write("step", step=4)
     assert len(caplog.records) == 2, "another time"
     assert Status().troubles is not Status().troubles
+
+
+def test_a_disk_that_became_read_only_is_not_to_be_emptied(tmp_path, monkeypatch) -> None:
+    """A disk does so after an error, and training goes on. Its owner was told to free space."""
+
+    def refuses(path: object, text: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(event_log.disk, "append", refuses)
+    EventLog(tmp_path / "events.jsonl", troubles := Troubles()).write("step", step=1)
+    ((what, fix),) = troubles.present()
+    assert "Read-only file system" in what and "make it writable" in fix
 
 
 def test_who_is_audited_by_one_other_only_is_told_while_it_trains() -> None:

@@ -82,3 +82,21 @@ def test_who_has_thinned_goes_on_so_after_a_pause() -> None:
         again.committed(outcome(step), None)
     later = [step for step in again.history().step if step >= 5000]
     assert later == [5056, 5120, 5184]
+
+
+def test_what_a_view_takes_back_is_drawn_no_more() -> None:
+    """A liar's steps were taken back, and no step could be taken since for want of a plan. The page
+    said step 3, and drew six."""
+    series = Series()
+    for step in range(6):
+        held_out = 9.0 - step if step % 3 == 0 else None
+        series.committed(StepOutcome(step, 1.0, 5.0 - step, 1, held_out, None), 1.0)
+    generation = series.history().generation
+    series.view_took_over(6)
+    assert series.history().generation == generation, "nothing is lost"
+    series.view_took_over(3)
+    history = series.history()
+    assert history.step == (0, 1, 2) and history.generation > generation
+    assert history.held_out_step == (0, 3), "of the state that the view begins with"
+    series.view_took_over(2)
+    assert series.history().held_out_step == (0,)

@@ -14,7 +14,9 @@ NARROW_BELOW = 90
 """Columns of a terminal. On a narrower one a table leaves out what it can, and cuts no word."""
 LISTED_BELOW = 60
 """Columns of a terminal. A narrower one would cut a table, so members are listed."""
-SPARE = "spare"
+SPARE, NONE = "spare", "none"
+"""What stands for the layers of a member that has none: where nobody has, there is no plan, and
+nobody is a spare."""
 NAME_WIDTH = 18
 """Least width of names, if a name is as long. It fits the longest name that an identity makes, and
 a third of an id."""
@@ -30,7 +32,8 @@ def member_table(
 ) -> Table:
     """`last`: the heading of one more column, and a function that gives its text for a member.
     `ids`: show peers by id, not by name. `width`: columns of the terminal."""
-    rows = [(*_row_of(member, ids), last[1](member)) for member in members]
+    idle = SPARE if any(member["layers"] for member in members) else NONE
+    rows = [(*_row_of(member, ids, idle), last[1](member)) for member in members]
     if width < LISTED_BELOW:
         return _listed(rows)
     widest = max((len(row[0]) for row in rows), default=len("peer"))
@@ -54,7 +57,7 @@ def _listed(rows: Sequence[tuple[str, ...]]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(overflow="fold")
     for name, _, memory, block, layers, links, _ in rows:
-        held = layers if layers == SPARE else f"layers {layers}"
+        held = layers if layers == SPARE else "no layers" if layers == NONE else f"layers {layers}"
         lines = (name, f"  {memory}, {held}", f"  block fwd+bwd {block}", f"  links {links}")
         table.add_row(Text("\n".join(lines)))
     return table
@@ -74,7 +77,7 @@ def _wide(name_width: int) -> Table:
     return table
 
 
-def _row_of(member: dict[str, Any], ids: bool) -> tuple[str, ...]:
+def _row_of(member: dict[str, Any], ids: bool, idle: str) -> tuple[str, ...]:
     device, links = member["device"], member["links"].values()
     block_ms = (device["block"]["forward_ns"] + device["block"]["backward_ns"]) / 1e6
     layers = member["layers"]
@@ -84,7 +87,7 @@ def _row_of(member: dict[str, Any], ids: bool) -> tuple[str, ...]:
         plain(f"{device['kind']}, {device['name']}", SHORT_CHARACTERS),
         bytes_text(device["memory_bytes"]),
         f"{block_ms:,.1f} ms",
-        span_text(layers[0], layers[-1] + 1) if layers else SPARE,
+        span_text(layers[0], layers[-1] + 1) if layers else idle,
         _rates_text(rates),
     )
 

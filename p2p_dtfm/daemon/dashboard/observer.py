@@ -21,6 +21,7 @@ from p2p_dtfm.daemon.peers.messenger import Messenger
 from p2p_dtfm.daemon.telemetry.contribution import Contributions
 from p2p_dtfm.daemon.telemetry.names import PEER_ID
 from p2p_dtfm.daemon.telemetry.problems import (
+    BARRED,
     NAMES_TOLD,
     SILENT_S,
     UNHEARD_S,
@@ -345,12 +346,12 @@ class Observer:
             found.append(f"view {number} takes over once all its members have their layers")
         elif agreement.attempting:
             found.append("the members are agreeing on a new view")
-        step = self.step()
+        step, saved = self.step(), (spec.checkpoint.every_steps, spec.audit.undo_every)
         if step >= spec.total_steps or self._status.state not in (State.TRAINING, State.SPARE):
             return found
         due = {
             "a held-out evaluation": _multiple_after(step, spec.evaluation.every_steps),
-            "a checkpoint": _multiple_after(step, spec.checkpoint.every_steps),
+            "a checkpoint": _multiple_after(step, *saved),
             "the end of the run": spec.total_steps,
         }
         for what, at in sorted(due.items(), key=lambda item: item[1]):
@@ -361,7 +362,7 @@ class Observer:
     def problems(self) -> list[Problem]:
         """What is wrong at this moment, and what to do about each."""
         status, agreement = self._status, self._agreement
-        step_ns = self._step_ns(self._usual_rate)
+        step_ns, troubles = self._step_ns(self._usual_rate), status.troubles.named()
         sight = Sight(
             state=status.state,
             reason=self._shown(status.reason),
@@ -373,13 +374,13 @@ class Observer:
             no_plan=self._view_state.no_plan,
             is_invited=self._spec is not None and self._spec.admission.is_invited,
             is_failing=agreement is not None and _is_failing(agreement),
+            is_barred=any(name == BARRED for name, _, _ in troubles),
             lost=[self._names.of(peer_id) for peer_id in agreement.suspected] if agreement else (),
             waits_for=[self._names.of(peer_id) for peer_id in status.facts.get("waits_for") or ()],
             silent=self._silent(),
             **self._judged_by_few(),
             overdue=[(it.owner, it.place, it.waited_s) for it in self._overdue()],
         )
-        troubles = status.troubles.named()
         told = [Problem(self._shown(what), fix, name) for name, what, fix in troubles]
         return [*problems_in(sight), *told]
 
@@ -424,8 +425,8 @@ def shortened(text: str) -> str:
     return PEER_ID.sub(lambda found: f"…{found[0][-6:]}", text)
 
 
-def _multiple_after(step: int, every: int) -> int:
-    return (step // every + 1) * every
+def _multiple_after(step: int, *every: int) -> int:
+    return min((step // each + 1) * each for each in every if each)
 
 
 class _Warnings(logging.Handler):

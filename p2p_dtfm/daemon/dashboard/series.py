@@ -27,7 +27,7 @@ class Series:
     def committed(self, outcome: StepOutcome, tokens_per_s: float | None) -> None:
         """Take a step's outcome. A step that was repeated replaces what came of it before."""
         if self._newest_step >= outcome.step:
-            self._forget_from(outcome.step)
+            self._forget_from(outcome.step, outcome.step)
         if outcome.loss is not None and outcome.step % self._stride == 0:
             self._steps.append((outcome.step, outcome.loss, tokens_per_s))
             if len(self._steps) >= self._limit:
@@ -46,9 +46,9 @@ class Series:
         ends = (self._steps[-1:], self._held_out[-1:])
         return max((end[0][0] for end in ends if end), default=-1)
 
-    def _forget_from(self, step: int) -> None:
+    def _forget_from(self, step: int, held_out_step: int) -> None:
         self._steps = [point for point in self._steps if point[0] < step]
-        self._held_out = [point for point in self._held_out if point[0] < step]
+        self._held_out = [point for point in self._held_out if point[0] < held_out_step]
         self._generation += 1
 
     def take_up(self, history: History) -> None:
@@ -64,7 +64,10 @@ class Series:
         self._made = None
 
     def view_took_over(self, step: int) -> None:
-        """A view holds from this step on."""
+        """A view holds from this step on. What was committed of it and of later ones before is lost
+        or taken back. The held-out loss at the step is of the model that the view begins with."""
+        if self._newest_step >= step:
+            self._forget_from(step, step + 1)
         if len(self._views) == VIEWS_LIMIT:
             self._generation += 1
         self._views.append(step)

@@ -44,7 +44,6 @@ REMEMBER_EVERY_S = 60.0
 REUNION_S = 10.0
 REUNION_LIMIT_S = 30.0
 NOBODY_ANSWERS = "members"
-BARRED = "barred"
 
 log = logging.getLogger("p2p_dtfm")
 

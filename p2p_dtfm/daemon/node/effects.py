@@ -24,10 +24,11 @@ from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.plan import NoPlan, Plan
 from p2p_dtfm.core.recovery.contradictions import agreed_states
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.node.acquaintances import BARRED, NOBODY_ANSWERS
+from p2p_dtfm.daemon.node.acquaintances import NOBODY_ANSWERS
 from p2p_dtfm.daemon.node.coming_and_going.departure import Departure
 from p2p_dtfm.daemon.node.coming_and_going.entry import Entry
 from p2p_dtfm.daemon.node.participation.participant import Participant
+from p2p_dtfm.daemon.telemetry.problems import BARRED
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.net.errors import Unreachable
 from p2p_dtfm.ports import disk, now
@@ -236,7 +237,7 @@ class Effects:
                 return life
             except OSError as error:
                 what = f"this start cannot be noted in the home: {error.strerror or error}"
-                fix = "free space on that disk"
+                fix = "free space on that disk, or make it writable"
                 status.say(State.WAITING, f"{what}; {fix}")
                 status.troubles.tell("life", what, fix)
                 if leaving.is_set():

@@ -35,6 +35,7 @@ from p2p_dtfm.daemon.node.returning import (
     away_s,
     in_vain,
     once_home_may_be_used,
+    problems_while_away,
     release_memory,
     shown_while_away,
     to_come_back,
@@ -424,10 +425,11 @@ class Resident:
     def _status_json(self, status: Status) -> dict[str, Any]:
         nothing: dict[str, Any] = dict.fromkeys(("view", "snapshot", "plan", "safe_step", "given"))
         nothing |= dict.fromkeys(("agreement", "weak_points", "tokens_per_s", "eta_s"))
-        lists = ("members", "addresses", "layers", "stage", "waits_for", "problems", "waits")
+        lists = ("members", "addresses", "layers", "stage", "waits_for", "waits")
         nothing |= {name: [] for name in lists} | {"names": {}, "tensors_over": {}}
         unknown = dict.fromkeys(("peer_id", "name", "run", "run_digest", "data", "checkpoints"))
-        here = {"dashboard": self._dashboard.address, **status.as_json()}
+        problems = msgspec.to_builtins(problems_while_away(status))
+        here = {"dashboard": self._dashboard.address, "problems": problems, **status.as_json()}
         return {"version": __version__, **unknown, **self._last, **nothing, **here}
 
 

@@ -17,7 +17,7 @@ from p2p_dtfm.daemon.machine.life import is_a_service, is_begun_by_systemd
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.telemetry.status import State, Status
 from p2p_dtfm.ports import now
-from p2p_dtfm.web.state import DashboardState, Live
+from p2p_dtfm.web.state import DashboardState, Live, Problem
 
 Result = TypeVar("Result")
 
@@ -29,6 +29,7 @@ TOOK_PART_S = 600.0
 """How long a daemon must have taken part to come back at once after its p2pd ended. After less,
 another return at once would gain nothing."""
 IN_VAIN = "cannot take part now: "
+AGAIN = "; tries again "
 _OF_NO_USE = 5
 """Exit code of a run that cannot be joined: another run is trained there, or none any more."""
 
@@ -53,8 +54,19 @@ def shown_while_away(shown: DashboardState, status: Status, seen: Seen) -> Dashb
         undone_here=before.undone_here,
         marks=before.marks,
         next=(comes_back,) if is_paused else (),
+        problems=problems_while_away(status),
     )
     return msgspec.structs.replace(shown, live=live, contribution=seen.given())
+
+
+def problems_while_away(status: Status) -> tuple[Problem, ...]:
+    """What keeps the daemon away, where it would take part. A pause that somebody wants is no
+    problem."""
+    if status.state is not State.PAUSED or not status.reason.startswith(IN_VAIN):
+        return ()
+    what, _, when = status.reason.rpartition(AGAIN)
+    fix = f"nothing, if it passes; else see to that: it tries again {when}"
+    return (Problem(what, fix, IN_VAIN),)
 
 
 def away_s(error: UserError | OSError, took_part_s: float) -> float:
@@ -80,7 +92,7 @@ def in_vain(
     else:
         cause = "" if error.exit_code == _OF_NO_USE else error.cause
     when = "at once" if pause_s == AT_ONCE_S else "in 5 minutes, or with p2p-dtfm resume"
-    return cause and f"{IN_VAIN}{cause}; tries again {when}"
+    return cause and f"{IN_VAIN}{cause}{AGAIN}{when}"
 
 
 async def once_home_may_be_used(
@@ -99,7 +111,7 @@ async def once_home_may_be_used(
             if error.exit_code != UNREACHABLE or not is_a_service():
                 raise
             if not has_said:
-                held_up(f"{IN_VAIN}{error.cause}; tries again every 5 minutes")
+                held_up(f"{IN_VAIN}{error.cause}{AGAIN}every 5 minutes")
             has_said = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TRY_AGAIN_S):

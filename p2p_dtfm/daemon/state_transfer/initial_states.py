@@ -136,7 +136,7 @@ class InitialStates:
 
     def _tell_full(self, error: OSError) -> str:
         what = f"initial weights cannot be written: {error.strerror or error}"
-        self._status.troubles.tell("initial", what, "free space on that disk")
+        self._status.troubles.tell("initial", what, "free space on that disk, or make it writable")
         return what
 
     async def _keep_origin(self) -> None:

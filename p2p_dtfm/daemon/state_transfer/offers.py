@@ -46,7 +46,8 @@ class Offers:
                 if digest not in self._in_memory and self._store.path(digest) is None:
                     self._of_ends.discard(digest)
                 raise
-            log.warning("a state is offered from memory: %s; free space on that disk", error)
+            fix = "free space on that disk, or make it writable"
+            log.warning("a state is offered from memory: %s; %s", error, fix)
             self._in_memory[digest] = payload
             return digest
 

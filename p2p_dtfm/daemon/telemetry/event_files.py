@@ -41,6 +41,7 @@ class EventFiles:
             ) from error
         self._directory = directory
         self._writer: Any = None
+        self._newest_step: int | None = None
         self._flushed_s = 0.0
         self._broken = False
 
@@ -67,10 +68,12 @@ class EventFiles:
     def _write(self, event: Any, step: int) -> None:
         if self._writer is None:
             self._writer = self._files.EventsWriter(str(self._directory / "events"))
-            # what an earlier file says of this step and later ones was repeated since
+        if self._newest_step is None or step <= self._newest_step:
+            # what this file or an earlier one says of this step and later ones is repeated
             session = self._events.SessionLog(status=self._events.SessionLog.START)
             started = self._events.Event(wall_time=now.wall_s(), step=step, session_log=session)
             self._writer.write_event(started)
+        self._newest_step = step
         self._writer.write_event(event)
         if now.monotonic_s() - self._flushed_s > FLUSH_EVERY_S:
             self._flushed_s = now.monotonic_s()

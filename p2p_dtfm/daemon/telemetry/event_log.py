@@ -49,7 +49,7 @@ class EventLog:
             self._troubles.tell(
                 "history",
                 f"the history of this run cannot be written: {error.strerror}",
-                f"free space on the disk of {self._path.parent}",
+                f"free space on the disk of {self._path.parent}, or make it writable",
             )
 
     def last_step(self) -> int:

@@ -25,7 +25,7 @@ JOINING_LIMIT_S = 90.0
 NAMES_TOLD = 8
 """Of more names only the count is said: there may be hundreds, and a chat takes two thousand
 letters."""
-NO_STEPS, NOT_LET_IN = "no steps", "not let in"
+NO_STEPS, NOT_LET_IN, BARRED = "no steps", "not let in", "barred"
 """Names of problems that stay the same while they last, though who is waited for, and how long,
 changes."""
 WAIT_OR_LOOK = "nothing, if it passes; else see whether the other computers run and are connected"
@@ -51,6 +51,8 @@ class Sight:
     """The run is by invitation."""
     is_failing: bool = False
     """A failure ended the view; the members agree on how to go on."""
+    is_barred: bool = False
+    """A member says that this peer is barred, which is told by itself."""
     lost: Sequence[str] = ()
     """Members that this peer holds for lost."""
     waits_for: Sequence[str] = ()
@@ -82,15 +84,20 @@ def problems_in(sight: Sight) -> Iterator[Problem]:
     elif sight.state in (State.TRAINING, State.WAITING) and _is_late(sight):
         yield _late(sight)
     elif sight.state is State.JOINING and sight.in_state_s > JOINING_LIMIT_S:
-        yield Problem(
-            f"for {in_words(sight.in_state_s)} nobody has let this peer in: {sight.reason}",
-            "look at the way to a member: p2p-dtfm doctor --initial-peers ADDRESS",
-            NOT_LET_IN,
-        )
+        if not sight.is_barred:  # the way to the members is there
+            yield _not_let_in(sight)
     elif sight.overdue and sight.uncommitted_s > sight.overdue[0][2]:
         yield _overdue(*sight.overdue[0])
     elif sight.state is State.TRAINING:
         yield from _audits(sight)
+
+
+def _not_let_in(sight: Sight) -> Problem:
+    return Problem(
+        f"for {in_words(sight.in_state_s)} nobody has let this peer in: {sight.reason}",
+        "look at the way to a member: p2p-dtfm doctor --initial-peers ADDRESS",
+        NOT_LET_IN,
+    )
 
 
 def _for_a_plan(reason: str, is_invited: bool) -> str:

@@ -131,8 +131,8 @@ def _say_unwritten(tools: Tools, state: TrainerState, error: OSError) -> None:
     """Say that this peer waits until there is room, or the disk takes something again."""
     state.stuck_at = state.step
     what = f"a data shard cannot be written: {error.strerror or error}"
-    tools.status.say(State.WAITING, f"{what}; free space on that disk")
-    tools.status.troubles.tell("data", what, "free space on that disk")
+    tools.status.say(State.WAITING, f"{what}; free space on that disk, or make it writable")
+    tools.status.troubles.tell("data", what, "free space on that disk, or make it writable")
 
 
 async def _say_unreadable(

@@ -32,6 +32,7 @@ function helping(live, view, contribution) {
   if (live.state === "leaving") return ["It leaves", given || "others get what they need of it"];
   if (!me && (given || live.committed_here)) return ["Not now", live.work || "it is in no view of the others"];
   if (!me) return ["Not yet", live.work || "it takes no part in a view yet"];
+  if (view.no_plan) return [given || live.committed_here ? "Not now" : "Not yet", "there is no plan, so nobody computes"];
   if (me.pipeline === null) return ["As a spare", given || (view.part?.guards.length ? "it guards layers of others" : "it stands in when another goes")];
   const share = `${percent(view.part?.share ?? 0)} of each step`;
   if (live.state !== "training") return ["Not just now", `${share} once it goes on`];

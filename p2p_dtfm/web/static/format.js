@@ -86,8 +86,7 @@ export function clock(seconds) {
   if (then.toDateString() === new Date().toDateString()) {
     return then.toLocaleTimeString("en-GB", { ...TIME, second: "2-digit" });
   }
-  const day = then.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
-  return `${day} ${then.toLocaleTimeString("en-GB", TIME)}`;
+  return `${dayOf(then)} ${then.toLocaleTimeString("en-GB", TIME)}`;
 }
 
 /** When something will be, if it is `seconds` from now. */
@@ -95,9 +94,12 @@ export function atClock(seconds) {
   const then = new Date(Date.now() + seconds * 1000);
   const time = then.toLocaleTimeString("en-GB", TIME);
   if (then.toDateString() === new Date().toDateString()) return `at ${time}`;
-  const day = then.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
-  return `on ${day} at ${time}`;
+  return `on ${dayOf(then)} at ${time}`;
 }
+
+/** The day, with its year unless it is this one: a large model may take longer than one. */
+const dayOf = (then) => then.toLocaleDateString("en-GB", { day: "numeric", month: "short",
+  ...(then.getFullYear() === new Date().getFullYear() ? {} : { year: "numeric" }) });
 
 export const layers = (peer) =>
   peer.end_layer - peer.first_layer === 1

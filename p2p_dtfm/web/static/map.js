@@ -292,6 +292,7 @@ function names(view, nodes) {
 }
 
 function place(peer) {
+  if (peer.pipeline === null && state.view.no_plan) return "no stage: there is no plan";
   if (peer.pipeline === null) return peer.intent === "train" ? "spare" : peer.intent;
   return `pipeline ${peer.pipeline + 1}, stage ${peer.position + 1}, ${layers(peer)}`;
 }

@@ -78,8 +78,8 @@ export function drawPart({ live, view }) {
 
 /** `over`: the run is complete, so nothing of it is of now. */
 function verdict(view, me, worth, over) {
-  if (me.pipeline === null && over) return "At the end it was a spare.";
-  if (me.pipeline === null) return view.no_plan ? "Not yet: there is no plan." : "As a spare: it computes nothing now.";
+  if (view.no_plan) return over ? "Nothing is left to compute." : "It computes nothing now: there is no plan.";
+  if (me.pipeline === null) return over ? "At the end it was a spare." : "As a spare: it computes nothing now.";
   const pipeline = view.pipelines[me.pipeline];
   const found = over ? "" : worthAnswer(worth);
   return `${found && `${found}: `}${percent(view.part?.share ?? 0)} of each step ${over ? "was" : "is"} computed here, ` +
@@ -159,7 +159,7 @@ function neighbours(view, live, me) {
         ? element("td", { className: "quiet" }, "not measured")
         : element("td", {}, linkRate(flow.bytes_per_s), element("small", {}, shortTime(flow.round_trip_ns))),
       element("td", {}, flow.use === null ? unknown : percent(busy(flow, live))),
-      element("td", {}, heard === null || heard === undefined ? unknown : duration(heard), element("small", {}, "ago"))));
+      heard === null || heard === undefined ? element("td", {}, unknown) : element("td", {}, duration(heard), element("small", {}, "ago"))));
   }
   table.append(body);
   const more = mine.length - shown.length;

@@ -9,7 +9,8 @@ const MANY = 10;
 export function drawPipelines({ view, live }) {
   const room = byId("pipelines");
   if (!view.pipelines.length) {
-    room.replaceChildren(element("p", { className: "quiet" }, view.no_plan || (live?.state === "paused" ? "None: a paused peer is in no plan." : "There is no plan yet.")));
+    const why = live?.state === "done" ? "None is left: the run is complete." : view.no_plan;
+    room.replaceChildren(element("p", { className: "quiet" }, why || (live?.state === "paused" ? "None: a paused peer is in no plan." : "There is no plan yet.")));
     return;
   }
   const layerCount = Math.max(...view.peers.map((peer) => peer.end_layer));

@@ -12,7 +12,7 @@ from p2p_dtfm.core.protocol.canonical import decode
 from p2p_dtfm.core.protocol.errors import PeerFault
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.recovery.view import View
-from p2p_dtfm.daemon.node.acquaintances import BARRED, LOOK_AGAIN_LIMIT_S, LOOK_AGAIN_S
+from p2p_dtfm.daemon.node.acquaintances import LOOK_AGAIN_LIMIT_S, LOOK_AGAIN_S
 from p2p_dtfm.daemon.node.membership import TICK_S
 from p2p_dtfm.daemon.node.participation.participant import Participant
 from p2p_dtfm.daemon.peers.member_search import Found
@@ -20,6 +20,7 @@ from p2p_dtfm.daemon.peers.messenger import PEERS_LIMIT
 from p2p_dtfm.daemon.peers.run_source import OtherProtocol, RunComplete, shows_end
 from p2p_dtfm.daemon.peers.self_record import links_are_measured
 from p2p_dtfm.daemon.peers.wire import Barred, KnownPeers
+from p2p_dtfm.daemon.telemetry.problems import BARRED
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.net.contacts.calling import put_newest
 from p2p_dtfm.net.errors import Unreachable

@@ -197,7 +197,7 @@ class Checkpoints:
             self._troubles.tell(
                 "checkpoint",
                 f"checkpoints cannot be written: {error.cause}",
-                f"free space on the disk of {self._root}",
+                f"free space on the disk of {self._root}, or make it writable",
             )
             return None
         self._troubles.over("checkpoint")

@@ -66,7 +66,8 @@ class DiskRoom:
         self._again_s = now.monotonic_s() + self._rest_s
         self._rest_s = min(2 * self._rest_s, LONGEST_REST_S)
         cause = error.cause if isinstance(error, UserError) else error.strerror or error
-        self._say(f"the disk does not take the whole model: {cause}", "room")
+        what = f"the disk does not take the whole model: {cause}"
+        self._say(what, "room", ", or make it writable")
 
     def took(self) -> None:
         """The disk took a file."""
@@ -78,9 +79,9 @@ class DiskRoom:
         self.is_short = False
         self._troubles.over(TROUBLE)
 
-    def _say(self, what: str, more: str) -> None:
+    def _say(self, what: str, more: str, or_what: str = "") -> None:
         until = "until then it keeps what this peer saves itself"
-        fix = f"free {more} on the disk of {self._root}: {until}"
+        fix = f"free {more} on the disk of {self._root}{or_what}: {until}"
         if not self.is_short:
             log.warning("%s; %s", what, fix)
         self.is_short = True

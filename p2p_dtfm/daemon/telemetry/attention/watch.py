@@ -20,6 +20,8 @@ RISES_FOR_S = 600.0
 LEAST_LOSSES = 30
 LEAST_DISK_BYTES = 1 << 30
 PROBLEMS_LIMIT = 16
+SHOWS_WHAT_IS_OVER = (State.SYNCING, State.TRAINING, State.SPARE, State.DONE)
+"""In other states a daemon may not see any more what was wrong: it has been left out, or leaves."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class _Lasting:
     fix: str
     since_s: float
     seen_s: float
+    unseen_s: float = -math.inf
+    """When it last could not be seen, though it may have lasted."""
     is_told: bool = False
 
 
@@ -57,6 +61,9 @@ class Watch:
             if name in self._problems:
                 found = self._problems[name]
                 found.what, found.fix, found.seen_s = what, fix, now_s
+        if state.live.state not in SHOWS_WHAT_IS_OVER:
+            for found in self._problems.values():
+                found.unseen_s = now_s if found.is_told else found.unseen_s
         return [*self._told(run, now_s), *self._end_of(state, run)]
 
     def _told(self, run: str, now_s: float) -> Iterator[Notice]:
@@ -67,7 +74,7 @@ class Watch:
                 yield Notice("problem", f"{run}: something is wrong", text)
             elif it.seen_s < now_s and not it.is_told:
                 del self._problems[name]
-            elif now_s - it.seen_s >= LASTS_S:
+            elif now_s - max(it.seen_s, it.unseen_s) >= LASTS_S:
                 del self._problems[name]
                 yield Notice("over", f"{run}: it is over", it.what)
 

@@ -1,5 +1,6 @@
 """Asks each daemon what it tells, and remembers for how long each falsehood lasts."""
 
+from p2p_dtfm.daemon.node.returning import IN_VAIN
 from p2p_dtfm.daemon.telemetry.status import State
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.told.figures import figures
@@ -93,6 +94,7 @@ def _away(peer: Peer) -> str:
         return f"{peer.name} is away, and says {live.state}: {live.reason}"
     if live.state == State.PAUSED and not live.reason:
         return f"{peer.name} is away, and says not why"
-    if live.problems or live.waits_for or live.tokens_per_s or live.heard_s_ago:
+    of_steps = [it for it in live.problems if it.name != IN_VAIN]
+    if of_steps or live.waits_for or live.tokens_per_s or live.heard_s_ago:
         return f"{peer.name} is away, and tells of steps: {live}"
     return ""

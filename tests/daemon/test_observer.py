@@ -308,6 +308,19 @@ def test_steps_make_history(observed: tuple[Status, Observer]) -> None:
     assert observer.state().history.tokens_per_s == (123.0,)
 
 
+def test_the_last_look_at_the_model_is_no_step_that_was_seen(
+    observed: tuple[Status, Observer],
+) -> None:
+    """Of a run of 3 steps its founder had seen 4. A daemon that was started again when all was done
+    had seen one, and wrote the report anew, with nothing in it."""
+    _, observer = observed
+    for step in range(3):
+        observer.step_committed(StepOutcome(step, 1.0, 5.0, 100, None, None))
+    observer.step_committed(StepOutcome(3, 0.0, None, 0, 4.5, None))
+    assert observer.live().committed_here == 3
+    assert observer.state().history.held_out_loss == (4.5,)
+
+
 def test_peer_ids_are_cut_wherever_they_stand() -> None:
     assert shortened(f"{PEER} asks; {PEER}: no") == "…FXCyLG asks; …FXCyLG: no"
     assert shortened("12D3KooWshort stays") == "12D3KooWshort stays"

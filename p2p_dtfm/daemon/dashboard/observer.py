@@ -220,7 +220,7 @@ class Observer:
 
     def step_committed(self, outcome: StepOutcome) -> None:
         """A step's outcome is known here."""
-        self.seen.committed_count += 1
+        self.seen.committed_count += outcome.loss is not None  # else a look at the model alone
         self._committed_s = now.monotonic_s()
         rate = self._status.figures().get("tokens_per_s")
         self._usual_rate = rate or self._usual_rate  # none with the last step before a view

@@ -185,8 +185,9 @@ def _tokens(word: Word, world: Truth, board: ContributionBoard) -> Iterator[Fals
 
 
 def _counted(word: Word) -> Iterator[Falsehood]:
-    """Each step that this process has seen committed is a line of its history."""
-    lines = [it for it in word.peer.events() if it["event"] == "step"]
+    """Each step that this process has seen committed is a line of its history. So is the last look
+    at the model, which is no step."""
+    lines = [it for it in word.peer.events() if it["event"] == "step" and it["loss"] is not None]
     here = sum(it["at_s"] >= word.peer.started_s for it in lines)
     if word.live.committed_here != here:
         what = f"has seen {word.live.committed_here} steps, and told of {here}"

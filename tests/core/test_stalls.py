@@ -192,6 +192,22 @@ class TestPipelineOfFour:
         found = Judge(other, self.view, mine, patience=patience).run(scripts)
         assert set(found) == {guardian} and found[guardian] > 11, "the two may lie together"
 
+    @pytest.mark.parametrize("is_first", [True, False])
+    def test_a_guardian_that_owes_its_own_word_is_judged_by_that(self, is_first: bool) -> None:
+        """The guardian is stuck, so it gives C no receipt, and nobody its Prepared. All see the
+        latter: C must not stand alone against it, whichever of the two is looked at first."""
+        guardian = self.view.guards[self.layers[C]]
+        other = next(it for it in (A, B, D) if it != guardian)
+        lacks = [Lack(C, Kind.PREPARED), Lack(guardian, Kind.PREPARED)]
+        mine = self.work(*(lacks if is_first else reversed(lacks)))
+        scripts = {
+            C: always(self.work(Lack(guardian, Kind.RECEIPT))),
+            guardian: always(self.work(computes=True)),
+        }
+        patience = Patience(6 * SECOND_NS, 6 * SECOND_NS, SECOND_NS)
+        found = Judge(other, self.view, mine, patience=patience).run(scripts)
+        assert set(found) == {guardian} and found[guardian] < 7
+
     def test_who_waits_for_one_that_has_gone_on_has_no_reason(self) -> None:
         scripts = self.honest() | {
             C: always(self.work(Lack(A, Kind.PREPARED), step=2)),

@@ -92,9 +92,13 @@ class Chains:
         while waiting:
             owed, step, by = waiting.pop()
             if owed.peer_id not in self._visited:
-                if not self._denies(owed, by):  # or another wait may lead there
+                if owed.kind is Kind.RECEIPT and by != self._me:
+                    # what all see the guardian owe, if anything, weighs more than one's word
+                    end = ChainEnd(owed.peer_id, travels=True, by_word_of=by)
+                    self.found.setdefault(owed.peer_id, end)
+                elif not self._denies(owed, by):  # or another wait may lead there
                     self._visited.add(owed.peer_id)
-                    found = self._visit(owed, step, by)
+                    found = self._visit(owed, step)
                     waiting += [(lack, at, owed.peer_id) for lack, at in found]
                 self._note_untold(owed, step)
 
@@ -129,13 +133,11 @@ class Chains:
         if self._is_due_word(owed) and not has_told and not (end is not None and end.owes_word):
             self.untold.add(owed.peer_id)
 
-    def _visit(self, owed: Lack, step: int, by: str) -> list[tuple[Lack, int]]:
-        """The waits that excuse the peer that owes this, as `by` says; without any, the chain ends
-        there."""
+    def _visit(self, owed: Lack, step: int) -> list[tuple[Lack, int]]:
+        """The waits that excuse the peer that owes this; without any, the chain ends there."""
         peer_id, work = owed.peer_id, self._work_of(owed.peer_id)
         if owed.kind is Kind.RECEIPT:  # whatever else the peer does
-            by = "" if by == self._me else by
-            self.found[peer_id] = ChainEnd(peer_id, travels=True, by_word_of=by)
+            self.found[peer_id] = ChainEnd(peer_id, travels=True)
         elif self._watched is not None and peer_id not in self._watched:
             self.leads_away = True
         elif work is None:

@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
 from p2p_dtfm.testbed.virtual.swarm import Swarm, play
 from p2p_dtfm.train.model.checkpoint import list_checkpoints
@@ -81,3 +84,29 @@ def test_a_home_that_is_moved_away_is_not_made_anew(tmp_path: Path) -> None:
     exists, told = play(SEED, tmp_path / "world", scene)
     assert not exists and told["problems"]
     assert "No such file or directory" in told["reason"]
+
+
+@pytest.mark.parametrize("founds", [False, True])
+def test_nor_is_it_made_anew_by_who_pauses_meanwhile(tmp_path: Path, founds: bool) -> None:
+    """It held a new home with an identity of its own there, and came back as another peer. The
+    moved one no longer went back to its place."""
+    run = make_run(tmp_path, 2000, saves_every_steps=10)
+
+    async def scene(swarm: Swarm) -> tuple[bool, BaseException | None]:
+        swarm.stays_resident = True
+        a = swarm.peer("a", run=str(run))
+        b = swarm.peer("b", initial_peers=(swarm.address(a),))
+        swarm.start(a)
+        swarm.start(b)
+        await swarm.until(lambda: a.step() >= 10 and b.step() >= 10, "a checkpoint", 60)
+        one = a if founds else b
+        one.home.rename(tmp_path / "moved")
+        swarm.leave(one)
+        await swarm.until(lambda: one.is_away or not one.is_running, "the pause", 120)
+        exists = one.home.exists()
+        assert one.ended is not None
+        return exists, one.ended.exception() if one.ended.done() else None
+
+    exists, error = play(SEED, tmp_path / "world", scene)
+    assert not exists
+    assert isinstance(error, UserError) and error.exit_code == UNREACHABLE, error

@@ -137,7 +137,9 @@ def import_hugging_face(
     tokenizer = _tokenizer(directory, draft)
     if tokenizer is None:
         tell(_of_no_tokenizer(directory))
-    behind = [it for it in ORIGIN_FILES if (directory / it).is_file() and not lies_in(directory, it)]
+    behind = [
+        it for it in ORIGIN_FILES if (directory / it).is_file() and not lies_in(directory, it)
+    ]
     for path in (directory / it for it in behind):
         tell(f"{path} is a link that leads out of that directory, so it stays behind; {_COPY}")
     _require_data(training.data, directory, tokenizer)

@@ -1,5 +1,6 @@
 """What a process was writing when it was killed goes as its home is used again."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,31 @@ def test_nor_is_it_made_anew_by_who_pauses_meanwhile(tmp_path: Path, founds: boo
     exists, error = play(SEED, tmp_path / "world", scene)
     assert not exists
     assert isinstance(error, UserError) and error.exit_code == UNREACHABLE, error
+
+
+def test_nor_by_who_finds_its_members_only_after_it_was_moved(tmp_path: Path) -> None:
+    """It waited for them in a home that it held, and made half a home once they were there. It goes
+    on once the home is back."""
+    run = make_run(tmp_path, 2000, saves_every_steps=10)
+
+    async def scene(swarm: Swarm) -> bool:
+        a = swarm.peer("a", run=str(run))
+        b = swarm.peer("b", initial_peers=(swarm.address(a),))
+        swarm.start(a)
+        swarm.start(b)
+        await swarm.until(lambda: a.step() >= 10 and b.step() >= 10, "a checkpoint", 60)
+        swarm.kill(a)
+        swarm.kill(b)
+        swarm.start(b)
+        await asyncio.sleep(20)
+        assert b.is_running and not b.has_run, "it waits for the other one"
+        b.home.rename(tmp_path / "moved")
+        swarm.start(a)
+        await asyncio.sleep(60)
+        exists = b.home.exists()
+        if not exists:
+            (tmp_path / "moved").rename(b.home)
+            await swarm.until(lambda: b.is_in_a_view, "it is in again", 300)
+        return exists
+
+    assert not play(SEED, tmp_path / "world", scene)

@@ -563,6 +563,8 @@ def away_in(home: Path, status: dict[str, Any]) -> Away:
 
 
 def while_paused(home: Path, away: Away, look: Callable[[Resident], Awaitable[None]]) -> None:
+    (home / "runs").mkdir()
+
     async def scene() -> None:
         resident = Resident(Settings.model_validate(away.settings), away=away)
         staying = asyncio.create_task(resident._wait_to_begin())

@@ -311,6 +311,39 @@ def test_a_link_to_a_file_of_the_founders_stays_behind(tmp_path: Path) -> None:
     assert behind == [str(model / it) for it in ("added_tokens.json", "chat_template.jinja")]
 
 
+def test_texts_end_as_the_models_do_though_its_tokenizer_is_a_link(tmp_path: Path) -> None:
+    """As an older hub's program leaves large files of a directory: they lie in its cache. Texts
+    that were prepared as `import` says ended with a zero byte, and began with nothing."""
+    model = a_model(tmp_path / "model", "llama")
+    (model / "tokenizer.json").rename(tmp_path / "in-the-cache")
+    (model / "tokenizer.json").symlink_to(tmp_path / "in-the-cache")
+    told: list[str] = []
+    import_hugging_face(model, tmp_path / "new", "", TRAINING, tell=told.append)
+    tokenizer = read_tokenizer_json(tmp_path / "new" / "tokenizer.json")
+    assert (tokenizer.end_of_document, tokenizer.start_of_document) == (2, 1)
+    assert not any("leads out" in text for text in told)
+
+
+def test_where_what_says_how_texts_end_stays_behind_the_models_directory_is_named(
+    tmp_path: Path,
+) -> None:
+    model = a_model(tmp_path / "model", "llama")
+    configuration = json.loads((model / "config.json").read_text()) | {"eos_token_id": None}
+    (model / "config.json").write_text(json.dumps(configuration))
+    (model / "generation_config.json").unlink()
+    links = tmp_path / "links"
+    links.mkdir()
+    for path in model.iterdir():
+        (links / path.name).symlink_to(path)
+    for directory in (model, links):
+        out, told = tmp_path / f"from-{directory.name}", list[str]()
+        import_hugging_face(directory, out, "it", TRAINING, tell=told.append)
+        end = read_tokenizer_json(out / "tokenizer.json").end_of_document
+        says = any(f"--tokenizer {directory}" in text for text in told)
+        assert (end == 2) != says, (end, told)
+    assert read_tokenizer_json(links).end_of_document == 2
+
+
 def test_the_links_of_the_hubs_cache_lead_to_its_own_files(tmp_path: Path) -> None:
     model = a_model(tmp_path / "model", "llama")
     snapshot, blobs = tmp_path / "cache" / "snapshots" / "main", tmp_path / "cache" / "blobs"

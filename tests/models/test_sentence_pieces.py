@@ -278,6 +278,32 @@ def test_control_tokens_take_blanks_along_as_in_transformers(side: str, tmp_path
     assert tokens.tolist() == theirs(text, add_special_tokens=False)["input_ids"]
 
 
+@pytest.mark.parametrize("side", ["lstrip", "rstrip"])
+def test_so_they_do_where_an_answer_begins_or_ends(side: str, tmp_path: Path) -> None:
+    """The texts before an answer and of it were looked at one by one: a blank with which the answer
+    begins stayed, and so did one behind it, before the next control token."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ '<s>' + m.content + '</s>' }}"
+        "{% else %}{{ ' ' + m.content + '\n' }}{% endif %}{% endfor %}"
+    )
+    directory = save_tokenizer(tmp_path / "hf", "first", chat_template=template)
+    content = json.loads((directory / "tokenizer.json").read_text())
+    for added in content["added_tokens"]:
+        added[side] = True
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+    writer = ChatWriter(read_chat_form(directory), read_tokenizer_json(directory))
+    said = [("user", "the dog?"), ("assistant", " jumps"), ("user", "why"), ("assistant", "x")]
+    messages = tuple(Message(role, text) for role, text in said)
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
+    text = "<s>the dog?</s>  jumps\n<s>why</s> x\n"
+    expected = theirs(text, add_special_tokens=False)["input_ids"]
+    tokens, counts = writer.tokens(messages)
+    assert tokens.tolist() == expected
+    assert theirs.decode(tokens[counts]).split() == ["jumps", "x"]
+    *_, (last, _) = writer.each_answer(messages)
+    assert last.tolist() == expected
+
+
 def spoilt(**changes: Any) -> dict[str, Any]:
     content = llamas_tokenizer()
     model = changes.pop("model", {})

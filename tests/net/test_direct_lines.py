@@ -26,7 +26,7 @@ from p2p_dtfm.net.direct import reception as reception_of_lines
 from p2p_dtfm.net.direct.card import Card, OwnCard, read_card
 from p2p_dtfm.net.direct.handshake import FOR_LANES, call_out, shake_hands
 from p2p_dtfm.net.direct.line import DirectLine
-from p2p_dtfm.net.direct.lines import DirectLines
+from p2p_dtfm.net.direct.lines import FIRST_PAUSE_S, DirectLines
 from p2p_dtfm.net.direct.reception import WAITING_LIMIT
 from p2p_dtfm.net.direct.sealed import PIECE_BYTES, SealedSocket
 from p2p_dtfm.net.direct.trust import Trust
@@ -38,6 +38,7 @@ from p2p_dtfm.net.streams import bulk
 from p2p_dtfm.net.streams.bulk import BulkPlane
 from p2p_dtfm.net.streams.bulk_settings import BulkLimits, BulkListeners
 from p2p_dtfm.net.streams.frames import FrameHeader, FrameKind, FrameLimits
+from p2p_dtfm.net.streams.incoming import LANES
 from p2p_dtfm.net.streams.wire import LineWay, LineWire
 from p2p_dtfm.ports import now
 from p2p_dtfm.ports.now import MachineClock
@@ -192,6 +193,24 @@ def test_lines_that_the_other_end_cannot_keep_are_not_made_for_each_frame(
             assert b.frames[-40:] == [(index, bytes(4)) for index in range(40)]
             assert not a.plane.is_direct(to, "forward")
             assert made == 1
+
+    run(scenario())
+
+
+def test_lanes_that_are_let_in_nowhere_at_once_count_once(tmp_path: Path) -> None:
+    """Each of four lanes to one peer doubled the pause: four minutes in place of half a one."""
+
+    async def scenario() -> None:
+        async with _pair(tmp_path) as (a, b):
+            to = b.host.peer_id
+            opened = await asyncio.gather(*(a.lines.open(to) for _ in LANES))
+            for _ in LANES:
+                a.lines.let_nobody_in(to)
+            tries = a.lines._tries[FOR_LANES][to]
+            assert tries.failures == 1
+            assert tries.not_before_s - now.monotonic_s() <= FIRST_PAUSE_S
+            for line in opened:
+                line.close()
 
     run(scenario())
 

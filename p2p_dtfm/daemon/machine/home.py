@@ -129,13 +129,20 @@ def _require_text(root: Path) -> None:
         ) from error
 
 
-def require_made(root: Path) -> None:
+def require_made(root: Path, was_held: bool = False) -> None:
     """Raises `UserError` if no home is there, for a service. If the disk of a named home is not
-    there yet, another home with another identity would be made in its place."""
+    there yet, another home with another identity would be made in its place. So it would where this
+    process has held the home before (`was_held`), and it was moved away since."""
     place = Home(root).root
     kept = (place / name for name in (*KEPT_FILES, *KEPT_DIRECTORIES))
     if any(map(os.path.exists, kept)):
         return
+    if was_held:
+        raise UserError(
+            f"the home of this daemon is gone from {place}: it was moved, or its disk is away",
+            "start the daemon again where it is now, or once it is back: --home DIRECTORY",
+            exit_code=UNREACHABLE,
+        )
     with contextlib.suppress(UserError):  # without a home directory, another place was named
         if place == expanded(USUAL_HOME):
             return

@@ -96,6 +96,8 @@ class Resident:
         """Called while the daemon is away, with whether it takes part again or ends."""
         self._held: Home | None = None
         """The home that is held while the daemon is away."""
+        self._was_held = away is not None
+        """This process has held the home, so it is never made anew."""
         self._is_within = False
         """The daemon has been in its hours since it was decided to take part. After that it pauses
         at their end, even if they end or the clock is corrected while the program loads."""
@@ -228,7 +230,9 @@ class Resident:
 
     async def _acquire(self, home: Home) -> bool:
         """Whether the home is held. If not, this process is to leave. Raises `UserError`."""
-        return bool(await self._in_home(lambda: acquire(home)))
+        is_held = bool(await self._in_home(lambda: acquire(home, self._was_held)))
+        self._was_held |= is_held
+        return is_held
 
     def _is_to_leave(self, daemon: "Daemon") -> bool:
         return daemon.is_to_leave or self._told_to_leave.is_set()
@@ -305,7 +309,7 @@ class Resident:
             state = daemon.observer.state()
             await self._attention.look(state)
             if daemon.run_digest:
-                self._last = daemon.status_json()
+                self._last, self._was_held = daemon.status_json(), True
             if daemon.run_digest or self._last_state is None:  # a try in vain has nothing to show
                 self._last_state = state
 

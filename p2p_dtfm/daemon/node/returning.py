@@ -12,7 +12,7 @@ import msgspec
 
 from p2p_dtfm.core.protocol.errors import UNREACHABLE, DeviceFault, P2pdLost, UserError
 from p2p_dtfm.daemon.dashboard.seen import Seen
-from p2p_dtfm.daemon.machine.home import Home, fault_of_disk, require_made
+from p2p_dtfm.daemon.machine.home import Home, fault_of_disk, place_of_run, require_made
 from p2p_dtfm.daemon.machine.life import is_a_service, is_begun_by_systemd
 from p2p_dtfm.daemon.machine.settings import Settings
 from p2p_dtfm.daemon.telemetry.status import State, Status
@@ -119,10 +119,11 @@ async def once_home_may_be_used(
     return None
 
 
-async def acquire(home: Home) -> bool:
-    """Take the home's lock; returns True. Raises `UserError`."""
-    if is_begun_by_systemd():  # the disk may have been taken away
-        require_made(home.root)
+async def acquire(home: Home, was_held: bool) -> bool:
+    """Take the home's lock; returns True. `was_held`: this process had it before. Raises
+    `UserError`."""
+    if was_held or is_begun_by_systemd():  # the disk may have been taken away
+        require_made(home.root, was_held)
     home.acquire()
     return True
 
@@ -151,4 +152,4 @@ def to_come_back(settings: Settings, met: tuple[str, ...], run_digest: str) -> S
 def _is_remembered(settings: Settings, run_digest: str) -> bool:
     from p2p_dtfm.daemon.peers.home_memory import read_memory  # loaded before, by taking part
 
-    return read_memory(Home(settings.home).run_directory(run_digest)) is not None
+    return read_memory(place_of_run(Home(settings.home).root, run_digest)) is not None

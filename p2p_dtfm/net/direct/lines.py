@@ -181,9 +181,10 @@ class DirectLines:
 
     def let_nobody_in(self, peer_id: str) -> None:
         """Note that an open line's other end let no lane in, as where it has no thread left. The
-        next line is tried no sooner than where nobody answers."""
+        next line is tried no sooner than where nobody answers. Lanes that came to that end at once
+        count once: after the first of them no line is wanted."""
         tries = self._tries[FOR_LANES].get(peer_id)
-        if tries is not None:
+        if tries is not None and now.monotonic_s() >= tries.not_before_s:
             tries.failed(tries.outcomes)
 
     async def close(self) -> None:

@@ -137,9 +137,11 @@ def import_hugging_face(
     tokenizer = _tokenizer(directory, draft)
     if tokenizer is None:
         tell(_of_no_tokenizer(directory))
-    for name_there in ORIGIN_FILES:
-        if (path := directory / name_there).is_file() and not lies_in(directory, name_there):
-            tell(f"{path} is a link that leads out of that directory, so it stays behind; {_COPY}")
+    behind = [
+        it for it in ORIGIN_FILES if (directory / it).is_file() and not lies_in(directory, it)
+    ]
+    for path in (directory / it for it in behind):
+        tell(f"{path} is a link that leads out of that directory, so it stays behind; {_COPY}")
     _require_data(training.data, directory, tokenizer)
     if training.data == STANDARD_LIBRARY and not isinstance(tokenizer, ByteTokenizer | None):
         tell(
@@ -157,6 +159,11 @@ def import_hugging_face(
         if tokenizer is not None:
             (made / TOKENIZER_NAME).write_bytes(tokenizer.to_bytes())
         _copy_origin(directory, made / ORIGIN_NAME)
+        if tokenizer is not None and behind and not _ends_alike(tokenizer, made / TOKENIZER_NAME):
+            tell(
+                "what says how its texts begin and end is among what stays behind: prepare texts "
+                f"with --tokenizer {directory}, and not with {out / TOKENIZER_NAME}"
+            )
         (made / RUN_SPEC_NAME).write_text(text, encoding="utf-8")
     return parse_run_spec(tomllib.loads(text), str(out / RUN_SPEC_NAME))
 
@@ -352,6 +359,13 @@ def _travelling(
             "special tokens and chat template"
         )
     return origin
+
+
+def _ends_alike(own: Tokenizer, made: Path) -> bool:
+    """Whether texts begin and end as the model's do, where they are prepared with what was made."""
+    read = read_tokenizer_json(made)
+    ends = [(it.start_of_document, it.end_of_document) for it in (own, read)]
+    return ends[0] == ends[1]
 
 
 def _copy_origin(directory: Path, to: Path) -> None:

@@ -49,6 +49,9 @@ _LEFT_OUT = {
     "merges_file",
 }
 """Names that are left out of all tables."""
+_READ_AS_SUCH = (CONFIGURATION_NAME, TOKENIZER_NAME)
+"""What `import` refuses if it is not the model's: these are no other files of the founder's. The
+tokenizer is in the run anyway, and a program of the hub's once left it in its cache, as a link."""
 
 
 class OriginFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,8 +89,8 @@ def lies_in(directory: Path, name: str) -> bool:
     hold a link to any file of this user, who would give it to all members. The links of the hub's
     cache lead from `snapshots/REVISION` to `blobs` beside it."""
     path = directory / name
-    if not path.is_file():
-        return False
+    if not path.is_file() or name in _READ_AS_SUCH:
+        return path.is_file()
     folder, found = directory.resolve(), path.resolve()
     is_cache = folder.parent.name == "snapshots"
     return found.parent == folder or (is_cache and found.parent == folder.parent.parent / "blobs")

@@ -14,7 +14,7 @@ from p2p_dtfm.core.protocol.errors import UNREACHABLE, UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.daemon.dashboard.report_file import next_commands
-from p2p_dtfm.daemon.machine.home import home_option
+from p2p_dtfm.daemon.machine.home import home_option, require_made
 from p2p_dtfm.daemon.node.acquaintances import Acquaintances
 from p2p_dtfm.daemon.node.join.own_disk import whole_step
 from p2p_dtfm.daemon.node.local import Local
@@ -161,7 +161,7 @@ class Leads:
         self._network.messenger.learn_named(welcome.peers)
         self._acquaintances.members_named = tuple(sorted(members))
         spec_digest = digest_bytes(welcome.run_spec.payload)
-        store = BlobStore(self._local.home.run_directory(spec_digest) / BLOBS_NAME)
+        store = self._store(spec_digest)
         peers = list(dict.fromkeys([peer_id, *self._network.messenger.known]))
         self._network.messenger.run_digest = spec_digest
         run = await self._fetch_run(welcome, store, peers)
@@ -175,6 +175,12 @@ class Leads:
             )
         return run
 
+    def _store(self, run_digest: str) -> BlobStore:
+        """Where the run's files lie. Raises `UserError` if the home was moved away while this peer
+        looked for members, perhaps for days: half a home would be made in its place."""
+        require_made(self._local.home.root, was_held=True)
+        return BlobStore(self._local.home.run_directory(run_digest) / BLOBS_NAME)
+
     def _from_own_disk(self, peer_id: str, welcome: Welcome, spec: RunSpec) -> Run | None:
         """The run from this peer's own disk, if a peer that was met before went on alone from much
         older states than are here. That peer then comes over to where more is trained, and nothing
@@ -182,7 +188,7 @@ class Leads:
         recalled, run_digest = self._acquaintances.memory, digest_bytes(welcome.run_spec.payload)
         if recalled is None or recalled.run_digest != run_digest:
             return None
-        store = BlobStore(self._local.home.run_directory(run_digest) / BLOBS_NAME)
+        store = self._store(run_digest)
         own = whole_step(self._local.home, recalled)
         is_met = peer_id in {item.peer_id for item in recalled.members}
         every_steps = spec.checkpoint.every_steps

@@ -174,8 +174,9 @@ class ChatWriter:
             if message.role != "assistant":
                 continue
             asked, said = self._answer(conversation, number)
-            before, begins = self._encode(asked, True)
-            answer, _ = self._encode(said[len(asked) :], begins)
+            asked_text, answer_text = self._apart(asked, said[len(asked) :])
+            before, begins = self._encode(asked_text, True)
+            answer, _ = self._encode(answer_text, begins)
             counts = np.arange(len(before) + len(answer)) >= len(before)
             yield np.concatenate([before, answer]), counts
 
@@ -198,16 +199,18 @@ class ChatWriter:
                     'write rows with "prompt" and "completion" instead',
                 ),
             )
-        written = ""
+        written, texts = "", [""]
         for number, message in enumerate(conversation):
             if message.role != "assistant":
                 continue
             asked, said = self._answer(conversation, number)
             if not asked.startswith(written):
                 raise NotTheSame
-            yield asked[len(written) :], False
-            yield said[len(asked) :], True
+            for text in (asked[len(written) :], said[len(asked) :]):
+                texts[-1:] = self._apart(texts[-1], text)
             written = said
+        for place, text in enumerate(texts[1:]):
+            yield text, place % 2 == 1
 
     def _answer(self, conversation: tuple[Message, ...], number: int) -> tuple[str, str]:
         """What the template writes before an answer, and the same with the answer."""
@@ -252,6 +255,15 @@ class ChatWriter:
                 pieces += self._tokenizer.encode_batch([encoded], [not begins])
                 begins = False
         return np.concatenate(pieces).astype(np.uint32), begins
+
+    def _apart(self, before: str, behind: str) -> tuple[str, str]:
+        """Two texts that follow each other, without the blanks that a control token at the end of
+        one takes along from the other."""
+        if before.rstrip().endswith(tuple(self._form.blank_behind)):
+            behind = behind.lstrip()
+        if behind.lstrip().startswith(tuple(self._form.blank_before)):
+            before = before.rstrip()
+        return before, behind
 
     def _cut(self, text: str) -> list[str]:
         """Control tokens, and the text before, between and behind them."""

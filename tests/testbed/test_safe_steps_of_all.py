@@ -58,3 +58,15 @@ def test_its_own_word_holds_in_whatever_view() -> None:
         require_safe_steps_stay([own], [])
     alone = peer("a", view(1, 0.0, "a"), step(5, 5.5, 1, 6), view(2, 6.0), step(5, 8.0, 2))
     require_safe_steps_stay([alone], [])
+
+
+def test_who_slept_has_not_what_a_smaller_part_has_told() -> None:
+    """Seed 990777: two of five went on alone while the others slept, and one of the two died."""
+    few = peer("a", view(2, 1.0, "ab"), step(5, 5.5, 2, 6))
+    awake = peer("c", view(3, 7.0, "cde"), step(5, 8.0, 3), view(4, 9.0, "bcde"), step(6, 9.5, 4))
+    with pytest.raises(Broken, match="c: step 5 again"):
+        require_safe_steps_stay([few, awake], [CRASH_S])
+    require_safe_steps_stay([few, awake], [CRASH_S], has_sleepers=True)
+    most = peer("a", view(2, 1.0, "abc"), step(5, 5.5, 2, 6))
+    with pytest.raises(Broken, match="c: step 5 again"):
+        require_safe_steps_stay([most, awake], [CRASH_S], has_sleepers=True)

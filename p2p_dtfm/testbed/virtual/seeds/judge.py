@@ -13,6 +13,7 @@ from p2p_dtfm.daemon.peers.run_source import RunComplete
 from p2p_dtfm.testbed.virtual.loop import tasks_here
 from p2p_dtfm.testbed.virtual.peer import Ending, Peer
 from p2p_dtfm.testbed.virtual.seeds.saved import is_whole, layer_of, layer_of_one, saved_at
+from p2p_dtfm.testbed.virtual.seeds.schedules.schedule import Schedule
 from p2p_dtfm.testbed.virtual.swarm import NeverHappened, Swarm
 
 TOLERANCE = 1e-4
@@ -109,18 +110,23 @@ class _Commit:
     """The view's snapshot: a founder that founds anew numbers its views from one on."""
     entered_s: float
     """When this peer came to that view."""
-    is_alone: bool
+    member_count: int
 
 
-def require_safe_steps_stay(peers: Sequence[Peer], crashes_s: Sequence[float] = ()) -> None:
+def require_safe_steps_stay(
+    peers: Sequence[Peer], crashes_s: Sequence[float] = (), has_sleepers: bool = False
+) -> None:
     """Nobody computes a step again that a peer has told to be safe. Safe means from the crash of
     any one peer, so only two of `crashes_s` since it was told excuse a repeat. Only the teller can
     break this, or a peer that entered another view since. What a peer hears of before that, others
     have computed, and it may tell of several steps at once. A peer alone in its view tells of its
     disk. Peers that are let in after that, and go on when it crashes, have not got that (seed
-    800096). Raises `Broken`."""
+    800096). Nor have those that sleep while half of the members or fewer go on: once awake they are
+    the larger part, whose view counts (990777). Raises `Broken`."""
     commits = [commit for peer in peers for commit in _commits_of(peer)]
-    told = [commit for commit in commits if not commit.is_alone]
+    most = max((commit.member_count for commit in commits), default=0)
+    least = most // 2 + 1 if has_sleepers else 2
+    told = [commit for commit in commits if commit.member_count >= least]
     for commit in commits:
         before = [at_s for at_s in crashes_s if at_s <= commit.at_s]
         since_s = sorted(before)[-2] + UNNOTICED_S if len(before) > 1 else -math.inf
@@ -151,7 +157,7 @@ def _commits_of(peer: Peer) -> Iterator[_Commit]:
                 event["safe_step"] or 0,
                 view["snapshot"],
                 view["at_s"],
-                len(view["members"]) == 1,
+                len(view["members"]),
             )
 
 
@@ -159,7 +165,7 @@ def check(
     peers: Sequence[Peer],
     reference: Reference,
     crashes_s: Sequence[float],
-    has_only_crashes: bool,
+    schedule: Schedule,
     own_steps: int,
     liars: Sequence[Peer] = (),
 ) -> None:
@@ -167,8 +173,8 @@ def check(
     are not. `liars` are judged elsewhere, but they alone may have seen some steps. Raises
     `Broken`."""
     seen = {e["step"] for peer in liars for e in peer.events() if e["event"] == "step"}
-    if has_only_crashes:
-        require_safe_steps_stay(peers, crashes_s)
+    if schedule.has_only_crashes:
+        require_safe_steps_stay(peers, crashes_s, schedule.has_sleepers)
     for peer in peers:
         _require_no_failure(peer)
         seen |= _require_outcomes(peer, reference, own_steps)

@@ -73,8 +73,7 @@ def play_seed(
                 crashes_s = one.deeds.crashes_s
                 own_steps = verdict.own_steps(lies, len(reference.losses))
                 liars = [peer for peer in swarm.peers if peer not in peers]
-                only = schedule.has_only_crashes
-                judge.check(peers, reference, crashes_s, only, own_steps, liars)
+                judge.check(peers, reference, crashes_s, schedule, own_steps, liars)
                 if own_steps == len(reference.losses):
                     judge.require_states(peers, reference)
                 if schedule.liars:

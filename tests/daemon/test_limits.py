@@ -89,8 +89,10 @@ def test_wrong_hours_are_refused(text: str) -> None:
 # disk -------------------------------------------------------------------------------------------
 
 
-def checkpoint(home: Path, run: str, step: int, age_s: int, layers: Collection[int] = (1,)) -> Path:
-    spec = run_spec(total_steps=100)
+def checkpoint(
+    home: Path, run: str, step: int, age_s: int, layers: Collection[int] = (1,), seed: int = 0
+) -> Path:
+    spec = run_spec(total_steps=100, seed=seed)
     states = [LayerState.genesis(spec, layer) for layer in layers]
     for state in states:
         state.version = step
@@ -105,6 +107,15 @@ def blob(home: Path, run: str, name: str, size_bytes: int, age_s: int) -> Path:
     path.write_bytes(bytes(size_bytes))
     os.utime(path, (1e9 - age_s, 1e9 - age_s))
     return path
+
+
+def test_two_checkpoints_of_a_run_stay_whatever_lies_beside_them(tmp_path: Path) -> None:
+    """Somebody had put those of another run there. As the newer ones they alone stayed."""
+    own = [checkpoint(tmp_path, "mine", step, 100 - step) for step in (10, 20, 30)]
+    foreign = [checkpoint(tmp_path, "mine", step, 0, seed=1) for step in (40, 50)]
+    trim(tmp_path, tmp_path / "runs" / "mine", 1)
+    assert [path.exists() for path in own] == [False, True, True]
+    assert all(path.exists() for path in foreign)
 
 
 def test_the_oldest_goes_first_and_two_checkpoints_of_each_run_stay(tmp_path: Path) -> None:

@@ -170,9 +170,11 @@ def _files_of(path: Path, but: Path | None = None) -> Iterator[_File]:
 def _removable(home: Path, run_directory: Path) -> Iterator[_Removable]:
     for checkpoints in home.glob("runs/*/checkpoints"):
         found = list_checkpoints(checkpoints)
-        stays = fullest(found)
-        for checkpoint in (it for it in found[CHECKPOINTS_KEPT:] if it not in stays):
-            yield _item(checkpoint.directory, remove_checkpoint)
+        for digest in {it.manifest.run_digest for it in found}:  # somebody may put others' there
+            own = [it for it in found if it.manifest.run_digest == digest]
+            stays = fullest(own)
+            for checkpoint in (it for it in own[CHECKPOINTS_KEPT:] if it not in stays):
+                yield _item(checkpoint.directory, remove_checkpoint)
     for run in home.glob("runs/*"):
         if run != run_directory:
             yield from (_item(shard, Path.unlink) for shard in _shards(run / BLOBS_NAME))

@@ -40,6 +40,24 @@ class Alone:
         return ()
 
 
+def test_what_is_wrong_with_the_daemon_itself_is_told_with_its_fix(tmp_path: Path) -> None:
+    """One that a full disk kept away was told to be "ok"."""
+    reason = "cannot take part now: its disk is full; tries again in 5 minutes"
+    away = {"what": "cannot take part now: its disk is full", "fix": "free space"}
+    found = doctor.check_daemon(
+        tmp_path, {"state": "paused", "reason": reason, "problems": [away, away, away]}
+    )
+    told = f"runs: paused, {reason}; 2 problems more: see p2p-dtfm status"
+    assert found == Check("daemon", Grade.WARNING, told, "free space")
+    late = {"what": "step 3 is late", "fix": "wait"}
+    found = doctor.check_daemon(
+        tmp_path, {"state": "training", "reason": "step 3 of 9", "problems": [late]}
+    )
+    assert found.found == "runs: training, step 3 of 9; step 3 is late"
+    well: dict[str, object] = {"state": "training", "reason": "step 3 of 9", "problems": []}
+    assert doctor.check_daemon(tmp_path, well).verdict is Grade.OK
+
+
 @pytest.mark.parametrize("state", ["paused", "training"])
 def test_a_port_and_a_way_that_it_had_before_its_pause_are_not_taken_for_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.invited.line import InvitationLine
 from p2p_dtfm.core.protocol.records import Reachability
 from p2p_dtfm.core.protocol.run_spec import RunSpec
@@ -110,7 +111,13 @@ def takes_part(daemon: Mapping[str, object] | None) -> bool:
 def check_daemon(home: Path, status: dict[str, object] | None) -> Check:
     if status is None:
         return Check("daemon", Grade.OK, f"none runs in {Home(home).root}")
-    return Check("daemon", Grade.OK, f"runs: {status['state']}, {status['reason']}")
+    runs, problems = f"runs: {status['state']}, {status['reason']}", status.get("problems")
+    if not isinstance(problems, list) or not problems:
+        return Check("daemon", Grade.OK, runs)
+    what, more = problems[0]["what"], len(problems) - 1
+    told = runs if what in runs else f"{runs}; {what}"
+    besides = f"; {counted(more, 'problem')} more: see p2p-dtfm status" if more else ""
+    return Check("daemon", Grade.WARNING, f"{told}{besides}", problems[0]["fix"])
 
 
 async def examine_network(

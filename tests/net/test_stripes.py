@@ -198,15 +198,16 @@ def test_nothing_follows_half_a_part_where_another_stream_has_failed(tmp_path: P
 
 def test_a_long_round_trip_makes_a_busy_lane_grow_until_that_does_not_help(tmp_path: Path) -> None:
     """A lane judges by its rate. Where others keep the machine busy, the rate of one lane may rise
-    by chance each time that it has grown, so that lane goes on to the most streams. Three don't."""
-    as_shaped = pytest.approx(40_000_000, rel=0.3)
+    by chance each time that it has grown, so that lane goes on to the most streams. Three don't. A
+    line at twice the rate, over half the way, was faster than a machine that others kept busy."""
+    as_shaped = pytest.approx(20_000_000, rel=0.3)
 
     async def one_lane(folder: Path) -> tuple[int, float, float | None]:
         """How many streams a new lane ends with, its round trip, and what it tells of its line."""
         async with hosts(folder, 2) as (one, two):
             ids = one.peer_id, two.peer_id
             ways = (ids, ids[::-1])
-            links = tuple(ShapedLink(*way, 20_000_000, 40_000_000) for way in ways)
+            links = tuple(ShapedLink(*way, 40_000_000, 20_000_000) for way in ways)
             peers = tuple(ShapedPeer(name, at) for name, at in zip("ab", ids, strict=True))
             for host in (one, two):
                 host.shaper = Shaper(Shape("test", peers, links), host.peer_id)
@@ -225,7 +226,7 @@ def test_a_long_round_trip_makes_a_busy_lane_grow_until_that_does_not_help(tmp_p
         for attempt in ("first", "second", "third"):
             streams, round_trip_s, estimate = await one_lane(tmp_path / attempt)
             assert streams >= 2
-            assert round_trip_s == pytest.approx(0.045, abs=0.025)
+            assert round_trip_s == pytest.approx(0.09, abs=0.04)
             if streams <= 8 and estimate == as_shaped:
                 return
         raise AssertionError(f"{streams} streams, and {estimate} bytes a second: three times")

@@ -38,5 +38,6 @@ def _reached_step(state: AgreementState) -> int:
     those that were let in meanwhile, too: they have no state, and alone they would take the
     initial one for the furthest, train from there, and have the others give up theirs."""
     view = state.view
-    waits = view is not None and bool(view.snapshot.lost_layers)
-    return max(state.step, view.snapshot.step) if view is not None and waits else state.step
+    if view is None or not view.snapshot.lost_layers:
+        return state.step
+    return max(state.step, view.snapshot.step)

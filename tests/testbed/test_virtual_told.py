@@ -13,7 +13,7 @@ from p2p_dtfm.daemon.telemetry.problems import NO_STEPS, NOT_LET_IN
 from p2p_dtfm.testbed.virtual.peer import Peer
 from p2p_dtfm.testbed.virtual.seeds.judge import Reference
 from p2p_dtfm.testbed.virtual.seeds.run import make_run
-from p2p_dtfm.testbed.virtual.seeds.told.figures import marks_s
+from p2p_dtfm.testbed.virtual.seeds.told.figures import _has_looked, _rate, marks_s
 from p2p_dtfm.testbed.virtual.seeds.told.told import Comparison
 from p2p_dtfm.testbed.virtual.seeds.told.whom import _has_prepared
 from p2p_dtfm.testbed.virtual.seeds.told.world import Word
@@ -291,6 +291,43 @@ def test_a_rate_is_over_the_present_view() -> None:
     assert marks_s(events, 2) == [3.0, 4.0], "neither a step of before, nor the last look"
     steps = [{"event": "step", "step": n, "loss": 5.0, "at_s": 10.0 * n} for n in range(1, 31)]
     assert marks_s([*events, *steps], 2)[0] == 100.0, "the last twenty"
+
+
+def test_a_rate_leaves_the_time_out_that_a_machine_has_slept() -> None:
+    """Seed 990011: one that had slept for 19 s told of the steps of before, and was said to lie."""
+    events = [
+        {"event": "view", "view": 1, "step": 0, "at_s": 1.0},
+        {"event": "step", "step": 0, "loss": 5.0, "at_s": 4.5},
+    ]
+    spec = SimpleNamespace(tokens_per_step=100, total_steps=40)
+
+    def problems(slept_s: float) -> list[str]:
+        word: Any = SimpleNamespace(
+            status={"tokens_per_s": 100 / 3.5, "eta_s": 39 * 3.5, "step": 1},
+            view=SimpleNamespace(id=SimpleNamespace(number=1)),
+            participant=SimpleNamespace(membership=SimpleNamespace(run=SimpleNamespace(spec=spec))),
+            peer=SimpleNamespace(
+                events=lambda: events, process=SimpleNamespace(behind_ns=int(slept_s * 1e9))
+            ),
+            now_s=28.0,
+        )
+        return [it.text for it in _rate(word, None)]  # type: ignore[arg-type]
+
+    assert not problems(slept_s=19.0)
+    assert "tells of 0.286 steps/s" in problems(slept_s=2.0)[0]
+
+
+def test_who_was_away_for_a_look_at_the_model_tells_of_its_last_one() -> None:
+    step = {"event": "step", "step": 24, "held_out_loss": None, "at_s": 4.0}
+    events = [
+        {"event": "view", "view": 1, "step": 0, "at_s": 1.0},
+        {"event": "step", "step": 0, "held_out_loss": 5.5, "at_s": 2.0},
+        {"event": "view", "view": 7, "step": 24, "at_s": 3.0},
+        step,
+    ]
+    assert _has_looked(events[:2], 1)
+    assert not _has_looked(events, 7)
+    assert _has_looked([*events, {**step, "step": 25, "held_out_loss": 3.0}], 7)
 
 
 def test_whose_prepared_is_said_is_not_waited_for_for_long() -> None:

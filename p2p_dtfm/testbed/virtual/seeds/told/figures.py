@@ -58,13 +58,26 @@ def _losses(word: Word, world: Truth) -> Iterator[Falsehood]:
         yield Falsehood("loss", f"tells of loss {loss} at step {step}, not of {near}", BOUND_S)
     held_out = word.status.get("held_out_loss")
     before = [value for at, value in reference.held_out.items() if at <= step]
-    if held_out is not None and not _is_of(held_out, before[-2:] if has_seen else before):
+    has_looked = view is not None and _has_looked(word.peer.events(), view.id.number)
+    if held_out is not None and not _is_of(held_out, before[-2:] if has_looked else before):
         what = f"tells of held-out loss {held_out} at step {step}, not of {before}"
         yield Falsehood("held-out loss", what, BOUND_S)
 
 
 def _is_of(loss: float, losses: list[float]) -> bool:
     return any(math.isclose(loss, it, rel_tol=TOLERANCE) for it in losses)
+
+
+def _has_looked(events: list[dict[str, Any]], number: int) -> bool:
+    """Whether the daemon has told of a held-out loss since the view of that number took over. One
+    that was away for some of them tells of its last one until the next."""
+    is_in_view = False
+    for event in events:
+        if event["event"] == "view":
+            is_in_view = event["view"] == number
+        elif is_in_view and event["event"] == "step" and event["held_out_loss"] is not None:
+            return True
+    return False
 
 
 def marks_s(events: list[dict[str, Any]], number: int) -> list[float]:
@@ -102,7 +115,9 @@ def _rate(word: Word, world: Truth) -> Iterator[Falsehood]:
         rate = told / spec.tokens_per_step
         waited_s, worked_s = word.now_s - marks[0], marks[-1] - marks[0]
         least = count / (waited_s + SEEN_S)
-        # time without a commit is left out beyond two usual steps
+        # time without a commit counts beyond two usual steps; time asleep never does
+        asleep_s = _slept_s(word)
+        waited_s, worked_s = waited_s - asleep_s, worked_s - asleep_s
         most = count / max(worked_s - SEEN_S, waited_s * count / (count + 2) - SEEN_S, 1e-9)
         if not least * (1 - ROUNDED) <= rate <= most * (1 + ROUNDED):
             what = f"tells of {rate:.3f} steps/s, and {count} in {waited_s:.1f} s commit"
@@ -112,6 +127,13 @@ def _rate(word: Word, world: Truth) -> Iterator[Falsehood]:
     ):
         what = f"tells of {left_s} s left, at {told} tokens/s for {left} steps"
         yield Falsehood("eta", what, 0.0)
+
+
+def _slept_s(word: Word) -> float:
+    """How long the machine of a daemon has slept since the daemon began: at least as long as since
+    any step that it has seen commit."""
+    process = word.peer.process
+    return process.behind_ns / 1e9 if process is not None else 0.0
 
 
 def _members(word: Word, world: Truth) -> Iterator[Falsehood]:

@@ -1,6 +1,7 @@
 """Machines that sleep in virtual time: what stands still with them, and what goes on."""
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -76,6 +77,27 @@ def test_timers_come_as_late_as_it_slept_in_their_order_and_those_of_others_in_t
         await asyncio.sleep(60.0)
         came = [("other", 3.0), ("soon", 11.0), ("at", 11.5), ("later", 13.0), ("long after", 30.0)]
         assert seen == came
+
+    within(scene)
+
+
+def test_a_time_to_come_comes_also_where_its_sum_with_the_sleep_is_rounded() -> None:
+    """With a planted bug, seed 990009 stayed at one moment for ever: a peer that had slept waited
+    again and again for a time that was not there yet by its clock, and was by the world's."""
+
+    async def scene(loop: VirtualLoop) -> None:
+        process = process_of(loop)
+        await _sleeps(process, 8.00000003)
+
+        async def waits_in_small_parts(until_s: float) -> None:
+            while (left_s := until_s - now.monotonic_s()) > 0:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left_s):
+                        await asyncio.Event().wait()
+
+        for part in range(300):
+            until_s = (loop.now_ns - process.behind_ns) / 1e9 + 0.1 + part / 7e7
+            await process.begin(waits_in_small_parts(until_s))
 
     within(scene)
 

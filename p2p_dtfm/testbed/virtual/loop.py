@@ -178,7 +178,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """`when` is by the caller's clock. The timer that is returned says when by the world's."""
         process = PROCESS.get()
         if process is not None and process.behind_ns:
+            is_to_come = when > self.time()
             when += process.behind_ns / 1e9
+            if is_to_come:  # also where the sum is rounded: else that time would never come
+                when = max(when, (self.now_ns + 2) / 1e9)
         return self._at(when, callback, args, context)
 
     def call_later(  # type: ignore[override]
@@ -264,8 +267,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             heapq.heappop(later)
         if not later:
             raise NothingHappens
-        self.now_ns += -int(-max(0.0, later[0][0] - self.now_ns / 1e9) * 1e9 // 1)
-        self._passes = 0
+        ahead_ns = -int(-max(0.0, later[0][0] - self.now_ns / 1e9) * 1e9 // 1)
+        if ahead_ns:
+            self.now_ns += ahead_ns
+            self._passes = 0
 
     def close(self) -> None:
         self._later.clear()

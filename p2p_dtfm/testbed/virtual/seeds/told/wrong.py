@@ -118,12 +118,12 @@ def _untold(word: Word) -> Iterator[Falsehood]:
     predicted_s = word.plan.predicted_step_ns / 1e9 if word.plan is not None else 0.0
     late_s = max(LATE_S, LATE_STEPS * max(usual_s, predicted_s))
     said = f"says {word.state}: {word.reason}, and nothing is wrong"
-    since_s = word.now_s - max(steps[-1], views[-1])
+    stood_s = word.now_s - max(steps[-1], word.peer.awake_since_s)  # its clock knows of no sleep
+    since_s = min(stood_s, word.now_s - views[-1])
     if since_s > late_s + BOUND_S:
         yield Falsehood("untold", f"{said}; no step for {since_s:.0f} s", 0.0)
-    elif word.now_s - steps[-1] > max(STANDS_S, 2 * late_s):
-        since_s = word.now_s - steps[-1]
-        yield Falsehood("untold for long", f"{said}; no step for {since_s:.0f} s", 0.0)
+    elif stood_s > max(STANDS_S, 2 * late_s):
+        yield Falsehood("untold for long", f"{said}; no step for {stood_s:.0f} s", 0.0)
 
 
 def stands_still(words: list[Word], world: Truth) -> str:

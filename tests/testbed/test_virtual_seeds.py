@@ -360,7 +360,7 @@ def test_a_planted_bug_is_gone_afterwards() -> None:
 
 
 FOUND_BY = {
-    "new-holder-sleeps": 500_001,
+    "new-holder-sleeps": 500_008,
     "active-wakes-nobody": 700_000,
     "stop-wakes-nobody": 700_001,
     "tasks-stay": 0,
@@ -370,7 +370,7 @@ FOUND_BY = {
     "update-twice": 0,
     "old-work": 500_301,
     "rolled-in-words": 500_037,
-    "nothing-discarded": 500_008,
+    "nothing-discarded": 500_016,
     "no-receipts": 700_035,
     "safe-at-once": 700_005,
     "cuts-dropped": 500_300,
@@ -425,6 +425,8 @@ FOUND_BY = {
 }
 """The seeds that have found these bugs. Mended code and new draws give seeds other courses: then
 `python -m p2p_dtfm.testbed.virtual.planted --only NAME` says which seed finds one."""
+WITHIN = 200
+"""So many seeds of its family are played for a bug that its own seed finds no more."""
 
 
 @pytest.mark.nightly
@@ -440,7 +442,9 @@ def _missed(scratch: Path) -> list[str]:
     search = Search(Player(scratch))
     bugs = [bug for bug in BUGS if bug.name in FOUND_BY]
     assert len(bugs) == len(FOUND_BY) >= 62
-    return [bug.name for bug in bugs if search.found(bug, 3, FOUND_BY[bug.name]) is None]
+    found = {bug.name: search.found(bug, 3, FOUND_BY[bug.name]) for bug in bugs}
+    left = [bug for bug in bugs if found[bug.name] is None]
+    return [bug.name for bug in left if search.found(bug, WITHIN) is None]
 
 
 @pytest.mark.nightly

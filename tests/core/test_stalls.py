@@ -284,6 +284,20 @@ class TestPipelineOfFour:
         first_s, last_s = (59, 62) if gets_on else (19, 22)
         assert found.keys() == {C} and first_s < found[C] < last_s
 
+    def test_who_fetches_late_in_a_step_has_the_whole_time_of_its_fetch(self) -> None:
+        """Seed 501867: one heard late that a step had begun, computed, and then borrowed layers to
+        compute another's work again, each on a lane that was late. All of that counted as one
+        fetch, and it was out after six seconds."""
+        fetching, computing = Work(self.view.id, 3, fetches=True), self.work(computes=True)
+        scripts = self.honest() | {
+            C: lambda now_s: (int(now_s), computing if now_s < 4 else fetching)
+        }
+        _, mine = scripts[B](0)
+        assert mine is not None
+        patience = Patience(10 * SECOND_NS, 10 * SECOND_NS, 6 * SECOND_NS)
+        found = Judge(B, self.view, mine, patience=patience).run(scripts)
+        assert found.keys() == {C} and 9.5 < found[C] < 12
+
     def test_two_liars_that_wait_for_each_other_leave_the_honest_alone(self) -> None:
         """In a cycle, B and C say that they wait for each other."""
         scripts = {

@@ -48,6 +48,8 @@ class _End:
     word_ns: int = 0
     """Nanoseconds of `held_ns` spent waiting for a word of the peer's own, which needs nobody
     else."""
+    fetch_ns: int = 0
+    """Nanoseconds of `held_ns` in which it fetched. What it did before has a time of its own."""
     false_ns: dict[Lack, int] = field(default_factory=dict)
     """By tensor that the peer says it lacks of this one, and has accepted: for how long."""
     found: ChainEnd | None = None
@@ -199,6 +201,7 @@ class Stalls:
         end.held_ns += gap_ns
         end.stuck_ns += gap_ns
         end.word_ns += gap_ns * found.owes_word
+        end.fetch_ns += gap_ns * found.fetches
         if progress != end.progress:
             end.progress, end.stuck_ns = progress, 0
         end.false_ns = {lack: end.false_ns.get(lack, 0) + gap_ns for lack in found.denied}
@@ -219,7 +222,7 @@ class Stalls:
         if found.fetches:
             limit_ns, all_ns = _time_of_fetch(found, patience)
             nothing = late(end.stuck_ns, limit_ns, "fetches, and nothing comes of it")
-            return nothing or late(end.held_ns, all_ns, "fetches, and it does not come to an end")
+            return nothing or late(end.fetch_ns, all_ns, "fetches, and it does not come to an end")
         for lack, false_ns in end.false_ns.items():
             if divisor * false_ns >= self._stretched_ns(FLOOR_NS):
                 return f"says that it lacks {_named(lack)} of this peer, and has accepted it"

@@ -1,6 +1,7 @@
 """Conversations as data: what counts, how they are packed, what a template may reach."""
 
 import gzip
+import importlib
 import json
 import resource
 import shutil
@@ -51,6 +52,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 CONTEXT = 31
+preparing = importlib.import_module("p2p_dtfm.train.data.prepare")
+preparing_chat = importlib.import_module("p2p_dtfm.train.data.chat.prepare_chat")
 
 
 def rows(count: int) -> list[dict]:
@@ -533,6 +536,18 @@ def test_what_does_not_know_conversations_is_refused(
     spec = make_spec(context=CONTEXT).model_copy(update=changes)
     with pytest.raises(UserError, match=f"{name}.* does not know conversations"):
         dataset_of(tmp_path, rows(40)).require_fits(spec)
+
+
+def test_more_sequences_than_a_manifest_counts_are_refused_before_all_are_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The last word, after all was written, was to make shards larger, which is no option."""
+    for module in (preparing, preparing_chat):
+        monkeypatch.setattr(module, "MANIFEST_LIMIT_BYTES", 1000)
+    with pytest.raises(UserError, match="sequences and more") as refused:
+        dataset_of(tmp_path, rows(4000))
+    assert "--context" in refused.value.fixes[0]
+    assert int(refused.value.cause.split()[0].replace(",", "")) < 1000, "of some 2,000"
 
 
 def test_a_context_of_nothing_and_too_long_notes_are_refused(tmp_path: Path) -> None:

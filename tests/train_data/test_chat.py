@@ -1,8 +1,10 @@
 """Conversations as data: what counts, how they are packed, what a template may reach."""
 
 import gzip
+import importlib
 import json
 import resource
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 import torch
 from data_examples import make_spec
 
+from p2p_dtfm.cli.commands.offline.conversations import prepare_conversations
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.run_spec import AuditSpec, RunSpec
 from p2p_dtfm.core.protocol.sections.data_spec import DataSpec
@@ -30,7 +33,7 @@ from p2p_dtfm.train.data.chat.conversations import (
 from p2p_dtfm.train.data.chat.prepare_chat import ChatTotals, prepare_chat
 from p2p_dtfm.train.data.chat.template import ChatForm, ChatWriter, read_chat_form
 from p2p_dtfm.train.data.dataset import UNCOUNTED, Dataset
-from p2p_dtfm.train.data.manifest import parse_manifest
+from p2p_dtfm.train.data.manifest import load_manifest, parse_manifest
 from p2p_dtfm.train.data.prepare import notes_of
 from p2p_dtfm.train.data.tokenizer import ByteTokenizer, ending_with
 from p2p_dtfm.train.hugging_face.tokenizer_json import (
@@ -49,6 +52,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 CONTEXT = 31
+preparing = importlib.import_module("p2p_dtfm.train.data.prepare")
+preparing_chat = importlib.import_module("p2p_dtfm.train.data.chat.prepare_chat")
 
 
 def rows(count: int) -> list[dict]:
@@ -140,6 +145,33 @@ def test_it_equals_what_transformers_writes(tmp_path: Path) -> None:
     tokens, counts = writer.tokens(tuple(Message(**each) for each in talk))
     assert list(tokens) == list(expected["input_ids"])
     assert set(np.flatnonzero(expected["assistant_masks"])) <= set(np.flatnonzero(counts))
+
+
+def test_a_template_that_lies_alone_is_written_with_the_named_tokenizers_tokens(
+    tmp_path: Path,
+) -> None:
+    """Its control tokens became pieces of text, and a text ended with each `>`."""
+    model, alone = model_directory(tmp_path / "model"), tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(model / "tokenizer_config.json", alone)
+    (imported := tmp_path / "imported").mkdir()
+    (imported / "tokenizer.json").write_bytes(read_tokenizer_json(model).to_bytes())
+    shutil.copytree(model, imported / "origin")
+    path = written(tmp_path, [talk(("user", f"{n}?"), ("assistant", "yes")) for n in range(20)])
+    digests = set()
+    for number, (chat, tokenizer) in enumerate(
+        [(model, None), (alone, model), (alone, imported), (alone, imported / "tokenizer.json")]
+    ):
+        out = tmp_path / f"out-{number}"
+        prepare_conversations([path], out, tokenizer, chat, 0.1, 99, ("", "", ""))
+        digests.add(load_manifest(out / "manifest.json").digest())
+    assert len(digests) == 1
+
+
+def test_a_name_that_is_no_token_ends_nothing() -> None:
+    form = ChatForm(names={"eos_token": "<|end|>"})
+    assert ChatWriter(form, ByteTokenizer()).filling == 0
+    assert list(ChatWriter(form, ByteTokenizer()).tokens(Exchange("a", "b"))[0]) == [97, 98, 0]
 
 
 @pytest.mark.parametrize("name", ["tools", "documents"])
@@ -504,6 +536,18 @@ def test_what_does_not_know_conversations_is_refused(
     spec = make_spec(context=CONTEXT).model_copy(update=changes)
     with pytest.raises(UserError, match=f"{name}.* does not know conversations"):
         dataset_of(tmp_path, rows(40)).require_fits(spec)
+
+
+def test_more_sequences_than_a_manifest_counts_are_refused_before_all_are_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The last word, after all was written, was to make shards larger, which is no option."""
+    for module in (preparing, preparing_chat):
+        monkeypatch.setattr(module, "MANIFEST_LIMIT_BYTES", 1000)
+    with pytest.raises(UserError, match="sequences and more") as refused:
+        dataset_of(tmp_path, rows(4000))
+    assert "--context" in refused.value.fixes[0]
+    assert int(refused.value.cause.split()[0].replace(",", "")) < 1000, "of some 2,000"
 
 
 def test_a_context_of_nothing_and_too_long_notes_are_refused(tmp_path: Path) -> None:

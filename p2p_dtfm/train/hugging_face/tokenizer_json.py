@@ -116,6 +116,14 @@ def _end_of_text(content: Mapping[str, Any], directory: Path) -> int | None:
     return None
 
 
+def control_tokens_file(path: Path) -> Path:
+    """The file that names the control tokens of a tokenizer, given as a file or its directory.
+    Beside what `import` wrote that is the model's own."""
+    path = path / TOKENIZER_NAME if path.is_dir() else path
+    own = path.parent / ORIGIN_NAME / TOKENIZER_NAME
+    return own if path.name == TOKENIZER_NAME and own.is_file() else path
+
+
 def require_control_tokens_of(path: Path, chat: Path, special: Mapping[str, int]) -> None:
     """Raises `UserError` if the tokenizer gives these numbers to other tokens: then it belongs to
     another model than the directory `chat`."""

@@ -23,12 +23,14 @@ def prepare_conversations(
     from p2p_dtfm.train.data.prepare import notes_of
     from p2p_dtfm.train.data.tokenizer import ByteTokenizer
     from p2p_dtfm.train.hugging_face.tokenizer_json import (
+        control_tokens_file,
         read_tokenizer_json,
         require_control_tokens_of,
     )
 
     files = conversation_files(paths, out)
-    form = ChatForm() if chat is None else read_chat_form(chat)
+    named_in = None if tokenizer is None else control_tokens_file(tokenizer)
+    form = ChatForm() if chat is None else read_chat_form(chat, named_in)
     if tokenizer is None and chat is not None:
         tokenizer = chat / TOKENIZER_NAME
     made = ByteTokenizer() if tokenizer is None else read_tokenizer_json(tokenizer)

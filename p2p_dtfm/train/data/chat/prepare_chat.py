@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from p2p_dtfm.core.protocol.errors import UserError
+from p2p_dtfm.core.protocol.facts.in_words import bytes_text
 from p2p_dtfm.train.data.chat.conversations import Conversation, RowsLeftOut, read_conversations
 from p2p_dtfm.train.data.chat.template import (
     ChatForm,
@@ -25,6 +26,7 @@ from p2p_dtfm.train.data.chat.template import (
 from p2p_dtfm.train.data.documents import LINES_OF_ARRAY
 from p2p_dtfm.train.data.manifest import (
     FORMAT_VERSION,
+    MANIFEST_LIMIT_BYTES,
     Manifest,
     Notes,
     ShardEntry,
@@ -96,6 +98,7 @@ def prepare_chat(
                 shards[split].append(packing[split].add(row))
                 done_bytes += size_bytes
                 if number % _EVERY_ROWS == 0:
+                    _require_countable(shards)
                     progress(min(done_bytes, total_bytes), total_bytes, "writing")
             for each in _SPLITS:
                 shards[each].append(packing[each].rest())
@@ -104,6 +107,7 @@ def prepare_chat(
             for opened in shards.values():
                 opened.writer.abandon()
         progress(total_bytes, total_bytes, "writing")
+        _require_countable(shards)
         _require_both(shards, totals)
         totals.counted_tokens = sum(sum(made.counted) for made in shards.values())
         tokenizer = ending_with(tokenizer, writer.filling)
@@ -150,6 +154,17 @@ def _require_both(shards: "Mapping[Split, _Shards]", totals: ChatTotals) -> None
                 f"no conversations {purpose} (left out: {totals.left_out})",
                 ("name more conversations, or a larger --held-out", "choose a larger context"),
             )
+
+
+def _require_countable(shards: "Mapping[Split, _Shards]") -> None:
+    """Refuse more sequences than a manifest can say of how many of their tokens count."""
+    if sum(made.counted_bytes for made in shards.values()) > MANIFEST_LIMIT_BYTES:
+        sequences = sum(len(made.counted) for made in shards.values())
+        raise UserError(
+            f"{sequences:,} sequences and more: of so many a manifest cannot say how many of their "
+            f"tokens count, in at most {bytes_text(MANIFEST_LIMIT_BYTES)}",
+            ("choose a larger --context: a sequence holds more", "name fewer conversations"),
+        )
 
 
 def _rows(
@@ -230,12 +245,15 @@ class _Shards:
         self.writer = writer
         self.counted: list[int] = []
         """How many tokens of each sequence count."""
+        self.counted_bytes = 0
+        """How much of a manifest these figures take."""
         self._window = window
 
     def append(self, sequences: Iterable[np.ndarray]) -> None:
         for sequence in sequences:
             self.writer.append(sequence)
             self.counted.append(int((sequence & 1).sum()))
+            self.counted_bytes += len(f"{self.counted[-1]},")
 
     def entries(self) -> Iterator[ShardEntry]:
         first = 0

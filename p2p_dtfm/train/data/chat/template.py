@@ -81,12 +81,18 @@ Part = tuple[str | int, bool]
 """Text or a token, and whether it counts."""
 
 
-def read_chat_form(directory: Path) -> ChatForm:
-    """From a model's directory, or the origin/ of an imported model. Raises `UserError`."""
+def read_chat_form(directory: Path, tokenizer: Path | None = None) -> ChatForm:
+    """From a model's directory, or the origin/ of an imported model. Raises `UserError`.
+
+    `tokenizer`: the file that names the control tokens of a directory without a tokenizer, such as
+    one with a template alone. The template's text would else become plain pieces.
+    """
     configuration = _json_of(directory / CONFIGURATION_NAME)
+    own = directory / TOKENIZER_NAME
+    named_in = own if tokenizer is None or own.is_file() else tokenizer
     special, plain = {}, set()
     blank: dict[str, set[str]] = {"lstrip": set(), "rstrip": set()}
-    stated = _json_of(directory / TOKENIZER_NAME).get("added_tokens")
+    stated = _json_of(named_in).get("added_tokens")
     for added in stated if isinstance(stated, list) else ():
         if isinstance(added, dict) and isinstance(added.get("id"), int):
             special[str(added.get("content"))] = int(added["id"])
@@ -139,7 +145,8 @@ class ChatWriter:
         self._render = _renderer(form) if form.template else None
         self._split = _any_of(set(form.special))
         self._control = _any_of(set(form.special) - form.plain)
-        usual = form.names.get("eos_token", tokenizer.end_of_document)
+        end = form.names.get("eos_token")  # one that is no token would end them as pieces of text
+        usual = end if end in form.special else tokenizer.end_of_document
         self._end: str | int = self._end_of_answers(usual)
 
     def spells_out_control(self, conversation: Conversation) -> bool:

@@ -74,8 +74,9 @@ def _tiles(facts: PublicFacts) -> str:
         ("held-out loss", _number(facts.held_out_loss)),
         ("tokens per second", "–" if facts.tokens_per_s is None else f"{facts.tokens_per_s:,.0f}"),
         ("time left", "–" if facts.left_s is None else duration(facts.left_s)),
-        ("peers", f"{facts.peers:,}"),
-        ("pipelines", f"{facts.pipelines:,}"),
+        # who is in no view, as in a pause, does not see how many train
+        ("peers", f"{facts.peers:,}" if facts.peers else "–"),
+        ("pipelines", f"{facts.pipelines:,}" if facts.peers else "–"),
     )
     return f"<dl>{''.join(f'<div><dt>{n}</dt><dd>{escape(t)}</dd></div>' for n, t in tiles)}</dl>"
 

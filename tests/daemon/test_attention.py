@@ -123,6 +123,21 @@ def test_a_loss_that_rises_for_ten_minutes_and_a_disk_that_is_nearly_full() -> N
     assert [it.kind for it in told] == ["problem"] and "1.00 GiB" in told[0].text
 
 
+def test_a_loss_that_rises_goes_on_rising_where_this_peer_does_not_train() -> None:
+    """A minute after a peer had become a spare, or had begun to fetch layers, its user heard that
+    it is over; so did whoever saw the run end with a loss that rose to the last step."""
+    rising = tuple(2 + at / 50 + (at % 2) / 10 for at in range(90))
+    for state in ("spare", "syncing", "done"):
+        watch = Watch()
+        assert kinds(watch, shown(losses=rising), range(0, 700, 5)) == ["problem"]
+        told = kinds(watch, shown(state, losses=rising), range(700, 1400, 5))
+        assert "over" not in told, state
+        if state != "done":
+            assert kinds(watch, shown(losses=rising[::-1]), range(1400, 1600, 5)) == ["over"]
+    watch = Watch()
+    assert kinds(watch, shown("spare", losses=rising), range(0, 700, 5)) == ["problem"]
+
+
 def test_the_end_is_told_once() -> None:
     watch = Watch()
     assert kinds(watch, shown("done"), range(0, 100, 5)) == ["end"]

@@ -20,7 +20,14 @@ from p2p_dtfm.web.public_server import (
     public_listener,
 )
 from p2p_dtfm.web.qr import qr_picture
-from p2p_dtfm.web.state import BoardRow, DashboardState, Event, Problem, RefusedCount
+from p2p_dtfm.web.state import (
+    BoardRow,
+    DashboardState,
+    Event,
+    Problem,
+    RefusedCount,
+    ViewState,
+)
 from tests.web.examples import Example, two
 
 OTHERS = "/ip4/198.51.100.9/tcp/31330/p2p/other"
@@ -104,6 +111,18 @@ def test_of_what_is_not_known_there_is_a_page(example: Example) -> None:
     live = msgspec.structs.replace(live, eta_s=1_029_960.0)
     page = shown(msgspec.structs.replace(example.state, live=live))
     assert "<dd>11 days 22 h</dd>" in page, "as on the dashboard"
+
+
+def test_who_is_in_no_view_does_not_say_that_nobody_takes_part(example: Example) -> None:
+    """A member that paused said on its public page that a run of hundreds has 0 peers."""
+    live = msgspec.structs.replace(example.state.live, state="paused")
+    state = msgspec.structs.replace(example.state, live=live, view=ViewState())
+    page = public_html(public_facts(state))
+    for name in ("peers", "pipelines"):
+        assert f"<dt>{name}</dt><dd>–</dd>" in page
+    view = msgspec.structs.replace(example.state.view, pipelines=())
+    page = public_html(public_facts(msgspec.structs.replace(example.state, view=view)))
+    assert "<dt>pipelines</dt><dd>0</dd>" in page, "without a plan there are none"
 
 
 def test_one_address_and_all_together_get_so_many_answers() -> None:

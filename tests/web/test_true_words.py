@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from p2p_dtfm.web.state import ContributionBoard, DashboardState, ViewState
+from p2p_dtfm.web.state import ContributionBoard, DashboardState, History, ViewState
 from tests.programs import skip_without
 from tests.web import chromium as browser
 from tests.web.chromium import Page
 from tests.web.examples import two
-from tests.web.serving import served
+from tests.web.serving import TOKEN, served
 
 pytestmark = skip_without(
     "browser", "" if browser.PROGRAM else "no Chromium here: apt-get install chromium"
@@ -82,4 +82,61 @@ def test_an_end_in_another_year_has_its_year(page: Page) -> None:
         page.open(address)
         page.wait_for(DRAWN)
         page.wait_for(f"{note}.includes(` ${{{year}}} at `)")
+        page.open("about:blank")
+
+
+def test_who_is_in_no_view_hears_nothing_false_of_those_that_train(page: Page) -> None:
+    """Whoever came to a run at its step 100 read that no step is committed yet, and that there is
+    no plan and no view yet; so did who was out again after days."""
+    example = two()
+    example.state = msgspec.structs.replace(
+        example.state, view=ViewState(), history=History(), contribution=ContributionBoard()
+    )
+    example.change_live(state="joining", loss=None, held_out_loss=None, eta_s=None, problems=())
+    page.set_view(1440, 900)
+    with served(example) as address:
+        page.open(address)
+        page.wait_for("document.querySelector('#map p') && document.querySelector('#answers dd')")
+        said = page.evaluate("document.body.innerText")
+        assert "step 120 of" in said
+        for untrue in ("no step is committed", "no view yet", "no plan yet", "in a view yet"):
+            assert untrue not in said.lower(), untrue
+        assert "are committed" not in said, "before two steps are"
+        page.open("about:blank")
+
+
+def test_a_link_is_as_busy_as_the_way_that_is_used(page: Page) -> None:
+    """A home line is mostly much slower upwards. What came down it to be guarded was counted at
+    the rate upwards: a link that transmits for 8% of a step was busy for 80% of it."""
+    example = two()
+    view, step_ns = example.state.view, 1_000_000_000
+    flow = msgspec.structs.replace(
+        view.flows[0], kind="guard", there_bytes=800_000, here_bytes=0, bytes_per_s=10**6, use=0.08
+    )
+    view = msgspec.structs.replace(view, flows=(flow,), predicted_step_ns=step_ns)
+    example.state = msgspec.structs.replace(example.state, view=view)
+    example.change_live(step_ns=step_ns)
+    busy = "(document.querySelector('.neighbours tbody tr')?.children[3].textContent ?? '')"
+    with served(example) as address:
+        page.open(address)
+        page.wait_for("document.querySelector('.neighbours tbody tr')")
+        page.wait_for(f"{busy} !== ''")
+        assert page.evaluate(busy) == "8.0%"
+        example.change_live(step_ns=2 * step_ns)
+        page.wait_for(f"{busy} === '4.0%'")
+        page.open("about:blank")
+
+
+def test_a_paused_daemon_has_no_layers_to_hand_over(page: Page) -> None:
+    """Its user was asked whether it is to finish its step, and hand its layers over."""
+    example = two()
+    buttons = "[...document.querySelectorAll('#actions button')]"
+    with served(example) as address:
+        page.open(f"{address}#token={TOKEN}")
+        example.change_live(state="paused")
+        page.wait_for(f"{buttons}.some((it) => it.textContent === 'Resume')")
+        page.evaluate("window.confirm = (text) => { window.asked = text; return false; }")
+        page.evaluate(f"{buttons}.find((it) => it.textContent === 'Leave').click()")
+        told = page.evaluate(f"window.asked + {buttons}.map((it) => it.title).join()")
+        assert "Leave?" in told and "layers" not in told
         page.open("about:blank")

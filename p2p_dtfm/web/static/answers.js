@@ -54,7 +54,7 @@ function learning(live, history) {
   const note = [loss, held].filter(Boolean).join(", ");
   const now = ["training", "spare"].includes(live.state);
   const yes = now ? "Yes" : live.state === "done" ? "It did" : "So far, yes";
-  return [{ down: yes, up: "No: it rises", flat: "Hardly of late", unknown: "Too early to say" }[trend(history.loss)], note || "no step is committed yet"];
+  return [{ down: yes, up: "No: it rises", flat: "Hardly of late", unknown: "Too early to say" }[trend(history.loss)], note || (live.step ? "no loss is known here yet" : "no step is committed yet")];
 }
 
 /**

@@ -72,7 +72,7 @@ function show(chart, data, enough, makeSeries) {
     chart.plot = null;
     room.removeAttribute("role");
     room.removeAttribute("aria-label");
-    room.replaceChildren(element("p", { className: "quiet" }, "Nothing to draw before two steps are committed."));
+    room.replaceChildren(element("p", { className: "quiet" }, "Nothing to draw before this peer has seen two steps."));
     return;
   }
   room.setAttribute("role", "img");

@@ -52,6 +52,6 @@ function drawBoard(contribution, board, live) {
         element("span", { className: "board-room" }, bar),
         element("span", { className: "board-figure" }, `${count(row.tokens)} · ${percent(row.tokens / all)}`));
     }))
-    : element("p", { className: "quiet" }, "No step is committed yet."),
+    : element("p", { className: "quiet" }, "Nobody's work is known here yet."),
   more > 0 ? element("p", { className: "quiet" }, `and ${count(more)} more`) : null);
 }

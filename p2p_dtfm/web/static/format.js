@@ -35,11 +35,16 @@ const scaled = (value, step, units) => {
 export const bytes = (value) => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
 export const linkRate = (bytesPerSecond) => scaled(8 * bytesPerSecond, 1000, ["bit/s", "kbit/s", "Mbit/s", "Gbit/s"]);
 
-/** For which part of a step, as measured of late, a link transmits; never more than all of it. */
-export function busy(flow, live) {
+/**
+ * For which part of a step, as measured of late, a link transmits; never more than all of it. `use` knows
+ * the rate of each way, and of what takes longer than the planned step nothing more; the flow's own rate is
+ * that of the slower way, on which there may be nothing to send.
+ */
+export function busy(flow, live, view) {
   if (flow.use === null) return 0;
-  if (!live?.step_ns || !flow.bytes_per_s) return flow.use;
-  const needed = (Math.max(flow.there_bytes, flow.here_bytes) / flow.bytes_per_s) * 1e9;
+  if (!live?.step_ns || !flow.bytes_per_s) return Math.min(1, flow.use);
+  const needed = flow.use < 1 ? flow.use * view.predicted_step_ns
+    : (Math.max(flow.there_bytes, flow.here_bytes) / flow.bytes_per_s) * 1e9;
   return Math.min(1, needed / live.step_ns);
 }
 

@@ -148,6 +148,11 @@ const HINTS = {
   resume: "Joins the others again.",
 };
 
+/** Where there is nothing to pause, as in a pause or when the run is complete, nothing is handed over either. */
+const handsOver = (name) => name !== "leave" || offered.includes("pause");
+const hint = (name) => (handsOver(name) ? HINTS[name] ?? "" : "Ends the daemon.");
+const question = (name) => (handsOver(name) ? QUESTIONS[name] : "Leave? This daemon ends.");
+
 /** The token comes with the address once, and is kept for this tab alone. */
 function takeToken() {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
@@ -167,7 +172,7 @@ function offerActions(actions) {
         type: "button",
         textContent: TITLES[name] ?? name,
         disabled: !token,
-        title: token ? HINTS[name] ?? "" : "Open the address that p2p-dtfm dashboard prints: it has the token.",
+        title: token ? hint(name) : "Open the address that p2p-dtfm dashboard prints: it has the token.",
         onclick: () => act(name, token),
       }),
     ),
@@ -178,7 +183,7 @@ function offerActions(actions) {
 const refusal = (told) => (told?.error ? [told.error, ...(told.fixes ?? [])].join("\n\n") : "");
 
 async function act(name, token) {
-  if (QUESTIONS[name] && !confirm(QUESTIONS[name])) return;
+  if (question(name) && !confirm(question(name))) return;
   let answer = "";
   try {
     const reply = await fetch(`/api/actions/${name}`, {

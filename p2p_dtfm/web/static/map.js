@@ -59,7 +59,7 @@ function draw() {
   room.classList.toggle("empty", view.peers.length < 2);
   room.classList.toggle("small", view.peers.length <= FEW_PEERS);
   if (!view.peers.length) {
-    room.replaceChildren(element("p", { className: "quiet" }, state.live?.state === "paused" ? "Nobody: a paused peer is in no view." : "There is no view yet: nobody to show."));
+    room.replaceChildren(element("p", { className: "quiet" }, state.live?.state === "paused" ? "Nobody: a paused peer is in no view." : "This peer is in no view: nobody to show."));
     byId("map-legend").replaceChildren();
     drawFacts();
     return;
@@ -161,7 +161,7 @@ function traffic(view, nodes) {
     const moving = line(view, flow, nodes);
     moving.setAttribute("class", `moving ${flow.kind}`);
     moving.removeAttribute("stroke-width");
-    moving.dataset.stride = (3 + (DOTS / 2 - 4) * Math.min(1, busy(flow, state.live))).toFixed(1);
+    moving.dataset.stride = (3 + (DOTS / 2 - 4) * Math.min(1, busy(flow, state.live, view))).toFixed(1);
     moving.style.strokeDashoffset = -moved * moving.dataset.stride;
     group.append(moving);
   }
@@ -183,7 +183,7 @@ function line(view, flow, nodes) {
   const bend = pipeline === null ? 0 : 0.1 + 0.02 * (pipeline % 4);
   const cx = (a.x + b.x) / 2 - bend * (b.y - a.y);
   const cy = (a.y + b.y) / 2 + bend * (b.x - a.x);
-  const use = busy(flow, state.live);
+  const use = busy(flow, state.live, view);
   const speed = flow.bytes_per_s === null
     ? "link not measured"
     : `${linkRate(flow.bytes_per_s)}, round trip ${shortTime(flow.round_trip_ns)}, busy ${percent(use)} of a step`;

@@ -61,7 +61,7 @@ export function drawPart({ live, view }) {
   const me = view && view.me !== null ? view.peers[view.me] : null;
   if (!me) {
     const paused = live?.state === "paused" ? "Paused: it computes nothing, and the memory is yours." : "";
-    fill(room, element("p", { className: "quiet" }, paused || "It takes no part in a view yet."));
+    fill(room, element("p", { className: "quiet" }, paused || "It is in no view."));
     return;
   }
   const over = live?.state === "done";
@@ -158,7 +158,7 @@ function neighbours(view, live, me) {
       flow.bytes_per_s === null
         ? element("td", { className: "quiet" }, "not measured")
         : element("td", {}, linkRate(flow.bytes_per_s), element("small", {}, shortTime(flow.round_trip_ns))),
-      element("td", {}, flow.use === null ? unknown : percent(busy(flow, live))),
+      element("td", {}, flow.use === null ? unknown : percent(busy(flow, live, view))),
       heard === null || heard === undefined ? element("td", {}, unknown) : element("td", {}, duration(heard), element("small", {}, "ago"))));
   }
   table.append(body);

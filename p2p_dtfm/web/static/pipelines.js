@@ -10,7 +10,7 @@ export function drawPipelines({ view, live }) {
   const room = byId("pipelines");
   if (!view.pipelines.length) {
     const why = live?.state === "done" ? "None is left: the run is complete." : view.no_plan;
-    room.replaceChildren(element("p", { className: "quiet" }, why || (live?.state === "paused" ? "None: a paused peer is in no plan." : "There is no plan yet.")));
+    room.replaceChildren(element("p", { className: "quiet" }, why || (live?.state === "paused" ? "None: a paused peer is in no plan." : "None: this peer is in no view.")));
     return;
   }
   const layerCount = Math.max(...view.peers.map((peer) => peer.end_layer));

@@ -20,6 +20,9 @@ RISES_FOR_S = 600.0
 LEAST_LOSSES = 30
 LEAST_DISK_BYTES = 1 << 30
 PROBLEMS_LIMIT = 16
+LOSS = "loss"
+SEES_LOSSES = (State.TRAINING, State.SPARE)
+"""In other states no step is committed, so a loss that has risen has not fallen since."""
 SHOWS_WHAT_IS_OVER = (State.SYNCING, State.TRAINING, State.SPARE, State.DONE)
 """In other states a daemon may not see any more what was wrong: it has been left out, or leaves."""
 
@@ -61,9 +64,10 @@ class Watch:
             if name in self._problems:
                 found = self._problems[name]
                 found.what, found.fix, found.seen_s = what, fix, now_s
-        if state.live.state not in SHOWS_WHAT_IS_OVER:
-            for found in self._problems.values():
-                found.unseen_s = now_s if found.is_told else found.unseen_s
+        for name, found in self._problems.items():
+            shows = SEES_LOSSES if name == LOSS else SHOWS_WHAT_IS_OVER
+            if found.is_told and state.live.state not in shows:
+                found.unseen_s = now_s
         return [*self._told(run, now_s), *self._end_of(state, run)]
 
     def _told(self, run: str, now_s: float) -> Iterator[Notice]:
@@ -104,9 +108,9 @@ def _wrong(state: DashboardState, free_bytes: int) -> Iterator[tuple[str, str, s
     for problem in state.live.problems:
         name = problem.name or re.sub(r"\d+", "", problem.what)
         yield name, problem.what, problem.fix, LASTS_S
-    if state.live.state == State.TRAINING and _rises(state.history.loss):
+    if state.live.state in SEES_LOSSES and _rises(state.history.loss):
         fix = "the founder may look at the learning rate of the run, and at its data"
-        yield "loss", "the loss has been rising for ten minutes", fix, RISES_FOR_S
+        yield LOSS, "the loss has been rising for ten minutes", fix, RISES_FOR_S
     if free_bytes < LEAST_DISK_BYTES:
         what = f"less than {bytes_text(LEAST_DISK_BYTES)} of disk is left"
         yield "disk", what, "make room, or give it less: --disk-gib", 0.0

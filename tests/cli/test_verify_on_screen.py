@@ -8,7 +8,13 @@ from types import SimpleNamespace
 import pytest
 import typer
 
-from p2p_dtfm.cli.commands.offline.verify import UNJUDGED, _progress, _tell, verify
+from p2p_dtfm.cli.commands.offline.verify import (
+    UNJUDGED,
+    _progress,
+    _tell,
+    _tell_refusal,
+    verify,
+)
 from p2p_dtfm.core.transcript.checking import NotTrue
 from p2p_dtfm.core.transcript.entries import FORMAT, Began, line_of
 from p2p_dtfm.daemon.proof.sample_again import Judged
@@ -54,11 +60,23 @@ def test_where_nobody_can_judge_nobody_is_to_be_asked(
 ) -> None:
     checker = SimpleNamespace(spec=run_spec(), steps={})
     told = {"steps": 1, "views": 1, "tokens": 1, "missing": (), "damaged_lines": 0, "tallies": {}}
-    told |= {"from_others": 0, "elsewhere": {}, "left_out": {}}
+    told |= {"from_others": 0, "elsewhere": {}, "left_out": {}, "seed": 77, "drawn": []}
     judged = Judged(unjudged={"why": 2})
     _tell(checker, judged, [None, None], told)  # type: ignore[arg-type, list-item]
     said = " ".join(capsys.readouterr().out.split())
     assert "--sample 0" in said and "ask somebody" not in said
+    assert "--seed 77 " in said, "by which the same works are drawn again"
+
+
+@pytest.mark.parametrize("is_drawn", [True, False])
+def test_who_is_refused_by_chance_is_told_how_to_draw_the_same_again(
+    is_drawn: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --json alone the seed was told: who read that a work was false could not show it to
+    anybody, as each further look drew others."""
+    told: dict[str, object] = {"step": 3, "refused": "false", "signed_by": "", "seed": 77}
+    _tell_refusal(told | ({"drawn": [(3, "a")]} if is_drawn else {}), False)
+    assert ("--seed 77 " in capsys.readouterr().out) == is_drawn
 
 
 class Terminal(io.StringIO):

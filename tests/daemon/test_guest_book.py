@@ -26,7 +26,7 @@ from p2p_dtfm.core.protocol.invited.chains import (
     sign_revocation,
 )
 from p2p_dtfm.core.protocol.invited.guest_list import UNKNOWN_LIMIT, GuestList
-from p2p_dtfm.core.protocol.invited.line import InvitationLine, read_line
+from p2p_dtfm.core.protocol.invited.line import ADDRESSES_LIMIT, InvitationLine, read_line
 from p2p_dtfm.core.protocol.records import sign_record
 from p2p_dtfm.core.protocol.run_spec import AdmissionSpec
 from p2p_dtfm.core.protocol.signed import Signed
@@ -639,3 +639,14 @@ def test_and_of_others_the_way_that_leads_there_from_elsewhere() -> None:
     assert addresses_to_tell(behind_a_firewall, {}, ()) == (RELAYED, AT_HOME)
     told = addresses_to_tell((AT_HOME,), others, ())
     assert told == (AT_HOME, RELAYED, "/ip4/10.0.0.3/tcp/1")
+
+
+def test_a_line_names_the_bootstrap_node_also_where_there_are_many_members() -> None:
+    """Three other members took all places. A month later none of these was there, so nobody came
+    in by the line, though the run went on and the node stood where it had been founded."""
+    node, own = "/ip4/5.9.0.7/tcp/31331", (AT_HOME, "/ip4/5.9.0.1/tcp/1")
+    others = {str(number): (f"/ip4/5.9.0.{number}/tcp/2",) for number in range(20, 30)}
+    told = addresses_to_tell(own, others, (node, "/ip4/5.9.0.8/tcp/31331"))
+    assert len(told) == ADDRESSES_LIMIT and node in told
+    assert told[:2] == own[::-1], "its own come first"
+    assert addresses_to_tell(own, {"one": (node,)}, (node,)) == (*own[::-1], node)

@@ -235,6 +235,15 @@ def _tell_refusal(told: dict[str, Any], as_json: bool, is_one_of_several: bool =
     typer.echo(f"REFUSED: {plain(where)}{plain(told['refused'])}")
     if told["signed_by"]:
         typer.echo(f"It stands under the signature of {plain(told['signed_by'])}.")
+    for line in _of_seed(told):
+        typer.echo(line)
+
+
+def _of_seed(told: dict[str, Any]) -> list[str]:
+    """How to have the same works judged again, which others may want who read what came out."""
+    if "drawn" not in told:
+        return []
+    return [f"Drawn by chance; --seed {told['seed']} with the same --sample draws the same again."]
 
 
 def _names(checker: "Checker") -> "Names":
@@ -295,7 +304,7 @@ def _tell(checker: "Checker", judged: "Judged", chosen: "list[Work]", told: dict
             f"NOT SHOWN: of {counted(len(chosen), 'stage-step')} drawn, {unjudged:,} could not be "
             f"judged. {_WITHOUT_AUDITS if not spec.audit.rate else advice}"
         )
-    for line in (*_of_gaps(judged, told), *_of_others(told)):
+    for line in (*_of_seed(told), *_of_gaps(judged, told), *_of_others(told)):
         typer.echo(plain(names.in_text(line)))
 
 

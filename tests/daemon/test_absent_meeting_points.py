@@ -12,6 +12,7 @@ import msgspec
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.invited.chains import NOT_INVITED
 from p2p_dtfm.daemon.node.network import CALLED_LIMIT, Network
+from p2p_dtfm.daemon.peers.bootstrap_node import REFUSAL
 from p2p_dtfm.daemon.peers.home_memory import acquaintance
 from p2p_dtfm.daemon.peers.recall import Past
 from p2p_dtfm.net.contacts.nearby import Neighbour
@@ -53,6 +54,10 @@ async def _silent(peer_id: str) -> None:
 async def _lets_in(peer_id: str) -> None: ...
 
 
+async def _trains_nothing(peer_id: str) -> None:
+    raise PeerFault(REFUSAL, peer_id)
+
+
 def test_one_that_trains_another_run_by_invitation_says_nothing_of_this_one(tmp_path: Path) -> None:
     """A service that had been told so never tried again."""
     ids = peer_ids(tmp_path, 2)
@@ -63,6 +68,8 @@ def test_one_that_trains_another_run_by_invitation_says_nothing_of_this_one(tmp_
         ((_not_invited, _not_invited), 5),
         ((_not_invited, _silent), 6),
         ((_not_invited, _lets_in), 6),
+        ((_trains_nothing, _not_invited), 5),
+        ((_trains_nothing, _trains_nothing), 6),
     ):
         said = dict(zip(ids, answers, strict=True))
         network.messenger.ask = lambda peer_id, hello, limit_s, said=said: said[peer_id](peer_id)

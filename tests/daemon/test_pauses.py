@@ -79,6 +79,20 @@ def test_who_sets_the_clock_back_makes_no_pause_longer(is_asked: bool) -> None:
     asyncio.run(away())
 
 
+def test_a_pause_that_goes_on_for_another_reason_says_so() -> None:
+    """With `--hours 22-07`, a laptop on its battery said at eleven that it takes part from ten
+    on."""
+
+    async def away() -> None:
+        time_away = TimeAway("outside of its hours", True, None, lambda: None, lambda: None)
+        time_away.begin()
+        for reason in ("outside of its hours", "on battery", "on battery"):
+            time_away.goes_on_for(reason)
+            assert time_away.status.reason == reason
+
+    asyncio.run(away())
+
+
 def test_a_pause_that_ends_outside_of_its_hours_is_over_when_they_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -365,6 +365,19 @@ def test_who_fetches_again_while_it_is_still_hashed_finds_its_donor_honest(tmp_p
     run(scenario())
 
 
+@pytest.mark.parametrize("is_relative", [True, False])
+def test_a_file_that_is_a_link_is_kept_itself(tmp_path: Path, is_relative: bool) -> None:
+    """The data of a run may lie in a cache, with links to them."""
+    target, link = tmp_path / "cached", tmp_path / "shard"
+    target.write_bytes(b"tokens")
+    link.symlink_to(target.name if is_relative else target)
+    store = BlobStore(tmp_path / "home" / "blobs")
+    digest = store.put_file(link)
+    target.unlink()
+    stored = store.path(digest)
+    assert stored is not None and stored.read_bytes() == b"tokens" and not stored.is_symlink()
+
+
 def test_what_was_removed_is_looked_at_again_when_it_is_back(tmp_path: Path) -> None:
     store = BlobStore(tmp_path / "of-removed")
     digest = store.put_file(_put(tmp_path, "removed", b"content"))

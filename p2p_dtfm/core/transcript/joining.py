@@ -54,7 +54,8 @@ def _is_led_to(steps: Mapping[int, Step], number: int) -> bool:
 def in_gaps(main: Checker, other: Checker) -> int:
     """How many of the steps that `main` lacks another transcript has. Nothing shows that they led
     to what stands in `main`, so they stay out: they may have been given up."""
-    return sum(1 for it in other.steps for first, end in main.gaps if first <= it < end)
+    gaps = main.gaps  # which looks through all steps
+    return sum(1 for it in other.steps for first, end in gaps if first <= it < end)
 
 
 def differ_from(main: Checker, other: Checker) -> int | None:

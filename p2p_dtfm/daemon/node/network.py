@@ -19,6 +19,7 @@ from p2p_dtfm.core.protocol.records import PROTOCOL_VERSION
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.core.protocol.snapshot import Member
 from p2p_dtfm.daemon.node.local import Local
+from p2p_dtfm.daemon.peers.bootstrap_node import REFUSAL as BOOTSTRAP_REFUSAL
 from p2p_dtfm.daemon.peers.gate import GateKeeper
 from p2p_dtfm.daemon.peers.guests.guest_book import GuestBook, book_of
 from p2p_dtfm.daemon.peers.guests.own_invitation import (
@@ -221,8 +222,9 @@ class Network:
         self.messenger.introduction = self.invitation.introduction
         contacts = peer_ids_of(self.first_contacts)
         answers = await asyncio.gather(*map(self.messenger.turned_away, contacts))
-        reasons = [reason for reason in answers if reason]
-        if reasons and len(reasons) == len(answers):
+        of_members = [reason for reason in answers if reason is not None]
+        reasons = [reason for reason in of_members if reason]
+        if reasons and len(reasons) == len(of_members):
             self.refusal = reasons[0]
             if not settings.run:
                 raise not_let_in(self.refusal)
@@ -246,6 +248,8 @@ class Network:
                 await self.messenger.ask(peer_id, hello, CALL_LIMIT_S)
                 return error
             except (Unreachable, PeerFault) as answer:
+                if BOOTSTRAP_REFUSAL in answer.cause:  # a bootstrap node has no say in it
+                    continue
                 if NOT_INVITED not in answer.cause:
                     return error
                 causes.append(answer.cause)

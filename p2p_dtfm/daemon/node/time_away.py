@@ -75,8 +75,9 @@ class TimeAway:
         self.status.say(State.PAUSED, self._reason)
 
     def goes_on_for(self, reason: str) -> None:
-        """Give the reason why the pause goes on, although its time has come."""
-        if not self._reason:
+        """Give the reason why the pause goes on. It may be another one than it began for: the
+        hours come, and the machine has been on its battery since."""
+        if reason != self._reason:
             self.status.say(State.PAUSED, reason)
             self._reason = reason
 

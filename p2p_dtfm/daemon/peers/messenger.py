@@ -17,6 +17,7 @@ from p2p_dtfm.core.gate.dialling import NamedDoors
 from p2p_dtfm.core.messages.agreement_messages import Standing
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.core.protocol.invited.chains import NOT_INVITED
+from p2p_dtfm.daemon.peers.bootstrap_node import REFUSAL as BOOTSTRAP_REFUSAL
 from p2p_dtfm.daemon.peers.wire import Introduction, Knock, Message, PeerAddress, pack
 from p2p_dtfm.net.contacts.addresses import is_public, is_relayed, ways_to, whole
 from p2p_dtfm.net.contacts.calling import NO_WAY, door_of, put_newest
@@ -248,19 +249,20 @@ class Messenger:
         self._last_packed.append((message, packed))
         return packed
 
-    async def turned_away(self, peer_id: str) -> str:
-        """Why a peer does not let this one in; empty if it does, or does not answer."""
+    async def turned_away(self, peer_id: str) -> str | None:
+        """Why a peer does not let this one in; empty if it does, or does not answer. None for a
+        bootstrap node, which trains nothing and lets nobody in."""
         try:
-            await self._introduce(peer_id)
+            refusal = await self._introduce(peer_id)
         except (Unreachable, Refused) as error:
             return error.cause if NOT_INVITED in error.cause else ""
-        return ""
+        return None if BOOTSTRAP_REFUSAL in refusal else ""
 
-    async def _introduce(self, peer_id: str) -> None:
-        """Show this peer's invitation to a peer, once and before all else. Raises `Unreachable` or
-        `Refused`."""
+    async def _introduce(self, peer_id: str) -> str:
+        """Show this peer's invitation to a peer, once and before all else. Returns why a peer wants
+        to see none, if it says so. Raises `Unreachable` or `Refused`."""
         if self.introduction is None or peer_id in self._introduced:
-            return
+            return ""
         put_newest(self._introduced, peer_id, None, PEERS_LIMIT)
         try:
             await self._control.call(peer_id, pack(self._life, self.introduction), DEADLINE_S)
@@ -268,6 +270,8 @@ class Messenger:
             self._introduced.pop(peer_id, None)
             if isinstance(error, Unreachable) or NOT_INVITED in error.cause:
                 raise
+            return error.cause
+        return ""
 
     async def connect(self, peer_id: str) -> None:
         """Make sure that there is a connection, if the peer's addresses are known."""

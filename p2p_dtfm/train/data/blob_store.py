@@ -118,7 +118,7 @@ class BlobStore:
         try:
             temporary.unlink()
             try:
-                os.link(path, temporary, follow_symlinks=True)
+                os.link(os.path.realpath(path), temporary)  # a link to a link would go with it
             except OSError:  # another filesystem, or one without links
                 shutil.copyfile(path, temporary)
             return self._name(temporary, file_digest(temporary))

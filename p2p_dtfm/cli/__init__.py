@@ -1,5 +1,6 @@
 """The commands; all but the daemon itself are thin clients."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -76,7 +77,8 @@ def main() -> None:
 def _end_with(error: Any) -> NoReturn:
     from p2p_dtfm.cli.terminal.plain import harmless_lines
 
-    print(harmless_lines(f"error: {error.render()}"), file=sys.stderr)
+    with contextlib.suppress(OSError):  # whoever reads no words still has the exit code
+        print(harmless_lines(f"error: {error.render()}"), file=sys.stderr)
     _drop_what_nobody_takes()
     raise SystemExit(error.exit_code) from None
 
@@ -84,9 +86,10 @@ def _end_with(error: Any) -> NoReturn:
 def _drop_what_nobody_takes() -> None:
     """Drop what is left to print where it cannot be printed, as on a full disk. Python would try
     again at the end, print an exception of its own, and end with another exit code."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)

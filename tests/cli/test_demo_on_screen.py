@@ -1,7 +1,13 @@
-"""What a demo says at its end."""
+"""What a demo says at its end, and what it leaves."""
 
+import os
+import signal
+import subprocess
+import sys
 from io import StringIO
+from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from p2p_dtfm.cli.commands.demo import _summary
@@ -28,3 +34,40 @@ def test_of_a_single_step_no_speed_is_told() -> None:
     _summary(console, result, None, None)
     told = console.file.getvalue()  # type: ignore[attr-defined]
     assert "1 step by 2 peers" in told and "tokens/s" not in told
+
+
+BEGUN = """
+import signal, sys, time
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+from p2p_dtfm.testbed.local_swarm import LocalSwarm
+def found(*rest, **more):
+    print("begins", flush=True)
+    time.sleep(600)
+LocalSwarm.found = found
+from p2p_dtfm.cli import main
+main()
+"""
+"""A demo whose founder takes its time. Who runs tests in the background may ignore some signals."""
+
+
+@pytest.mark.parametrize("command", ["demo", "chaos"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_however_it_is_told_to_end_nothing_is_left(
+    command: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    """Whoever closed its terminal had homes and checkpoints of it among the temporary files for
+    good."""
+    with subprocess.Popen(
+        [sys.executable, "-c", BEGUN, command, "--peers", "3"],
+        env={**os.environ, "TMPDIR": str(tmp_path)}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stderr is not None
+        while process.stdout.readline() not in ("begins\n", ""):
+            pass
+        assert any(tmp_path.iterdir())
+        process.send_signal(number)
+        assert process.wait(60) == 130, process.stderr.read()
+        assert "Traceback" not in process.stderr.read()
+    assert not any(tmp_path.iterdir())

@@ -6,12 +6,16 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from p2p_dtfm.cli import main
+from p2p_dtfm.cli.app import app
+from p2p_dtfm.cli.commands import swarm
 from p2p_dtfm.cli.terminal.mistyped import fault_of_path
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine import home as homes
@@ -118,6 +122,38 @@ def test_who_has_no_directory_names_one(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert home_option(tmp_path) == f" --home {tmp_path}"
 
 
+def test_who_has_no_directory_has_no_service(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`leave` had done what it was told, and then ended with 2 over a file of the service."""
+
+    def unknown(path: Path) -> Path:
+        if path.parts[:1] == ("~",):
+            raise RuntimeError("Could not determine home directory.")
+        return path
+
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setattr(homes.Path, "expanduser", unknown)
+    monkeypatch.setattr(swarm, "call_daemon", lambda *told: {})
+    done = CliRunner().invoke(app, ["leave", "--home", str(tmp_path)])
+    assert (done.exit_code, done.exception) == (0, None)
+
+
+@pytest.mark.parametrize("line", ["demo --peers 1", "chaos --storm"])
+def test_no_room_for_temporary_files_is_no_bug(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on a full disk. Python names no path then, and there was a traceback."""
+
+    def nowhere() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", nowhere)
+    assert typed(*line.split(), monkeypatch=monkeypatch) == 2
+    assert "error: no folder for temporary files: No usable" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("line", ["id --home", "bootstrap --home", "reproduce --quick --out",
                                   "prepare . --out new --validation"])  # fmt: skip
 @pytest.mark.parametrize("joined", [False, True])
@@ -176,6 +212,16 @@ def test_what_is_printed_onto_a_full_disk_is_no_bug(unbuffered: str) -> None:
     assert done.returncode == 2
     cause = "error: a disk is full: No space left on device"
     assert done.stderr == f"{cause}\nfix: free space there\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_error_that_cannot_be_printed_has_its_exit_code(unbuffered: str, tmp_path: Path) -> None:
+    """It ended with 1, which stands for a bug."""
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m p2p_dtfm status --home {tmp_path} 2>/dev/full"],
+        timeout=120, env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )  # fmt: skip
+    assert done.returncode == 4
 
 
 def test_from_a_directory_that_is_gone(

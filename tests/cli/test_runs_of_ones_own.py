@@ -9,6 +9,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from p2p_dtfm.cli.app import app
+from p2p_dtfm.cli.commands.models import _source
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.daemon.machine.before_start import data_directory
 from p2p_dtfm.daemon.state_transfer.initial_states import store_initial
@@ -116,3 +117,15 @@ def test_what_is_advised_stays_beside_the_weights(
     assert "weights that lie beside its run spec" in done.exception.cause
     assert done.exception.fixes == ("have it written there: --out advised.toml",)
     assert not Path("elsewhere/advised.toml").exists()
+
+
+def test_data_of_an_imported_model_lie_where_they_were_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--data=~/text` was a folder named `~` below the one that the user was in, and an empty
+    value was that one."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert _source("~/text") == str(tmp_path / "text")
+    assert _source("text") == str(Path("text").absolute())
+    with pytest.raises(UserError, match="--data stands without a value"):
+        _source("")

@@ -39,3 +39,11 @@ def test_a_name_that_is_mistyped_is_told(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["spec", "tinny"])
     assert isinstance(done.exception, UserError)
     assert "did you mean tiny?" in done.exception.fixes[0]
+
+
+def test_a_file_in_another_encoding_is_told(tmp_path: Path) -> None:
+    """The command ended with a traceback."""
+    (tmp_path / "old.toml").write_bytes("# für mich".encode("latin-1"))
+    done = CliRunner().invoke(app, ["spec", str(tmp_path / "old.toml")])
+    assert isinstance(done.exception, UserError)
+    assert done.exception.fixes == ("write it in UTF-8",)

@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import pytest
@@ -25,12 +25,15 @@ PUBLIC_PORT = 28744
 
 @contextmanager
 def bootstrap_node(
-    home: Path, listen: str = "/ip4/127.0.0.1/tcp/0", more: Sequence[str] = ()
+    home: Path,
+    listen: str = "/ip4/127.0.0.1/tcp/0",
+    more: Sequence[str] = (),
+    errors: IO[str] | None = None,
 ) -> Iterator[tuple]:
     """The bootstrap node's process, and its address."""
     command = [sys.executable, "-m", "p2p_dtfm", "bootstrap", "--home", str(home), "--json"]
     command += ["--listen", listen, *more]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
     try:
         assert process.stdout is not None
         yield process, json.loads(process.stdout.readline())["addresses"][0]
@@ -157,6 +160,22 @@ def test_it_loads_no_torch_and_leaves_nothing_behind(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 0
         wait_until(lambda: not any(map(alive, family)), "p2pd is gone", deadline_s=2.0)
+
+
+def test_a_second_signal_ends_it_at_once_and_without_pages_about_it(tmp_path: Path) -> None:
+    """It ended with three tracebacks, one within the other."""
+    log = tmp_path / "log"
+    with (
+        log.open("w") as errors,
+        bootstrap_node(tmp_path / "bootstrap", errors=errors) as (node, _),
+    ):
+        family = psutil.Process(node.pid).children(recursive=True)
+        node.send_signal(signal.SIGINT)
+        node.send_signal(signal.SIGTERM)
+        assert node.wait(DEADLINE_S) == 130
+        wait_until(lambda: not any(map(alive, family)), "p2pd is gone", deadline_s=2.0)
+    told = log.read_text()
+    assert "ends at once" in told and "Traceback" not in told
 
 
 def test_a_second_one_in_the_same_home_is_refused(tmp_path: Path) -> None:

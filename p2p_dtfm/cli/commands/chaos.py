@@ -31,6 +31,7 @@ from p2p_dtfm.cli.scenarios.lies import lie_case, lies_summary, play_lies
 from p2p_dtfm.cli.scenarios.played_run import bring_weights, run_to_play
 from p2p_dtfm.cli.scenarios.storm import KILLS, StormCase, play_storm, storm_summary
 from p2p_dtfm.cli.scenarios.storm import PEERS as STORM_PEERS
+from p2p_dtfm.cli.scenarios.told_to_end import as_by_ctrl_c
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted
 from p2p_dtfm.core.protocol.run_spec import RunSpec
@@ -58,6 +59,7 @@ FAULT_LIMIT_S = 90.0
 
 
 @app.command()
+@as_by_ctrl_c()
 def chaos(
     scenario: Annotated[
         str | None, typer.Argument(help="A scenario (file or name): its peers, links and faults.")

@@ -19,6 +19,7 @@ from p2p_dtfm.cli.app import JsonOption, app
 from p2p_dtfm.cli.commands.data import tokenizer_of
 from p2p_dtfm.cli.commands.offline.newest_model import newest_checkpoint
 from p2p_dtfm.cli.scenarios.played_run import bring_weights, playable, run_to_play
+from p2p_dtfm.cli.scenarios.told_to_end import as_by_ctrl_c
 from p2p_dtfm.cli.terminal.plain import harmless_lines
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration, share_text
@@ -42,6 +43,7 @@ RECIPES = {"speedrun": "tiny-speedrun"}
 
 
 @app.command()
+@as_by_ctrl_c()
 def demo(
     peers: Annotated[
         int | None, typer.Option(min=1, max=32, help="Daemons to start; default: 4.")

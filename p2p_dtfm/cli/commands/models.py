@@ -369,9 +369,8 @@ def import_model(
         import_hugging_face,
     )
 
-    source = data if data == "python-standard-library" else str(Path(data).absolute())
     training = Training(
-        source,
+        _source(data),
         steps,
         global_batch,
         microbatch,
@@ -394,6 +393,19 @@ def import_model(
         f"{spec.model.vocabulary}, context {spec.model.context}"
     )
     typer.echo(f"found the run with: p2p-dtfm --run {shlex.quote(str(out / RUN_SPEC_NAME))}")
+
+
+def _source(data: str) -> str:
+    """What the run spec names as data, wherever it lies. No shell reads the `~` in `--data=~/text`.
+    Raises `UserError`."""
+    from p2p_dtfm.daemon.machine.home import expanded
+
+    if not data:
+        raise UserError(
+            "--data stands without a value: '' follows it",
+            "write the directory that p2p-dtfm prepare made, or leave it out",
+        )
+    return data if data == "python-standard-library" else str(expanded(Path(data)).absolute())
 
 
 def _lora(rank: int, alpha: float | None, targets: str) -> "LoraSpec":

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from p2p_dtfm.core.protocol.errors import UserError
 from p2p_dtfm.core.protocol.invited.line import PREFIX
 from p2p_dtfm.core.protocol.plain_words import in_plain_words
+from p2p_dtfm.daemon.machine.locks import temporary_folder
 
 _USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
 """Some versions of typer take this class from click, others have their own."""
@@ -174,6 +175,8 @@ def fault_of_path(error: OSError) -> UserError | None:
     if error.errno == errno.ENOENT and _is_nowhere():
         fix = "cd to another one, and type it again"
         return UserError("the directory that you are in is there no more", fix)
+    if error.errno == errno.ENOENT and error.filename is None:
+        return _fault_of_temporary_files()
     if not isinstance(error.filename, str):
         return None
     cause = f"cannot use {shortened(error.filename)}: {error.strerror}"
@@ -181,6 +184,15 @@ def fault_of_path(error: OSError) -> UserError | None:
         return UserError(cause, "give a path here; an invitation goes with --invite LINE")
     if error.errno in (errno.EACCES, errno.ELOOP, errno.EROFS, errno.ENOTDIR):
         return UserError(cause, MAY_USE_IT)
+    return None
+
+
+def _fault_of_temporary_files() -> UserError | None:
+    """Python names no path where it finds no folder for them, as on a full disk."""
+    try:
+        temporary_folder()
+    except UserError as fault:
+        return fault
     return None
 
 

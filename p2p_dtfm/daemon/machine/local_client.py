@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,27 +83,7 @@ def call_daemon(
         response = connection.getresponse()
         payload = response.read()
     except (OSError, http.client.HTTPException) as error:
-        none_runs = isinstance(error, FileNotFoundError | ConnectionRefusedError)
-        if isinstance(error, NotADirectoryError):
-            raise UserError(
-                f"{place.root} is a file, and no home of a daemon",
-                "name the directory of the one you mean: --home DIR",
-            ) from error
-        if none_runs and holder_of(place):
-            raise UserError(
-                f"the daemon in {place.root} does not answer yet: it starts or ends just now",
-                "try again in a moment",
-                exit_code=4,
-            ) from error
-        why = "it was not started there, or has ended" if none_runs else error
-        raise UserError(
-            f"no daemon answers in {place.root} ({why})",
-            (
-                f"start one: p2p-dtfm{home_option(place.root)}",
-                "name the home of the one you mean: --home DIR",
-            ),
-            exit_code=4,
-        ) from error
+        raise _no_answer(place, error) from error
     finally:
         connection.close()
     if response.status != 200:
@@ -120,8 +101,70 @@ def call_daemon(
 
 def _await_socket(place: Home, patience_s: float) -> None:
     end_s = time.monotonic() + patience_s
-    while not place.socket.exists() and time.monotonic() < end_s and holder_of(place):
+    while not place.socket.exists() and time.monotonic() < end_s:
+        if (process := holder_of(place)) is None or _is_bootstrap_node(process):
+            return
         time.sleep(LOOK_EVERY_S)
+
+
+def _no_answer(place: Home, error: OSError | http.client.HTTPException) -> UserError:
+    """Why nobody answers in this home, and what helps."""
+    if isinstance(error, NotADirectoryError):
+        return UserError(
+            f"{place.root} is a file, and no home of a daemon",
+            "name the directory of the one you mean: --home DIR",
+        )
+    none_runs = isinstance(error, FileNotFoundError | ConnectionRefusedError)
+    process = holder_of(place) if none_runs or isinstance(error, TimeoutError) else None
+    if process is None:
+        why = "it was not started there, or has ended" if none_runs else error
+        return UserError(
+            f"no daemon answers in {place.root} ({why})",
+            (
+                f"start one: p2p-dtfm{home_option(place.root)}",
+                "name the home of the one you mean: --home DIR",
+            ),
+            exit_code=4,
+        )
+    if not none_runs:
+        return UserError(
+            f"the daemon in {place.root} (process {process}) listens and does not answer: it is "
+            "stopped, or this machine does much else",
+            (
+                f"if it is stopped, as by Ctrl-Z, have it go on: kill -CONT {process}",
+                "else try again in a moment",
+            ),
+            exit_code=4,
+        )
+    if _is_bootstrap_node(process):
+        return UserError(
+            f"a bootstrap node runs in {place.root} (process {process}): it trains nothing, and "
+            "answers no commands",
+            (
+                f"to end it: Ctrl-C where it runs, or kill {process}",
+                "for a daemon that trains, name its home: --home DIR",
+            ),
+            exit_code=4,
+        )
+    return UserError(
+        f"the daemon in {place.root} does not answer yet: it starts or ends just now",
+        "try again in a moment",
+        exit_code=4,
+    )
+
+
+def _is_bootstrap_node(process: int) -> bool:
+    """Whether the process holds its home as a bootstrap node, which has no socket. The name of a
+    command stands right behind the program's."""
+    import psutil  # as below
+
+    from p2p_dtfm.daemon.machine.owner.sights import is_ours
+
+    try:
+        words = psutil.Process(process).cmdline()
+    except (OSError, psutil.Error):
+        return False
+    return any(word == "bootstrap" and is_ours([before]) for before, word in pairwise(words))
 
 
 def holder_of(place: Home) -> int | None:

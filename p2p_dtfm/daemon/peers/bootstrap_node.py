@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
 import socket
 from collections.abc import Sequence
@@ -119,7 +120,9 @@ class Bootstrap:
 
     def _on_signal(self) -> None:
         if self._ending.is_set():
-            raise SystemExit(130)
+            log.warning("ends at once")
+            logging.shutdown()
+            os._exit(130)  # an exception here would unwind what is just being closed
         self._ending.set()
 
     def _print_addresses(self, addresses: tuple[str, ...]) -> None:

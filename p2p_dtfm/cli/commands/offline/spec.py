@@ -20,7 +20,11 @@ def spec(
     own."""
     from p2p_dtfm.sim.scenario.files import find_run_spec
 
-    text = find_run_spec(name).read_text(encoding="utf-8")
+    path = find_run_spec(name)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"cannot read the run spec {path}: {error}", "write it in UTF-8") from error
     if out is None:
         typer.echo(text, nl=False)
         return

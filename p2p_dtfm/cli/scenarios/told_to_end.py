@@ -1,0 +1,24 @@
+"""A swarm on this machine that is told to end, by whatever: its daemons are ended, and what nobody
+keeps is removed."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def as_by_ctrl_c() -> Iterator[None]:
+    """Have SIGTERM, and a terminal that is closed, end this as Ctrl-C does. Else Python would clean
+    up nothing. Under nohup a closed terminal ends nothing."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    kinds = [it for it in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(it) != signal.SIG_IGN]
+    before = {kind: signal.signal(kind, end) for kind in kinds}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)

@@ -16,7 +16,7 @@ NAMES = (
     *("name", "listen", "announce", "device", "network", "threads", "memory_gib", "resident_gib"),
     *("uplink_mbps", "downlink_mbps", "disk_gib", "hours", "on_battery", "on_metered"),
     *("busy_percent", "nearby", "relay", "publish", "direct_lines", "port_mapping"),
-    *("public_status", "tell_status"),
+    *("dashboard", "public_status", "tell_status"),
 )
 """Settings that state limits, ports, and what others may see."""
 FILE_LIMIT_BYTES = 1 << 16

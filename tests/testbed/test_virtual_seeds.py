@@ -361,7 +361,7 @@ def test_a_planted_bug_is_gone_afterwards() -> None:
 
 FOUND_BY = {
     "new-holder-sleeps": 500_008,
-    "active-wakes-nobody": 700_000,
+    "active-wakes-nobody": 700_019,
     "stop-wakes-nobody": 700_001,
     "tasks-stay": 0,
     "leaving-never-ends": 0,
@@ -371,7 +371,7 @@ FOUND_BY = {
     "old-work": 500_301,
     "rolled-in-words": 500_037,
     "nothing-discarded": 500_016,
-    "no-receipts": 700_035,
+    "no-receipts": 700_028,
     "safe-at-once": 700_005,
     "cuts-dropped": 500_300,
     "payload-believed": 12,

@@ -59,7 +59,7 @@ class PipelineFacts(msgspec.Struct, frozen=True):
 class Flow(msgspec.Struct, frozen=True):
     """What two peers send each other in a step.
 
-    `use` is the fraction of the predicted step for which the slower direction transmits.
+    `use` is the fraction of the predicted step for which the busier direction transmits.
     """
 
     here: int

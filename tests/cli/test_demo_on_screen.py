@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from p2p_dtfm.cli.commands.demo import _summary
+from p2p_dtfm.cli.scenarios.told_to_end import as_by_ctrl_c
 
 
 def test_of_a_single_step_no_speed_is_told() -> None:
@@ -34,6 +35,18 @@ def test_of_a_single_step_no_speed_is_told() -> None:
     _summary(console, result, None, None)
     told = console.file.getvalue()  # type: ignore[attr-defined]
     assert "1 step by 2 peers" in told and "tokens/s" not in told
+
+
+def test_a_second_word_does_not_cut_short_what_the_first_one_began() -> None:
+    """A shell tells of a terminal that is closed, and so does the kernel."""
+    has_cleaned_up = False
+    with pytest.raises(KeyboardInterrupt), as_by_ctrl_c():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            has_cleaned_up = True
+    assert has_cleaned_up
 
 
 BEGUN = """

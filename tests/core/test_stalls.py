@@ -284,13 +284,16 @@ class TestPipelineOfFour:
         first_s, last_s = (59, 62) if gets_on else (19, 22)
         assert found.keys() == {C} and first_s < found[C] < last_s
 
-    def test_who_fetches_late_in_a_step_has_the_whole_time_of_its_fetch(self) -> None:
+    @pytest.mark.parametrize("gets_on", [True, False])
+    def test_who_fetches_late_in_a_step_has_the_whole_time_of_its_fetch(
+        self, gets_on: bool
+    ) -> None:
         """Seed 501867: one heard late that a step had begun, computed, and then borrowed layers to
         compute another's work again, each on a lane that was late. All of that counted as one
         fetch, and it was out after six seconds."""
         fetching, computing = Work(self.view.id, 3, fetches=True), self.work(computes=True)
         scripts = self.honest() | {
-            C: lambda now_s: (int(now_s), computing if now_s < 4 else fetching)
+            C: lambda now_s: (int(now_s) * gets_on, computing if now_s < 4 else fetching)
         }
         _, mine = scripts[B](0)
         assert mine is not None

@@ -32,6 +32,7 @@ from p2p_dtfm.daemon.node.join.run_joining import RunJoining
 from p2p_dtfm.daemon.node.local import Local
 from p2p_dtfm.daemon.node.network import Network
 from p2p_dtfm.daemon.node.returning import to_come_back
+from p2p_dtfm.daemon.peers.bootstrap_node import REFUSAL
 from p2p_dtfm.daemon.peers.home_memory import (
     Memory,
     acquaintance,
@@ -242,20 +243,21 @@ def test_who_names_a_spec_is_introduced_to_no_other_run(tmp_path: Path) -> None:
     assert known.invitation is None and known.messenger.introduction is None
 
 
-def test_who_was_reached_at_two_addresses_refuses_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_node_there", [False, True])
+def test_who_was_reached_at_two_addresses_refuses_once(tmp_path: Path, is_node_there: bool) -> None:
     """Its invitation is shown to a peer once. A line has two addresses of its maker, and the second
     was taken for another peer, which has no objection: a guest whose line was taken back was told
-    to update its program, or to try again in a minute."""
+    to update its program, or to try again in a minute. A bootstrap node has no say in it."""
     memory, me = memory_of(tmp_path, run_spec(seed=8, admission=INVITED)), "me"
-    (other,) = peer_ids(tmp_path, 1)
+    other, node = peer_ids(tmp_path, 2)
     directory = place_of(tmp_path, memory)
     directory.mkdir(parents=True, exist_ok=True)
     chain = Signed("founder", "link", b"", b"")
     (directory / "guests.json").write_bytes(msgspec.json.encode({"chain": [chain]}))
 
-    async def refused(*call: object) -> bytes:
+    async def refused(peer_id: str, *call: object) -> bytes:
         await asyncio.sleep(0)
-        raise Refused("not invited: somebody took it back", other)
+        raise Refused(REFUSAL if peer_id == node else "not invited: somebody took it back", peer_id)
 
     async def comes() -> None:
         host: Any = SimpleNamespace(peer_id=me, identity=SimpleNamespace(peer_id=me))
@@ -265,6 +267,8 @@ def test_who_was_reached_at_two_addresses_refuses_once(tmp_path: Path) -> None:
         network.first_contacts = tuple(
             f"/ip4/{at}/tcp/4001/p2p/{other}" for at in ("5.9.0.1", "192.168.1.2")
         )
+        if is_node_there:
+            network.first_contacts += (f"/ip4/5.9.0.3/tcp/4001/p2p/{node}",)
         network.invitation, network.refusal = None, ""
         past = Past([memory], memory)
         await network._introduce(Local(settings_of(tmp_path), DashboardHost()), past)

@@ -649,4 +649,6 @@ def test_a_line_names_the_bootstrap_node_also_where_there_are_many_members() -> 
     told = addresses_to_tell(own, others, (node, "/ip4/5.9.0.8/tcp/31331"))
     assert len(told) == ADDRESSES_LIMIT and node in told
     assert told[:2] == own[::-1], "its own come first"
+    met = tuple(f"/ip4/5.9.0.{number}/tcp/2/p2p/{number}" for number in (20, 21))
+    assert node in addresses_to_tell(own, others, (*met, node)), "a guest met members first"
     assert addresses_to_tell(own, {"one": (node,)}, (node,)) == (*own[::-1], node)

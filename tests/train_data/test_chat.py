@@ -544,7 +544,7 @@ def test_more_sequences_than_a_manifest_counts_are_refused_before_all_are_writte
     """The last word, after all was written, was to make shards larger, which is no option."""
     for module in (preparing, preparing_chat):
         monkeypatch.setattr(module, "MANIFEST_LIMIT_BYTES", 1000)
-    with pytest.raises(UserError, match="sequences and more") as refused:
+    with pytest.raises(UserError, match="sequences or more") as refused:
         dataset_of(tmp_path, rows(4000))
     assert "--context" in refused.value.fixes[0]
     assert int(refused.value.cause.split()[0].replace(",", "")) < 1000, "of some 2,000"

@@ -10,9 +10,12 @@ from types import FrameType
 @contextmanager
 def as_by_ctrl_c() -> Iterator[None]:
     """Have SIGTERM, and a terminal that is closed, end this as Ctrl-C does. Else Python would clean
-    up nothing. Under nohup a closed terminal ends nothing."""
+    up nothing. Under nohup a closed terminal ends nothing. Shell and kernel may both say that one
+    was closed: the second word would cut short what the first one began."""
 
     def end(number: int, frame: FrameType | None) -> None:
+        for kind in kinds:
+            signal.signal(kind, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     kinds = [it for it in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(it) != signal.SIG_IGN]

@@ -198,6 +198,8 @@ class Stalls:
         said = self._said.get(found.peer_id)
         progress = -1 if said is None else said.progress
         end = self._ends.setdefault(found.peer_id, _End(progress))
+        if found.fetches and not end.fetch_ns:
+            end.stuck_ns = 0
         end.held_ns += gap_ns
         end.stuck_ns += gap_ns
         end.word_ns += gap_ns * found.owes_word

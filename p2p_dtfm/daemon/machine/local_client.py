@@ -115,7 +115,8 @@ def _no_answer(place: Home, error: OSError | http.client.HTTPException) -> UserE
             "name the directory of the one you mean: --home DIR",
         )
     none_runs = isinstance(error, FileNotFoundError | ConnectionRefusedError)
-    process = holder_of(place) if none_runs or isinstance(error, TimeoutError) else None
+    is_silent = isinstance(error, TimeoutError | BlockingIOError)  # the latter: too many wait
+    process = holder_of(place) if none_runs or is_silent else None
     if process is None:
         why = "it was not started there, or has ended" if none_runs else error
         return UserError(

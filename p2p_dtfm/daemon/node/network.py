@@ -207,8 +207,8 @@ class Network:
 
     async def _introduce(self, local: Local, past: Past) -> None:
         """Show this peer's invitation before it asks for anything else. Raises `UserError` if all
-        that answer refuse it. If the user named a run spec, `come_to` raises that once its data are
-        read and it is known to be this run."""
+        that have a say in it refuse. If the user named a run spec, `come_to` raises that once its
+        data are read and it is known to be this run."""
         settings, recalled = local.settings, past.recalled
         line = read_line(settings.invite) if settings.invite else None
         digest = recalled.run_digest if recalled is not None else settings.run_digest
@@ -238,9 +238,9 @@ class Network:
             raise not_let_in(self.refusal)
 
     async def why_turned_away(self, error: UserError) -> UserError:
-        """The error to show in place of `error`. If all first contacts refuse a question that
-        anybody may ask, they train by invitation, and the error says that. A refusal by one alone
-        says nothing of the wanted run: that peer may train another by now."""
+        """The error to show in place of `error`. If all first contacts but bootstrap nodes refuse a
+        question that anybody may ask, they train by invitation, and the error says that. A refusal
+        by one alone says nothing of the wanted run: that peer may train another by now."""
         hello = Hello(PROTOCOL_VERSION, ())
         causes = []
         for peer_id in peer_ids_of(self.first_contacts):

@@ -243,7 +243,8 @@ def _of_seed(told: dict[str, Any]) -> list[str]:
     """How to have the same works judged again, which others may want who read what came out."""
     if "drawn" not in told:
         return []
-    return [f"Drawn by chance; --seed {told['seed']} with the same --sample draws the same again."]
+    same = "the same transcripts, --sample and --seed draw the same again"
+    return [f"Drawn by seed {told['seed']}: {same}."]
 
 
 def _names(checker: "Checker") -> "Names":

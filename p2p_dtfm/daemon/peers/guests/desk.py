@@ -26,16 +26,17 @@ def addresses_to_tell(
     """Two addresses of this peer, one of each of some others, and those where it met the run
     itself. Any one that lives is enough. The second of its own is for guests on this network.
 
-    However many the others are, one place is for where the run was met last: members come and go,
-    and a bootstrap node stays."""
+    However many the others are, one place is for where the run was met and no member is: members
+    come and go, and a bootstrap node stays."""
     best = sorted(own, key=_worth)
     near = [address for address in best if not is_from_elsewhere(address)]
     mine = list(dict.fromkeys((*best[:1], *near[:1], *best)))[:OWN_LIMIT]
     theirs = (min(where, key=_worth) for where in others.values() if where)
-    kept = tuple(points[:1])
+    of_no_member = [it for it in points if it.rpartition("/p2p/")[2] not in others]
+    kept = tuple((of_no_member or points)[:1])
     members = [address for address in dict.fromkeys((*mine, *theirs)) if address not in kept]
     first = members[: ADDRESSES_LIMIT - len(kept)]
-    return tuple(dict.fromkeys((*first, *points)))[:ADDRESSES_LIMIT]
+    return tuple(dict.fromkeys((*first, *kept, *points)))[:ADDRESSES_LIMIT]
 
 
 def _worth(address: str) -> tuple[bool, bool]:

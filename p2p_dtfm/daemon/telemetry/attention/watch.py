@@ -22,7 +22,8 @@ LEAST_DISK_BYTES = 1 << 30
 PROBLEMS_LIMIT = 16
 LOSS = "loss"
 SEES_LOSSES = (State.TRAINING, State.SPARE)
-"""In other states no step is committed, so a loss that has risen has not fallen since."""
+"""In other states this peer may see no losses: one that has risen has not fallen for all it
+knows."""
 SHOWS_WHAT_IS_OVER = (State.SYNCING, State.TRAINING, State.SPARE, State.DONE)
 """In other states a daemon may not see any more what was wrong: it has been left out, or leaves."""
 

@@ -161,7 +161,7 @@ def _require_countable(shards: "Mapping[Split, _Shards]") -> None:
     if sum(made.counted_bytes for made in shards.values()) > MANIFEST_LIMIT_BYTES:
         sequences = sum(len(made.counted) for made in shards.values())
         raise UserError(
-            f"{sequences:,} sequences and more: of so many a manifest cannot say how many of their "
+            f"{sequences:,} sequences or more: of so many a manifest cannot say how many of their "
             f"tokens count, in at most {bytes_text(MANIFEST_LIMIT_BYTES)}",
             ("choose a larger --context: a sequence holds more", "name fewer conversations"),
         )

@@ -243,8 +243,8 @@ def _of_seed(told: dict[str, Any]) -> list[str]:
     """How to have the same works judged again, which others may want who read what came out."""
     if "drawn" not in told:
         return []
-    same = "the same transcripts, --sample and --seed draw the same again"
-    return [f"Drawn by seed {told['seed']}: {same}."]
+    again = f"--seed {told['seed']} with the same transcripts and --sample"
+    return [f"What was judged can be drawn again: {again}."]
 
 
 def _names(checker: "Checker") -> "Names":

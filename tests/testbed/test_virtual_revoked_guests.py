@@ -49,9 +49,8 @@ def guest_of(swarm: Swarm, founder: Peer, name: str, known: Peer) -> Peer:
 def show_to_one_alone(monkeypatch: pytest.MonkeyPatch, who: str, whom: str) -> None:
     honest = Messenger._introduce
 
-    async def introduce(self: Messenger, peer_id: str) -> None:
-        if self.me != who or peer_id == whom:
-            await honest(self, peer_id)
+    async def introduce(self: Messenger, peer_id: str) -> str:
+        return await honest(self, peer_id) if self.me != who or peer_id == whom else ""
 
     monkeypatch.setattr(Messenger, "_introduce", introduce)
     look = GuestWatch.look

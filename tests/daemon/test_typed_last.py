@@ -39,6 +39,11 @@ def told(home: Path, **typed: object) -> str:
     return left_out(Settings(home=home, **typed))
 
 
+def test_where_the_page_was_is_told(tmp_path: Path) -> None:
+    began(tmp_path, dashboard=8080)
+    assert "--dashboard 8080" in told(tmp_path)
+
+
 def test_who_comes_back_without_a_word_is_told_what_was_typed_before(tmp_path: Path) -> None:
     """The daemon took half of the cores, nearly all memory and the whole line, all day, on another
     port."""

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from p2p_dtfm.cli.scenarios.compared import LOSSES, tell_end
 from p2p_dtfm.cli.scenarios.played_run import bring_weights, run_to_play
+from p2p_dtfm.cli.scenarios.told_to_end import handled
 from p2p_dtfm.core.protocol.facts.in_words import counted, duration
 from p2p_dtfm.core.protocol.run_spec import RunSpec
 from p2p_dtfm.testbed.chaos_verdict import judge
@@ -117,19 +118,14 @@ def _start_all(swarm: LocalSwarm, case: StormCase) -> dict[str, str]:
 def _stops_at_a_signal(storm: KillStorm) -> Iterator[None]:
     """Handles signals: the first ends the storm, which is then judged; the second ends the
     program."""
-    kinds = (signal.SIGINT, signal.SIGTERM)
 
     def stop(number: int, frame: Any) -> None:
         if storm.is_stopped:
             raise KeyboardInterrupt
         storm.stop()
 
-    before = {kind: signal.signal(kind, stop) for kind in kinds}
-    try:
+    with handled((signal.SIGINT, signal.SIGTERM), stop):
         yield
-    finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
 
 
 def _plain_losses(

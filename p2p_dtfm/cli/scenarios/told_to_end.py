@@ -2,7 +2,7 @@
 keeps is removed."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -19,9 +19,18 @@ def as_by_ctrl_c() -> Iterator[None]:
         raise KeyboardInterrupt
 
     kinds = [it for it in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(it) != signal.SIG_IGN]
-    before = {kind: signal.signal(kind, end) for kind in kinds}
+    with handled(kinds, end):
+        yield
+
+
+@contextmanager
+def handled(
+    kinds: Collection[signal.Signals], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """In this context `handler` deals with these signals."""
+    before = {kind: signal.signal(kind, handler) for kind in kinds}
     try:
         yield
     finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
+        for kind, back in before.items():
+            signal.signal(kind, back)

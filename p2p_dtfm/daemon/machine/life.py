@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from p2p_dtfm.core.protocol.errors import UNREACHABLE
 from p2p_dtfm.core.protocol.facts.in_words import duration
@@ -127,9 +127,7 @@ class Life:
 
     def _on_signal(self) -> None:
         if self._signalled:
-            log.warning("ends at once")
-            logging.shutdown()
-            os._exit(130)  # waits for no thread; p2pd ends with this process
+            end_at_once()
         self._signalled = True
         log.info("leaves after this step; a second signal ends at once")
         self.leave()
@@ -213,6 +211,13 @@ def code_of_what_may_pass() -> int:
     """The exit code where the home or its disk is in the way. systemd begins a service again after
     it: that disk may come later, or be full for an hour."""
     return UNREACHABLE if is_a_service() else 2
+
+
+def end_at_once() -> NoReturn:
+    """An exception would unwind what is just being closed, and print pages about it."""
+    log.warning("ends at once")
+    logging.shutdown()
+    os._exit(130)  # waits for no thread; p2pd ends with this process
 
 
 def when_stdin_closes(act: Callable[[], None], ends_after_s: float | None = None) -> None:

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import signal
 import socket
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from p2p_dtfm.core.protocol.errors import PeerFault, UserError
 from p2p_dtfm.daemon.machine.home import Home
+from p2p_dtfm.daemon.machine.life import end_at_once
 from p2p_dtfm.daemon.peers.facts.public_status import StatusHeard
 from p2p_dtfm.daemon.peers.gate import GateKeeper
 from p2p_dtfm.daemon.peers.reachability import ReachabilityService
@@ -120,9 +120,7 @@ class Bootstrap:
 
     def _on_signal(self) -> None:
         if self._ending.is_set():
-            log.warning("ends at once")
-            logging.shutdown()
-            os._exit(130)  # an exception here would unwind what is just being closed
+            end_at_once()
         self._ending.set()
 
     def _print_addresses(self, addresses: tuple[str, ...]) -> None:

@@ -181,7 +181,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             is_to_come = when > self.time()
             when += process.behind_ns / 1e9
             if is_to_come:  # also where the sum is rounded: else that time would never come
-                when = max(when, (self.now_ns + 2) / 1e9)
+                when = max(when, self.now_s + 2 * ROUNDING_S)
         return self._at(when, callback, args, context)
 
     def call_later(  # type: ignore[override]

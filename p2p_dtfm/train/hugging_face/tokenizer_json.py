@@ -78,7 +78,7 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
     that spells one out is a text like any other. Documents end with the token that ends the model's
     texts, as other files beside it say. They begin with the token that the file puts before texts.
     """
-    path = path / TOKENIZER_NAME if path.is_dir() else path
+    path = _file_of(path)
     tokenizer = _read(path)
     files = [path]
     if path.name == TOKENIZER_NAME:  # a file of another name was not made from the origin
@@ -116,10 +116,15 @@ def _end_of_text(content: Mapping[str, Any], directory: Path) -> int | None:
     return None
 
 
+def _file_of(path: Path) -> Path:
+    """The tokenizer's file, given as that or as its directory."""
+    return path / TOKENIZER_NAME if path.is_dir() else path
+
+
 def control_tokens_file(path: Path) -> Path:
     """The file that names the control tokens of a tokenizer, given as a file or its directory.
     Beside what `import` wrote that is the model's own."""
-    path = path / TOKENIZER_NAME if path.is_dir() else path
+    path = _file_of(path)
     own = path.parent / ORIGIN_NAME / TOKENIZER_NAME
     return own if path.name == TOKENIZER_NAME and own.is_file() else path
 
@@ -127,7 +132,7 @@ def control_tokens_file(path: Path) -> Path:
 def require_control_tokens_of(path: Path, chat: Path, special: Mapping[str, int]) -> None:
     """Raises `UserError` if the tokenizer gives these numbers to other tokens: then it belongs to
     another model than the directory `chat`."""
-    path = path / TOKENIZER_NAME if path.is_dir() else path
+    path = _file_of(path)
     content = json_of(path)
     model, listed = content.get("model"), content.get("added_tokens")
     known = model.get("vocab") if isinstance(model, dict) else None
